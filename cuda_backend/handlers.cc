@@ -1,0 +1,226 @@
+// One custom call, in three stages: instantiate decodes the spec and plans, so that what cuDNN
+// refuses fails at compile time; initialize loads the plan on each device that runs the program;
+// execute passes pointers. The last result is the workspace, u8[bytes], owned by XLA: nothing here
+// allocates device memory.
+#include "handlers.h"
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "library.h"
+#include "plan.h"
+#include "spec.h"
+#include "status.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+// FFI decodes Text attributes through the view type it knows.
+template <typename T>
+struct AttributeOf {
+  using Type = T;
+};
+template <>
+struct AttributeOf<attn_dispatch::Text> {
+  using Type = std::string_view;
+};
+
+#define COMMA ,
+#define FIELD(type, name) xla::ffi::StructMember<AttributeOf<type>::Type>(#name)
+namespace attn_dispatch {
+using ::AttributeOf;
+}
+using attn_dispatch::Text;
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(attn_dispatch::SdpaSpec, ATTN_SDPA_SPEC(FIELD, COMMA));
+#undef FIELD
+#undef COMMA
+
+namespace attn_dispatch {
+namespace {
+
+constexpr int32_t kMaxDevices = 64;
+constexpr size_t kMaxBuffers = 16;
+
+// State of one call site: its spec, and its plan on each device that has run it.
+class CallSite {
+ public:
+  static ffi::TypeId id;
+  static ffi::TypeInfo info;
+
+  explicit CallSite(SdpaSpec spec) : spec_(std::move(spec)) {}
+
+  // The plan on this device; loads it the first time.
+  Result<const LoadedPlan*> on_device(int32_t ordinal) {
+    if (ordinal < 0 || ordinal >= kMaxDevices) {
+      return Status{Code::kDevice, "device ordinal " + std::to_string(ordinal) +
+                                       " is out of range: expected below " +
+                                       std::to_string(kMaxDevices)};
+    }
+    if (const LoadedPlan* plan = loaded_[ordinal].load(std::memory_order_acquire)) return plan;
+    auto loaded = load_for(spec_, ordinal);
+    if (!loaded.ok()) return loaded.status;
+    std::lock_guard<std::mutex> lock(mutex_);
+    owned_.push_back(loaded.value);
+    loaded_[ordinal].store(loaded.value.get(), std::memory_order_release);
+    return loaded.value.get();
+  }
+
+ private:
+  const SdpaSpec spec_;
+  std::array<std::atomic<const LoadedPlan*>, kMaxDevices> loaded_{};
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<const LoadedPlan>> owned_;
+};
+
+ffi::TypeId CallSite::id = {};
+ffi::TypeInfo CallSite::info = ffi::MakeTypeInfo<CallSite>();
+
+ffi::Error to_ffi(const Status& status) {
+  const std::string text =
+      std::string("attn_dispatch cuDNN (") + code_name(status.code) + "): " + status.message;
+  switch (status.code) {
+    case Code::kOk: return ffi::Error::Success();
+    case Code::kWrongCall: return ffi::Error(ffi::ErrorCode::kInvalidArgument, text);
+    case Code::kUnsupported: return ffi::Error(ffi::ErrorCode::kUnimplemented, text);
+    case Code::kLibrary: return ffi::Error(ffi::ErrorCode::kFailedPrecondition, text);
+    case Code::kFinalizeFailed:
+    case Code::kDevice: break;
+  }
+  return ffi::Error(ffi::ErrorCode::kInternal, text);
+}
+
+// Any device of the process will do for finding out early whether the call can be planned; a
+// device of another kind plans again in initialize.
+ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(SdpaSpec spec) {
+  auto properties = device_properties(0);
+  if (!properties.ok()) return ffi::Unexpected(to_ffi(properties.status));
+  auto plan = plan_for(spec, properties.value);
+  if (!plan.ok()) return ffi::Unexpected(to_ffi(plan.status));
+  return std::make_unique<CallSite>(std::move(spec));
+}
+
+// Loading a plan and making a handle happen here, before any command buffer is captured.
+ffi::Error Initialize(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::RemainingArgs,
+                      ffi::RemainingRets, ffi::Dictionary) {
+  auto plan = site->on_device(ordinal);
+  if (!plan.ok()) return to_ffi(plan.status);
+  return to_ffi(thread_handle(ordinal, stream).status);
+}
+
+// Set in tests: fills results and workspace with NaN before each call, so that whatever the kernel
+// leaves unwritten or reads uninitialized shows.
+bool poisons() {
+  static const bool poison = [] {
+    const char* value = std::getenv("ATTN_DISPATCH_POISON");
+    return value && *value && *value != '0';
+  }();
+  return poison;
+}
+
+// Gathers the call's pointers and checks their sizes against the plan's.
+class Buffers {
+ public:
+  Buffers(const Plan& plan, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets)
+      : plan_(plan), operands_(args.size()), count_(args.size() + rets.size() - 1) {
+    if (rets.size() < 1 || count_ != plan.buffer_bytes.size() || count_ > kMaxBuffers) {
+      fail("expected " + std::to_string(plan.buffer_bytes.size()) +
+           " buffers and a workspace, got " + std::to_string(args.size() + rets.size()));
+      return;
+    }
+    for (size_t i = 0; i < operands_; ++i) take(i, *args.get<ffi::AnyBuffer>(i));
+    for (size_t i = operands_; i < count_; ++i) {
+      take(i, **rets.get<ffi::AnyBuffer>(i - operands_));
+    }
+    const ffi::AnyBuffer workspace = **rets.get<ffi::AnyBuffer>(rets.size() - 1);
+    workspace_ = workspace.untyped_data();
+    workspace_bytes_ = static_cast<int64_t>(workspace.size_bytes());
+    if (workspace_bytes_ < plan.workspace_bytes) {
+      fail("the program was lowered with a workspace of " + std::to_string(workspace_bytes_) +
+           " bytes and this device and cuDNN " + std::to_string(cudnn_version()) + " need " +
+           std::to_string(plan.workspace_bytes) + "; lower it again here");
+    }
+  }
+
+  const Status& status() const { return status_; }
+  void** pointers() { return pointers_.data(); }
+  void* workspace() const { return workspace_; }
+
+  Status poison(cudaStream_t stream) const {
+    for (size_t i = operands_; i < count_; ++i) {
+      ATTN_RETURN_IF_ERROR(fill(pointers_[i], 0xff, plan_.buffer_bytes[i], stream));
+    }
+    return fill(workspace_, 0xff, workspace_bytes_, stream);
+  }
+
+ private:
+  void take(size_t i, const ffi::AnyBuffer& buffer) {
+    pointers_[i] = buffer.untyped_data();
+    const auto bytes = static_cast<int64_t>(buffer.size_bytes());
+    if (bytes != plan_.buffer_bytes[i]) {
+      fail("buffer " + std::to_string(i) + ": expected " + std::to_string(plan_.buffer_bytes[i]) +
+           " bytes, got " + std::to_string(bytes));
+    }
+  }
+
+  void fail(std::string message) { status_ = {Code::kWrongCall, std::move(message)}; }
+
+  const Plan& plan_;
+  const size_t operands_;
+  const size_t count_;
+  std::array<void*, kMaxBuffers> pointers_{};
+  void* workspace_ = nullptr;
+  int64_t workspace_bytes_ = 0;
+  Status status_;
+};
+
+ffi::Error Execute(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::RemainingArgs args,
+                   ffi::RemainingRets rets, ffi::Dictionary) {
+  auto plan = site->on_device(ordinal);
+  if (!plan.ok()) return to_ffi(plan.status);
+  auto handle = thread_handle(ordinal, stream);
+  if (!handle.ok()) return to_ffi(handle.status);
+  Buffers buffers(plan.value->plan(), args, rets);
+  if (!buffers.status().ok()) return to_ffi(buffers.status());
+  if (poisons()) {
+    if (Status status = buffers.poison(stream); !status.ok()) return to_ffi(status);
+  }
+  return to_ffi(plan.value->execute(handle.value, buffers.pointers(), buffers.workspace()));
+}
+
+XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
+                       ffi::Ffi::BindInstantiate().Attrs<SdpaSpec>());
+XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
+                       ffi::Ffi::BindInitialize()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Ctx<ffi::State<CallSite>>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attrs());
+XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Ctx<ffi::State<CallSite>>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attrs(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+
+std::map<std::string, void*> ffi_handlers() {
+  return {{"instantiate", reinterpret_cast<void*>(kInstantiate)},
+          {"initialize", reinterpret_cast<void*>(kInitialize)},
+          {"execute", reinterpret_cast<void*>(kExecute)}};
+}
+
+std::map<std::string, void*> ffi_state_type() {
+  return {{"type_id", &CallSite::id}, {"type_info", &CallSite::info}};
+}
+
+}  // namespace attn_dispatch

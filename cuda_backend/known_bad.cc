@@ -1,0 +1,68 @@
+#include "known_bad.h"
+
+namespace attn_dispatch {
+namespace {
+
+struct KnownBad {
+  int64_t first_version;  // inclusive, 91900 for 9.19.0
+  int64_t last_version;   // inclusive; kStillOpen where no fixed version is known
+  bool (*matches)(const SdpaSpec& spec, int64_t sm);
+  const char* sentence;
+  const char* source;
+};
+
+constexpr int64_t kFirst = 0;
+constexpr int64_t kStillOpen = 999999;
+
+constexpr KnownBad kTable[] = {
+    {kFirst, kStillOpen,
+     [](const SdpaSpec& s, int64_t) {
+       return s.backward && s.batch == 1 && s.num_heads == 1 && s.num_kv_heads == 1 &&
+              s.seq_len_q == 1;
+     },
+     "planning a backward pass with batch, heads and query length all 1 crashes cuDNN",
+     "github.com/NVIDIA/cudnn-frontend/issues/1071"},
+    {kFirst, kStillOpen,
+     [](const SdpaSpec& s, int64_t) {
+       return s.backward && s.seq_len_q == 1 && !s.full_lengths;
+     },
+     "a backward pass with query length 1 and no padding mask can return NaN dK and dV",
+     "github.com/NVIDIA/cudnn-frontend/issues/1072 and 160"},
+    {kFirst, kStillOpen,
+     [](const SdpaSpec& s, int64_t sm) {
+       // Causality hides the key tile's tail from every row unless rows outnumber keys.
+       const bool tail_hidden = s.is_causal && s.seq_len_q <= s.seq_len_kv;
+       return s.backward && sm == 90 && s.seq_len_kv % 128 == 64 && !tail_hidden &&
+              !s.full_lengths;
+     },
+     "the SM90 backward pass with key length 64 modulo 128 returns NaN dQ for rows whose "
+     "log-sum-exp is below -88.7",
+     "github.com/pytorch/pytorch/issues/196678 and github.com/NVIDIA/cudnn-frontend/pull/628"},
+    {kFirst, kStillOpen,
+     [](const SdpaSpec& s, int64_t) { return s.batch > 65535 || s.num_heads > 65535; },
+     "batch and heads beyond 65535 exceed the launch grid",
+     "github.com/pytorch/pytorch/issues/180718"},
+    {91400, 91400,
+     [](const SdpaSpec& s, int64_t) { return !s.is_causal && s.seq_len_kv > 1024; },
+     "9.14.0 breaks when non-causal attention with more than 1024 keys is captured in a graph",
+     "github.com/NVIDIA/TransformerEngine/pull/2344"},
+    {91900, 92099,
+     [](const SdpaSpec& s, int64_t sm) { return sm / 10 == 10 && s.num_kv_heads < 8; },
+     "9.19 and 9.20 corrupt results on SM100 with fewer than 8 key/value heads",
+     "github.com/pytorch/pytorch/issues/193893"},
+};
+
+}  // namespace
+
+std::vector<std::string> known_bad_reasons(const SdpaSpec& spec, int64_t version, int64_t sm) {
+  std::vector<std::string> reasons;
+  for (const KnownBad& row : kTable) {
+    if (version < row.first_version || version > row.last_version) continue;
+    if (!row.matches(spec, sm)) continue;
+    reasons.push_back(std::string("known bug of cuDNN ") + std::to_string(version) + ": " +
+                      row.sentence + " (" + row.source + ")");
+  }
+  return reasons;
+}
+
+}  // namespace attn_dispatch

@@ -1,0 +1,172 @@
+#include "library.h"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+#include <vector>
+
+// cudnn-frontend's dynamic loading resolves every cuDNN symbol through this handle.
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;
+}
+
+namespace attn_dispatch {
+namespace {
+
+// The oldest version that plans from device properties and that a JAX we support can ship with
+// (jax-cuda13-plugin asks for nvidia-cudnn-cu13>=9.12).
+constexpr int64_t kOldestVersion = 91200;
+constexpr int64_t kFirstUnknownVersion = 100000;
+
+struct Library {
+  std::mutex mutex;
+  void* cudnn = nullptr;
+  void* driver = nullptr;
+  bool driver_is_stand_in = false;
+  int64_t version = 0;
+};
+
+// Leaked on purpose, like every singleton here: threads may outlive static destruction.
+Library& library() {
+  static auto* instance = new Library;
+  return *instance;
+}
+
+std::string loader_error() {
+  const char* text = dlerror();
+  return text ? text : "no reason given";
+}
+
+std::string beside_this_library(const char* file_name) {
+  Dl_info info;
+  if (!dladdr(reinterpret_cast<void*>(&load_cudnn), &info) || !info.dli_fname) return file_name;
+  const std::string self = info.dli_fname;
+  return self.substr(0, self.rfind('/') + 1) + file_name;
+}
+
+// Opens a stand-in built beside this library. Its soname is that of the real one, so cuDNN's own
+// dlopen of that name finds it loaded already.
+void* open_stand_in(const std::string& name) {
+  return dlopen(beside_this_library(("libattn_dispatch_" + name + ".so").c_str()).c_str(), RTLD_NOW);
+}
+
+Status load_driver(Library& lib) {
+  if (lib.driver) return {};
+  lib.driver = dlopen("libcuda.so.1", RTLD_NOW);
+  if (lib.driver) return {};
+  const std::string why = loader_error();
+  lib.driver = open_stand_in("no_driver");
+  if (!lib.driver) {
+    return {Code::kLibrary, "cuDNN needs a CUDA driver library even to plan, and neither the "
+                            "driver's (" + why + ") nor the stand-in (" + loader_error() +
+                            ") could be loaded"};
+  }
+  lib.driver_is_stand_in = true;
+  // Planning asks cuBLASLt for its version and aborts the process where there is none. Without a
+  // driver nothing in this process can want the real one.
+  for (const char* major : {"12", "13"}) open_stand_in(std::string("no_cublaslt") + major);
+  return {};
+}
+
+template <typename Function>
+Function* symbol(void* handle, const char* name) {
+  return reinterpret_cast<Function*>(dlsym(handle, name));
+}
+
+// Handles given back by ended threads, by device. A handle costs milliseconds and device memory.
+struct HandlePool {
+  std::mutex mutex;
+  std::map<int32_t, std::vector<cudnnHandle_t>> free;
+};
+
+HandlePool& handle_pool() {
+  static auto* instance = new HandlePool;
+  return *instance;
+}
+
+struct ThreadHandles {
+  std::map<int32_t, cudnnHandle_t> by_device;
+
+  ~ThreadHandles() {
+    HandlePool& pool = handle_pool();
+    std::lock_guard<std::mutex> lock(pool.mutex);
+    for (auto [device, handle] : by_device) pool.free[device].push_back(handle);
+  }
+};
+
+cudnnHandle_t take_free_handle(int32_t device) {
+  HandlePool& pool = handle_pool();
+  std::lock_guard<std::mutex> lock(pool.mutex);
+  auto& free = pool.free[device];
+  if (free.empty()) return nullptr;
+  cudnnHandle_t handle = free.back();
+  free.pop_back();
+  return handle;
+}
+
+}  // namespace
+
+Result<int64_t> load_cudnn(const std::string& path) {
+  Library& lib = library();
+  std::lock_guard<std::mutex> lock(lib.mutex);
+  if (lib.version) return lib.version;
+  ATTN_RETURN_IF_ERROR(load_driver(lib));
+  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  if (!handle) return Status{Code::kLibrary, "cuDNN could not be loaded: " + loader_error()};
+  auto* get_version = symbol<size_t()>(handle, "cudnnGetVersion");
+  if (!get_version) return Status{Code::kLibrary, path + " has no cudnnGetVersion: not a cuDNN"};
+  const auto version = static_cast<int64_t>(get_version());
+  if (version < kOldestVersion || version >= kFirstUnknownVersion) {
+    return Status{Code::kLibrary, "cuDNN " + std::to_string(version) + " at " + path +
+                                      " is out of range: expected at least " +
+                                      std::to_string(kOldestVersion) + " and below " +
+                                      std::to_string(kFirstUnknownVersion)};
+  }
+  lib.cudnn = cudnn_frontend::cudnn_dlhandle = handle;
+  return lib.version = version;
+}
+
+int64_t cudnn_version() {
+  std::lock_guard<std::mutex> lock(library().mutex);
+  return library().version;
+}
+
+bool driver_is_stand_in() {
+  std::lock_guard<std::mutex> lock(library().mutex);
+  return library().driver_is_stand_in;
+}
+
+Result<cudnnHandle_t> thread_handle(int32_t device_ordinal, cudaStream_t stream) {
+  thread_local ThreadHandles mine;
+  void* cudnn = library().cudnn;
+  if (!cudnn) return Status{Code::kLibrary, "cuDNN is not loaded"};
+  cudnnHandle_t& handle = mine.by_device[device_ordinal];
+  if (!handle) handle = take_free_handle(device_ordinal);
+  if (!handle) {
+    static auto* create = symbol<int(cudnnHandle_t*)>(cudnn, "cudnnCreate");
+    if (int status = create ? create(&handle) : -1; status != 0) {
+      handle = nullptr;
+      return Status{Code::kDevice, "cudnnCreate failed on device " +
+                                       std::to_string(device_ordinal) + " with status " +
+                                       std::to_string(status)};
+    }
+  }
+  static auto* set_stream = symbol<int(cudnnHandle_t, cudaStream_t)>(cudnn, "cudnnSetStream");
+  if (int status = set_stream ? set_stream(handle, stream) : -1; status != 0) {
+    return Status{Code::kDevice, "cudnnSetStream failed with status " + std::to_string(status)};
+  }
+  return handle;
+}
+
+Status fill(void* address, uint8_t value, size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return {};
+  static auto* memset_async = symbol<int(unsigned long long, unsigned char, size_t, cudaStream_t)>(
+      library().driver, "cuMemsetD8Async");
+  const auto device_address = reinterpret_cast<unsigned long long>(address);
+  const int status = memset_async ? memset_async(device_address, value, bytes, stream) : -1;
+  if (status == 0) return {};
+  return {Code::kDevice, "cuMemsetD8Async failed with status " + std::to_string(status)};
+}
+
+}  // namespace attn_dispatch

@@ -1,0 +1,33 @@
+// The cuDNN library of this process: found once, named by Python, shared with JAX.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "status.h"
+
+struct cudnnContext;
+typedef struct cudnnContext* cudnnHandle_t;
+typedef struct CUstream_st* cudaStream_t;
+
+namespace attn_dispatch {
+
+// Loads libcudnn.so.9 from `path` (a name or a path), after making sure that a CUDA driver library
+// can be loaded: the real one, or a stand-in (stand_ins/) with which cuDNN can plan but not run. The first success is final: one process speaks to one cuDNN. Returns its version, 91900 for
+// 9.19.0.
+Result<int64_t> load_cudnn(const std::string& path);
+
+// The version of the loaded library, 0 before load_cudnn.
+int64_t cudnn_version();
+
+// Whether the driver in use is the stand-in, so that nothing can run here.
+bool driver_is_stand_in();
+
+// A handle for the calling thread on this device, made on first use and given back when the thread
+// ends; bound to `stream` on return. Never call it first inside a stream capture.
+Result<cudnnHandle_t> thread_handle(int32_t device_ordinal, cudaStream_t stream);
+
+// Fills `bytes` at the device address with `value`, on the stream.
+Status fill(void* address, uint8_t value, size_t bytes, cudaStream_t stream);
+
+}  // namespace attn_dispatch

@@ -1,0 +1,117 @@
+// attn_dispatch._cuda: what Python needs of this library, and nothing of attention's meaning.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "handlers.h"
+#include "library.h"
+#include "plan.h"
+#include "spec.h"
+#include "status.h"
+
+namespace py = pybind11;
+using namespace attn_dispatch;
+
+namespace {
+
+// Python sees a failure as (code name, sentence) in a CudnnError.
+struct CudnnError : std::runtime_error {
+  explicit CudnnError(const Status& status)
+      : std::runtime_error(status.message), code(code_name(status.code)) {}
+  const char* code;
+};
+
+template <typename T>
+T value_or_throw(Result<T> result) {
+  if (!result.ok()) throw CudnnError(result.status);
+  return std::move(result.value);
+}
+
+template <typename T>
+T cast_attribute(const py::handle& value) {
+  return value.cast<T>();
+}
+
+template <>
+Text cast_attribute<Text>(const py::handle& value) {
+  return Text(value.cast<std::string>());
+}
+
+SdpaSpec spec_from(const py::dict& attributes) {
+  SdpaSpec spec;
+  size_t known = 0;
+#define FIELD(type, name)                                                     \
+  if (!attributes.contains(#name)) throw py::key_error("missing: " #name);    \
+  spec.name = cast_attribute<type>(attributes[#name]);                        \
+  ++known;
+  ATTN_SDPA_SPEC(FIELD, )
+#undef FIELD
+  if (attributes.size() != known) {
+    throw py::value_error("expected " + std::to_string(known) + " attributes, got " +
+                          std::to_string(attributes.size()));
+  }
+  return spec;
+}
+
+std::map<std::string, py::capsule> capsules(const std::map<std::string, void*>& addresses) {
+  std::map<std::string, py::capsule> result;
+  for (const auto& [name, address] : addresses) result.emplace(name, py::capsule(address));
+  return result;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cuda, m) {
+  m.doc() = "cuDNN fused attention: planning, and the XLA FFI handlers that run the plans.";
+
+  static PyObject* error_type =
+      py::exception<CudnnError>(m, "CudnnError", PyExc_RuntimeError).release().ptr();
+  py::register_exception_translator([](std::exception_ptr pending) {
+    try {
+      if (pending) std::rethrow_exception(pending);
+    } catch (const CudnnError& e) {
+      py::object error = py::reinterpret_borrow<py::object>(error_type)(e.what());
+      error.attr("code") = e.code;
+      PyErr_SetObject(error_type, error.ptr());
+    }
+  });
+
+  m.def(
+      "load_cudnn", [](const std::string& path) { return value_or_throw(load_cudnn(path)); },
+      py::arg("path"), py::call_guard<py::gil_scoped_release>(),
+      "Load libcudnn.so.9 from a name or path; the first success is final. Returns its version.");
+  m.def("cudnn_version", &cudnn_version, "Version of the loaded cuDNN, 91900 for 9.19.0; 0 if none.");
+  m.def("driver_is_stand_in", &driver_is_stand_in,
+        "Whether no CUDA driver is here, so that plans can be made but not run.");
+  m.def(
+      "device_properties",
+      [](int32_t ordinal) { return value_or_throw(device_properties(ordinal)); },
+      py::arg("ordinal"), py::call_guard<py::gil_scoped_release>(),
+      "cuDNN's device properties of a present device, as JSON.");
+  m.def(
+      "plan",
+      [](const py::dict& attributes, const std::string& properties) {
+        const SdpaSpec spec = spec_from(attributes);
+        Result<std::shared_ptr<const Plan>> plan;
+        {
+          py::gil_scoped_release release;
+          plan = plan_for(spec, properties);
+        }
+        const auto& value = value_or_throw(std::move(plan));
+        return py::make_tuple(value->engine, value->workspace_bytes);
+      },
+      py::arg("attributes"), py::arg("device_properties"),
+      "Plan a call; returns (engine, workspace bytes) or raises CudnnError with cuDNN's reason.");
+  m.def("plan_cache_stats", [] {
+    const CacheStats stats = plan_cache_stats();
+    py::dict result;
+    result["size"] = stats.size;
+    result["capacity"] = stats.capacity;
+    result["builds"] = stats.builds;
+    result["hits"] = stats.hits;
+    return result;
+  });
+  m.def("ffi_handlers", [] { return capsules(ffi_handlers()); },
+        "Stage name -> capsule, for jax.ffi.register_ffi_target.");
+  m.def("ffi_state_type", [] { return capsules(ffi_state_type()); },
+        "type_id and type_info capsules, for jax.ffi.register_ffi_type.");
+}

@@ -1,0 +1,168 @@
+#include "plan.h"
+
+#include <cudnn_frontend.h>
+
+#include "graph.h"
+#include "known_bad.h"
+
+namespace attn_dispatch {
+namespace fe = cudnn_frontend;
+using Json = nlohmann::json;
+
+namespace {
+
+// A plan is some 100 KB of host memory, a loaded one as much on the device.
+constexpr size_t kPlanCapacity = 1024;
+constexpr size_t kLoadedCapacity = 1024;
+
+using PlanResult = Result<std::shared_ptr<const Plan>>;
+using LoadedResult = Result<std::shared_ptr<const LoadedPlan>>;
+
+OnceCache<PlanResult>& plan_cache() {
+  static auto* instance = new OnceCache<PlanResult>(kPlanCapacity);
+  return *instance;
+}
+
+OnceCache<LoadedResult>& loaded_cache() {
+  static auto* instance = new OnceCache<LoadedResult>(kLoadedCapacity);
+  return *instance;
+}
+
+// cudnn-frontend and its JSON library throw; nothing here does.
+template <typename Function>
+auto guarded(Function&& function) -> decltype(function()) {
+  try {
+    return function();
+  } catch (const std::exception& e) {
+    return Status{Code::kLibrary, std::string("cudnn-frontend failed: ") + e.what()};
+  } catch (...) {
+    return Status{Code::kLibrary, "cudnn-frontend failed for an unknown reason"};
+  }
+}
+
+Status from_cudnn(fe::error_t error, Code code, const char* step) {
+  if (error.is_good()) return {};
+  return {code, std::string(step) + ": " + error.get_message()};
+}
+
+// What distinguishes kinds of device: the properties without the number of this very card.
+std::string device_kind(Json properties) {
+  properties.erase("pciDeviceId");
+  properties.erase("cudaDeviceId");
+  return properties.dump();
+}
+
+Result<std::shared_ptr<fe::DeviceProperties>> make_properties(const std::string& json) {
+  auto properties = std::make_shared<fe::DeviceProperties>();
+  std::vector<uint8_t> bytes(json.begin(), json.end());
+  bytes.push_back(0);
+  ATTN_RETURN_IF_ERROR(
+      from_cudnn(properties->deserialize(bytes), Code::kWrongCall, "device properties refused"));
+  return properties;
+}
+
+PlanResult build_plan(const SdpaSpec& spec, const std::string& properties_json, std::string key) {
+  const Json facts = Json::parse(properties_json);
+  const auto sm = facts.at("deviceVer").get<int32_t>() / 10;
+  std::string known_bad;
+  for (const std::string& reason : known_bad_reasons(spec, cudnn_version(), sm)) {
+    known_bad += (known_bad.empty() ? "" : "; ") + reason;
+  }
+  if (!known_bad.empty()) return Status{Code::kUnsupported, known_bad};
+
+  auto made = make_graph(spec, {sm, facts.at("multiProcessorCount").get<int32_t>()});
+  if (!made.ok()) return made.status;
+  auto properties = make_properties(properties_json);
+  if (!properties.ok()) return properties.status;
+
+  fe::graph::Graph& graph = *made.value.graph;
+  graph.set_device_properties(properties.value);
+  ATTN_RETURN_IF_ERROR(from_cudnn(graph.validate(), Code::kUnsupported, "cuDNN refuses the graph"));
+  ATTN_RETURN_IF_ERROR(
+      from_cudnn(graph.build_operation_graph(), Code::kUnsupported, "cuDNN refuses the graph"));
+  ATTN_RETURN_IF_ERROR(from_cudnn(graph.create_execution_plans({fe::HeurMode_t::A}),
+                                  Code::kUnsupported, "cuDNN has no engine for it"));
+  ATTN_RETURN_IF_ERROR(
+      from_cudnn(graph.check_support(), Code::kUnsupported, "cuDNN has no engine for it"));
+  const std::string proposed = std::to_string(graph.get_execution_plan_count());
+  ATTN_RETURN_IF_ERROR(
+      from_cudnn(graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE), Code::kFinalizeFailed,
+                 ("all " + proposed + " engine configurations failed to finalize").c_str()));
+
+  auto plan = std::make_shared<Plan>();
+  plan->key = std::move(key);
+  plan->buffer_bytes = std::move(made.value.buffer_bytes);
+  ATTN_RETURN_IF_ERROR(from_cudnn(graph.get_workspace_size(plan->workspace_bytes), Code::kLibrary,
+                                  "no workspace size"));
+  ATTN_RETURN_IF_ERROR(
+      from_cudnn(graph.get_plan_name(plan->engine), Code::kLibrary, "no engine name"));
+  ATTN_RETURN_IF_ERROR(from_cudnn(graph.serialize(plan->blob, /*serialize_structure=*/false),
+                                  Code::kLibrary, "the plan could not be serialized"));
+  return PlanResult(std::move(plan));
+}
+
+LoadedResult load(std::shared_ptr<const Plan> plan, int32_t device_ordinal) {
+  auto handle = thread_handle(device_ordinal, /*stream=*/nullptr);
+  if (!handle.ok()) return handle.status;
+  auto graph = std::make_shared<fe::graph::Graph>();
+  // The warm-up would call cudaMalloc.
+  ATTN_RETURN_IF_ERROR(from_cudnn(graph->deserialize(handle.value, plan->blob,
+                                                     /*enforce_precompiled=*/true,
+                                                     /*run_warmup=*/false),
+                                  Code::kDevice, "the plan could not be loaded on the device"));
+  return LoadedResult(std::make_shared<const LoadedPlan>(std::move(plan), std::move(graph)));
+}
+
+}  // namespace
+
+Status LoadedPlan::execute(cudnnHandle_t handle, void** buffers, void* workspace) const {
+  return guarded([&]() -> Status {
+    const int count = static_cast<int>(plan_->buffer_bytes.size());
+    return from_cudnn(graph_->execute(handle, buffers, count, workspace), Code::kDevice,
+                      "cuDNN could not queue the call");
+  });
+}
+
+Result<std::string> device_properties(int32_t device_ordinal) {
+  return guarded([&]() -> Result<std::string> {
+    if (!cudnn_version()) return Status{Code::kLibrary, "cuDNN is not loaded"};
+    fe::DeviceProperties properties;
+    properties.set_device_id(device_ordinal);
+    ATTN_RETURN_IF_ERROR(from_cudnn(properties.build(), Code::kDevice, "no device properties"));
+    std::vector<uint8_t> bytes;
+    ATTN_RETURN_IF_ERROR(
+        from_cudnn(properties.serialize(bytes), Code::kDevice, "no device properties"));
+    while (!bytes.empty() && bytes.back() == 0) bytes.pop_back();
+    return std::string(bytes.begin(), bytes.end());
+  });
+}
+
+PlanResult plan_for(const SdpaSpec& spec, const std::string& properties) {
+  if (!cudnn_version()) return Status{Code::kLibrary, "cuDNN is not loaded"};
+  return guarded([&]() -> PlanResult {
+    const Json parsed = Json::parse(properties, nullptr, /*allow_exceptions=*/false);
+    if (!parsed.is_object() || !parsed.contains("deviceVer")) {
+      return Status{Code::kWrongCall, "expected device properties as a JSON object with deviceVer"};
+    }
+    const std::string key =
+        spec.key() + "cudnn=" + std::to_string(cudnn_version()) + ' ' + device_kind(parsed);
+    return plan_cache().get(key, [&]() -> PlanResult {
+      return guarded([&] { return build_plan(spec, properties, key); });
+    });
+  });
+}
+
+LoadedResult load_for(const SdpaSpec& spec, int32_t device_ordinal) {
+  auto properties = device_properties(device_ordinal);
+  if (!properties.ok()) return properties.status;
+  auto plan = plan_for(spec, properties.value);
+  if (!plan.ok()) return plan.status;
+  const std::string key = plan.value->key + " on device " + std::to_string(device_ordinal);
+  return loaded_cache().get(key, [&]() -> LoadedResult {
+    return guarded([&] { return load(plan.value, device_ordinal); });
+  });
+}
+
+CacheStats plan_cache_stats() { return plan_cache().stats(); }
+
+}  // namespace attn_dispatch

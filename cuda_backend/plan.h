@@ -1,0 +1,61 @@
+// A plan is what cuDNN makes of a spec for one kind of device: host memory, needing no device. A
+// loaded plan is the same on a device that is here. Both are kept per process.
+//
+// Plans are always made from device properties and always loaded through a handle, here and on a
+// machine without a GPU alike: executing the graph that planned, unserialized, ran six times slower
+// (H200, cuDNN 9.19).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cache.h"
+#include "library.h"
+#include "spec.h"
+#include "status.h"
+
+namespace cudnn_frontend::graph {
+class Graph;
+}
+
+namespace attn_dispatch {
+
+struct Plan {
+  std::string key;     // spec, device kind and cuDNN version
+  std::string engine;  // cuDNN's name of the engine and its knobs
+  int64_t workspace_bytes = 0;
+  std::vector<int64_t> buffer_bytes;  // see SdpaGraph
+  std::vector<uint8_t> blob;          // serialized, cubin included
+};
+
+class LoadedPlan {
+ public:
+  LoadedPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<cudnn_frontend::graph::Graph> graph)
+      : plan_(std::move(plan)), graph_(std::move(graph)) {}
+
+  const Plan& plan() const { return *plan_; }
+
+  // Queues the call on the handle's stream. `buffers` holds one pointer per plan().buffer_bytes.
+  // Safe from any number of threads, each with its own handle.
+  Status execute(cudnnHandle_t handle, void** buffers, void* workspace) const;
+
+ private:
+  std::shared_ptr<const Plan> plan_;
+  std::shared_ptr<cudnn_frontend::graph::Graph> graph_;
+};
+
+// What cuDNN calls the properties of a device of this process, as JSON.
+Result<std::string> device_properties(int32_t device_ordinal);
+
+// The plan for a spec on a kind of device, from the cache or built now. Refusals are kept as well.
+Result<std::shared_ptr<const Plan>> plan_for(const SdpaSpec& spec,
+                                             const std::string& device_properties);
+
+// The plan for a spec on a device of this process, loaded there.
+Result<std::shared_ptr<const LoadedPlan>> load_for(const SdpaSpec& spec, int32_t device_ordinal);
+
+CacheStats plan_cache_stats();
+
+}  // namespace attn_dispatch

@@ -1,0 +1,56 @@
+// One outcome type for everything that can fail: a code that says whose fault it is and a sentence
+// for the person who has to act. Nothing in this library throws across its boundary or aborts.
+#pragma once
+
+#include <string>
+#include <utility>
+
+namespace attn_dispatch {
+
+enum class Code {
+  kOk,
+  kWrongCall,       // the attributes or buffers contradict each other
+  kUnsupported,     // cuDNN has no engine for this call, or a known bug forbids it
+  kFinalizeFailed,  // cuDNN proposed engines and none of them could be finalized
+  kLibrary,         // a library is missing, or its version is out of range
+  kDevice,          // the driver or the device refused
+};
+
+// The name under which Python and the messages speak of a code.
+inline const char* code_name(Code code) {
+  switch (code) {
+    case Code::kOk: return "ok";
+    case Code::kWrongCall: return "wrong call";
+    case Code::kUnsupported: return "unsupported";
+    case Code::kFinalizeFailed: return "finalize failed";
+    case Code::kLibrary: return "library";
+    case Code::kDevice: return "device";
+  }
+  return "unknown";
+}
+
+struct [[nodiscard]] Status {
+  Code code = Code::kOk;
+  std::string message;
+
+  bool ok() const { return code == Code::kOk; }
+};
+
+template <typename T>
+struct [[nodiscard]] Result {
+  T value{};
+  Status status;
+
+  Result() = default;
+  Result(T v) : value(std::move(v)) {}                // NOLINT: implicit on purpose
+  Result(Status failure) : status(std::move(failure)) {}  // NOLINT: implicit on purpose
+
+  bool ok() const { return status.ok(); }
+};
+
+#define ATTN_RETURN_IF_ERROR(expression)                       \
+  if (::attn_dispatch::Status s_ = (expression); !s_.ok()) { \
+    return s_;                                                 \
+  }
+
+}  // namespace attn_dispatch

@@ -1,0 +1,153 @@
+"""The public calls: arguments in, normal form out; see primitive.py for what happens then."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from attn_dispatch.arguments import ARRAY_ARGUMENTS, Call, Window, normalise
+from attn_dispatch.explain import Explanation, explain_call
+from attn_dispatch.primitive import attention
+from attn_dispatch.spec import AttentionOptions, AttentionSpec, CausalAlignment
+from attn_dispatch.target import default_device
+from attn_dispatch.target import target as target_block
+
+ScoreMod = Callable[..., Any]
+
+
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    causal_alignment: CausalAlignment = "top_left",
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: Window = None,
+    logits_soft_cap: float | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: ArrayLike | None = None,
+    deterministic: bool = False,
+    query_segment_ids: ArrayLike | None = None,
+    key_value_segment_ids: ArrayLike | None = None,
+    score_mod: ScoreMod | None = None,
+    implementation: str | Sequence[str] | None = None,
+    return_residual: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """Attention: softmax(scale · query · keyᵀ, masked) · value, by the best kernel for the device.
+
+    `jax.nn.dot_product_attention`'s signature and meaning is a subset of this one. Letters: B batch
+    (any number of leading dims, or none), T queries, S keys, N heads, K key/value heads with
+    N % K == 0 (query head n uses key/value head n // (N // K)), H and V head dims.
+
+    A score goes through, in this order: scale, soft cap, bias, ALiBi, mask, softmax over the keys
+    and the sink. A row that may attend to no key has output and gradients 0 and lse -inf. NaN and
+    Inf in padding reach nothing.
+
+    Args:
+      query: [B, T, N, H]; float16, bfloat16, float32, or float64 under x64.
+      key: [B, S, K, H], query's dtype.
+      value: [B, S, K, V], query's dtype.
+      bias: added to the scores; floating, broadcastable to [B, N, T, S], a lower rank extending to
+        the left. Differentiable.
+      mask: bool, True = attend; shapes as for bias. A dense mask costs its full size in memory
+        traffic: prefer lengths, windows and segment ids, which are descriptions.
+      scale: static number; 1/sqrt(H) if None (arXiv:1706.03762).
+      is_causal: query i sees keys j <= i + offset.
+      causal_alignment: offset 0 for "top_left", as in jax.nn; S - T for "bottom_right", taken from
+        a row's actual lengths, or its segment's, where they are given. Windows and ALiBi shift
+        with it.
+      query_seq_lengths: [B] integers; rows at or past the length attend nothing.
+      key_value_seq_lengths: [B] integers; keys at or past the length are not attended.
+      local_window_size: w or (left, right), inclusive: query i sees keys j with
+        i + offset - left <= j <= i + offset + right; None on a side leaves it open.
+      logits_soft_cap: c > 0; scores become c · tanh(score / c) (arXiv:2408.00118).
+      alibi_slopes: [N] or [B, N]; slope · |i + offset - j| is subtracted from the score
+        (arXiv:2108.12409). Differentiable.
+      sinks: [N] or [B, N]; a logit per head that joins the softmax denominator and has no value
+        (arXiv:2508.10925). Differentiable.
+      dropout_rate: static, 0 <= rate < 1; probabilities are dropped after the softmax, the kept
+        ones divided by 1 - rate.
+      dropout_key: a JAX PRNG key; needed if dropout_rate > 0. The same key gives the same mask on
+        the same implementation.
+      deterministic: ask for bit-equal gradients from call to call; honoured, or a reason.
+      query_segment_ids: [B, T] integers, contiguous and ascending along the row; a query attends
+        to keys of its own segment, 0 is padding and attends nothing. Causality, windows and
+        alignment count positions inside the segment.
+      key_value_segment_ids: [B, S]; if one of the two is missing and T == S, they are equal.
+      score_mod: reserved; no implementation runs it in this version.
+      implementation: None takes the best available for the platform, then XLA, and says so where
+        that means leaving the vendor's kernel (see `fallback`). A name ("cudnn", "xla") or a list
+        of names in order of preference takes exactly that, or raises with every reason.
+      return_residual: also return jax.nn's residual: lse as [B, T, N] in key's dtype, no gradient.
+      return_lse: also return the natural logarithm of the softmax denominator, sink included:
+        [B, T, N] float32 (float64 for float64 inputs), differentiable.
+
+    Returns:
+      The output [B, T, N, V] in query's dtype; with return_residual or return_lse a tuple of it,
+      the residual and the lse, in this order, as far as asked for.
+
+    Raises:
+      ValueError: the call is wrong; says what was expected and what was given.
+      NotImplementedError: no implementation that may run it can; says every reason. Raised when
+        the call is lowered, which under `jax.jit` means compiled.
+    """
+    arguments = locals()  # exactly the parameters: nothing is defined before this line
+    call = normalise(**arguments)
+    out, *lse = attention(call.options, call.operands)
+    results = [_unfold(call, out)]
+    if lse:
+        # Inside lse is [B, N, T]; outside it has the layout of query.
+        by_row = _unfold(call, jnp.swapaxes(lse[0], 1, 2))
+        if return_residual:
+            results.append(jax.lax.stop_gradient(by_row).astype(out.dtype))
+        if return_lse:
+            results.append(by_row)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation:
+    """Which implementation would run a call, and why each of the others would not.
+
+    Args:
+      args, kwargs: those of `dot_product_attention`; a `jax.ShapeDtypeStruct` will do for an array.
+      target: the device to explain for, as in `attn_dispatch.target`; it need not be here. None
+        means the target in force if there is one, else JAX's default device.
+
+    Returns:
+      An `Explanation`: data, whose str() is a table.
+
+    Raises:
+      ValueError: the call is wrong, or the target unknown.
+    """
+    if target is not None:
+        with target_block(target):
+            return explain(*args, **kwargs)
+    bound = inspect.signature(dot_product_attention).bind(*args, **kwargs)
+    bound.apply_defaults()
+    arrays = {name: bound.arguments.pop(name) for name in ARRAY_ARGUMENTS}
+    options: list[AttentionOptions] = []
+
+    def operands(arrays: dict[str, Any]) -> tuple[jax.Array, ...]:
+        call = normalise(**arrays, **bound.arguments)
+        options.append(call.options)
+        return call.operands
+
+    avals = jax.eval_shape(operands, arrays)
+    return explain_call(AttentionSpec.of(avals, options[0]), default_device())
+
+
+def _unfold(call: Call, x: jax.Array) -> jax.Array:
+    return x.reshape(*call.leading, *x.shape[1:])

@@ -1,0 +1,319 @@
+"""From the arguments a person writes to one checked, normal form of the call."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch import select
+from attn_dispatch.spec import AttentionOptions, CausalAlignment
+
+Window = int | Sequence[int | None] | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """The options and, in the order of options.operands, the arrays of one attention call."""
+
+    options: AttentionOptions
+    operands: tuple[jax.Array, ...]
+    leading: tuple[int, ...]
+    """The batch dims of query as given; folded into one in the operands."""
+
+
+ARRAY_ARGUMENTS = (
+    "query", "key", "value", "bias", "mask", "query_seq_lengths", "key_value_seq_lengths",
+    "query_segment_ids", "key_value_segment_ids", "alibi_slopes", "sinks", "dropout_key",
+)  # fmt: skip
+"""The arguments of `dot_product_attention` that are arrays."""
+
+
+def normalise(
+    *,
+    scale: float | None,
+    is_causal: bool,
+    causal_alignment: str,
+    local_window_size: Window,
+    logits_soft_cap: float | None,
+    dropout_rate: float,
+    deterministic: bool,
+    score_mod: Callable[..., Any] | None,
+    implementation: str | Sequence[str] | None,
+    return_residual: bool,
+    return_lse: bool,
+    **arrays: Any,
+) -> Call:
+    """Check a call and bring it to normal form; spec.py has the shapes.
+
+    Args: those of `attn_dispatch.dot_product_attention`, each of ARRAY_ARGUMENTS in `arrays`.
+
+    Raises:
+      ValueError: with expected and got, for whatever does not fit together.
+    """
+    given = {name: jnp.asarray(arrays[name]) for name in ARRAY_ARGUMENTS if arrays[name] is not None}
+    shape = _check_qkv(given["query"], given["key"], given["value"])
+    _complete_segment_ids(given, shape)
+
+    operands = {name: _fold(given[name]) for name in ("query", "key", "value")}
+    for name, x in given.items():
+        if name in ("bias", "mask"):
+            operands[name] = _score_shaped(name, x, shape)
+        elif name.endswith("_seq_lengths"):
+            operands[name] = _lengths(name, x, shape)
+        elif name.endswith("_segment_ids"):
+            operands[name] = _segment_ids(name, x, shape)
+        elif name in ("alibi_slopes", "sinks"):
+            operands[name] = _per_head(name, x, shape)
+    dropout_rate = _check_dropout(dropout_rate, "dropout_key" in given)
+    dropout_impl = None
+    if "dropout_key" in given and dropout_rate > 0:
+        operands["dropout_key"], dropout_impl = _key_data(given["dropout_key"])
+
+    options = AttentionOptions(
+        operands=tuple(operands),
+        scale=_check_scale(scale, shape.head_dim),
+        is_causal=_check_bool("is_causal", is_causal),
+        causal_alignment=_check_choice(
+            "causal_alignment", causal_alignment, get_args(CausalAlignment)
+        ),
+        window=_check_window(local_window_size),
+        logits_soft_cap=_check_soft_cap(logits_soft_cap),
+        dropout_rate=dropout_rate,
+        dropout_impl=dropout_impl,
+        deterministic=_check_bool("deterministic", deterministic),
+        score_mod=_check_score_mod(score_mod),
+        implementation=_check_implementation(implementation),
+        needs_lse=_check_bool("return_residual", return_residual)
+        | _check_bool("return_lse", return_lse),
+    )
+    return Call(options, tuple(operands.values()), shape.leading)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    leading: tuple[int, ...]
+    seq_len_q: int
+    seq_len_kv: int
+    num_heads: int
+    head_dim: int
+
+    @property
+    def batch(self) -> int:
+        return math.prod(self.leading)
+
+
+def _check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> _Shape:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim < 3:
+            raise ValueError(
+                f"{name}: expected at least 3 dims [..., length, heads, dim], got {list(x.shape)}"
+            )
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
+        if x.dtype != query.dtype:
+            raise ValueError(
+                f"{name}: expected query's dtype {query.dtype.name}, got {x.dtype.name}"
+            )
+    *leading, t, n, h = query.shape
+    *key_leading, s, k, key_h = key.shape
+    if key_leading != leading:
+        raise ValueError(f"key: expected query's batch dims {leading}, got {key_leading}")
+    if key_h != h:
+        raise ValueError(f"key: expected query's head dim {h}, got {key_h}")
+    if list(value.shape[:-1]) != [*leading, s, k]:
+        raise ValueError(
+            f"value: expected key's batch dims, length and heads {[*leading, s, k]}, "
+            f"got {list(value.shape[:-1])}"
+        )
+    if (n % k if k else n) != 0:
+        raise ValueError(
+            f"query: expected the number of heads to be a multiple of key's {k}, got {n}"
+        )
+    return _Shape(tuple(leading), t, s, n, h)
+
+
+def _fold(x: jax.Array, inner_dims: int = 3) -> jax.Array:
+    """x with the dims before the last `inner_dims` made one."""
+    inner = x.shape[x.ndim - inner_dims :]
+    return x.reshape(math.prod(x.shape[: x.ndim - inner_dims]), *inner)
+
+
+def _score_shaped(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+    """bias or mask as [1|B, 1|N, 1|T, 1|S]; lower ranks extend to the left, as in numpy."""
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    if name == "mask" and x.dtype != jnp.bool_:
+        raise ValueError(f"mask: expected dtype bool (True = attend), got {x.dtype.name}")
+    if name == "bias" and not floating:
+        raise ValueError(f"bias: expected a floating dtype, got {x.dtype.name}")
+    full = (*shape.leading, shape.num_heads, shape.seq_len_q, shape.seq_len_kv)
+    rank = max(len(full), 4)
+    full = (1,) * (rank - len(full)) + full
+    if x.ndim > rank or any(
+        got not in (1, expected)
+        for got, expected in zip(x.shape[::-1], full[::-1], strict=False)
+    ):
+        raise ValueError(
+            f"{name}: expected a shape that broadcasts to [batch, heads, queries, keys] "
+            f"{list(full)}, got {list(x.shape)}"
+        )
+    x = x.reshape((1,) * (rank - x.ndim) + x.shape)
+    leading = x.shape[:-3]
+    if any(dim != 1 for dim in leading) and leading != full[:-3]:
+        x = jnp.broadcast_to(x, (*full[:-3], *x.shape[-3:]))
+    return _fold(x)
+
+
+def _lengths(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+    """[B] int32."""
+    _check_integer(name, x)
+    allowed = [shape.leading] if shape.leading else [(), (1,)]
+    if x.shape not in allowed:
+        raise ValueError(f"{name}: expected the batch dims {list(allowed[-1])}, got {list(x.shape)}")
+    return x.reshape(shape.batch).astype(jnp.int32)
+
+
+def _complete_segment_ids(given: dict[str, jax.Array], shape: _Shape) -> None:
+    """In self attention one array of segment ids serves both sides."""
+    sides = ("query_segment_ids", "key_value_segment_ids")
+    present = [name for name in sides if name in given]
+    if len(present) != 1:
+        return
+    if shape.seq_len_q != shape.seq_len_kv:
+        raise ValueError(
+            f"segment ids: expected both {sides[0]} and {sides[1]} where query and key differ in "
+            f"length ({shape.seq_len_q} and {shape.seq_len_kv}), got only {present[0]}"
+        )
+    ids = given.pop(present[0])
+    given.update(dict.fromkeys(sides, ids))
+
+
+def _segment_ids(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+    """[B, T] or [B, S] int32."""
+    _check_integer(name, x)
+    length = shape.seq_len_q if name.startswith("query") else shape.seq_len_kv
+    if x.shape != (*shape.leading, length):
+        raise ValueError(
+            f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}"
+        )
+    return _fold(x, inner_dims=1).astype(jnp.int32)
+
+
+def _check_integer(name: str, x: jax.Array) -> None:
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise ValueError(f"{name}: expected an integer dtype, got {x.dtype.name}")
+
+
+def _per_head(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+    """[1|B, N]."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
+    if x.shape not in ((shape.num_heads,), (*shape.leading, shape.num_heads)):
+        raise ValueError(
+            f"{name}: expected shape {[shape.num_heads]} or "
+            f"{[*shape.leading, shape.num_heads]}, got {list(x.shape)}"
+        )
+    return _fold(x, inner_dims=1)
+
+
+def _check_dropout(rate: Any, has_key: bool) -> float:
+    rate = _static_float("dropout_rate", rate)
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout_rate: expected 0 <= rate < 1, got {rate}")
+    if rate > 0 and not has_key:
+        raise ValueError(f"dropout_key: expected a JAX PRNG key with dropout_rate={rate}, got None")
+    return rate
+
+
+def _key_data(key: jax.Array) -> tuple[jax.Array, str]:
+    """Key data [1, words] uint32, and the name of the PRNG it belongs to."""
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        impl, data = str(jax.random.key_impl(key)), jax.random.key_data(key)
+    elif key.dtype == jnp.uint32 and key.ndim == 1:
+        impl, data = str(jax.random.key_impl(key)), key
+    else:
+        raise ValueError(
+            f"dropout_key: expected a single JAX PRNG key, got {key.dtype.name}{list(key.shape)}"
+        )
+    if data.ndim != 1:
+        raise ValueError(f"dropout_key: expected a single key, got keys of shape {key.shape}")
+    return data[None], impl
+
+
+def _static_float(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, jax.errors.ConcretizationTypeError) as error:
+        raise ValueError(f"{name}: expected a static number, got {type(value).__name__}") from error
+
+
+def _check_scale(scale: Any, head_dim: int) -> float:
+    if scale is None:
+        # 1 / sqrt(d) of arXiv:1706.03762, section 3.2.1; any number will do where d is 0.
+        return 1 / math.sqrt(max(head_dim, 1))
+    scale = _static_float("scale", scale)
+    if not math.isfinite(scale):
+        raise ValueError(f"scale: expected a finite number, got {scale}")
+    return scale
+
+
+def _check_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}: expected True or False, got {value!r}")
+    return bool(value)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> Any:
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
+    return value
+
+
+def _check_window(window: Window) -> tuple[int | None, int | None]:
+    if window is None:
+        return (None, None)
+    pair = tuple(window) if isinstance(window, Sequence) else (window, window)
+    try:
+        sides = tuple(None if side is None else operator.index(side) for side in pair)
+    except TypeError:
+        sides = ()
+    if len(sides) != 2 or any(side is not None and side < 0 for side in sides):
+        raise ValueError(
+            "local_window_size: expected a non-negative int or a pair (left, right) of "
+            f"non-negative ints or None, got {window!r}"
+        )
+    return sides
+
+
+def _check_soft_cap(cap: Any) -> float | None:
+    if cap is None:
+        return None
+    cap = _static_float("logits_soft_cap", cap)
+    if not (cap > 0 and math.isfinite(cap)):
+        raise ValueError(f"logits_soft_cap: expected a positive number or None, got {cap}")
+    return cap
+
+
+def _check_score_mod(score_mod: Any) -> Callable[..., Any] | None:
+    if score_mod is not None and not callable(score_mod):
+        raise ValueError(f"score_mod: expected a function or None, got {score_mod!r}")
+    return score_mod
+
+
+def _check_implementation(implementation: str | Sequence[str] | None) -> tuple[str, ...]:
+    if implementation is None:
+        return ()
+    wanted = (implementation,) if isinstance(implementation, str) else tuple(implementation)
+    known = select.names()
+    if not wanted or any(name not in known for name in wanted):
+        raise ValueError(
+            f"implementation: expected None, one of {known}, or a list of them in order of "
+            f"preference; got {implementation!r}"
+        )
+    return wanted

@@ -1,0 +1,29 @@
+"""The device a call runs on or is planned for, present or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Platform = Literal["cuda", "rocm", "cpu", "other"]
+
+UNKNOWN_ARCH = "unknown"
+"""The arch of a device that is neither here nor named as a target."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of device, as far as choosing and planning a kernel needs to know it."""
+
+    platform: Platform
+    arch: str
+    """"sm90", "gfx942", "cpu", …"""
+    name: str
+    """What a person calls it: "NVIDIA H200"."""
+    properties: str | None = None
+    """NVIDIA: cuDNN's device properties as JSON; everything that planning asks of a device."""
+    is_present: bool = True
+
+    def __str__(self) -> str:
+        where = "" if self.is_present else ", planned for, not present"
+        return f"{self.name} ({self.arch}{where})"

@@ -1,0 +1,112 @@
+"""Which implementation runs a call and why the others do not, as data that prints as a table."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+import jax
+
+from attn_dispatch import cudnn_library, select
+from attn_dispatch._version import __version__
+from attn_dispatch.device import Device
+from attn_dispatch.spec import DIFFERENTIABLE, AttentionSpec, Operand, backward_options
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `attn_dispatch.explain` returns; `str()` of it is a table."""
+
+    call: AttentionSpec
+    device: Device
+    versions: tuple[tuple[str, str], ...]
+    """(library, version) of everything that has a part in the choice."""
+    forward: tuple[select.Verdict, ...]
+    """One verdict for each implementation, in order of preference."""
+    backward: tuple[select.Verdict, ...]
+
+    @property
+    def chosen_forward(self) -> str | None:
+        """The implementation that runs the forward pass; None if none can."""
+        return _first_eligible(self.forward)
+
+    @property
+    def chosen_backward(self) -> str | None:
+        """The implementation that runs the backward pass; None if none can."""
+        return _first_eligible(self.backward)
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions)
+        lines = [
+            *_wrapped("call      ", str(self.call)),
+            f"device    {self.device.platform}: {self.device}",
+            f"versions  {versions}",
+            f"chosen    forward: {self.chosen_forward}, backward: {self.chosen_backward}",
+        ]
+        for direction, verdicts in (("forward", self.forward), ("backward", self.backward)):
+            for verdict in verdicts:
+                label = f"{direction:<9} {verdict.implementation:<7} "
+                if verdict.plan is not None:
+                    plan = verdict.plan
+                    text = f"runs: {plan.engine}, workspace {plan.workspace_bytes:,} bytes"
+                    lines.extend(_wrapped(label, text))
+                    continue
+                lines.append(f"{label}cannot run:")
+                for reason in verdict.reasons:
+                    lines.extend(_wrapped(" " * len(label) + "- ", reason))
+        return "\n".join(lines)
+
+
+def explain_call(spec: AttentionSpec, device: Device) -> Explanation:
+    """The explanation of a forward call and the backward call that belongs to it."""
+    return Explanation(
+        call=spec,
+        device=device,
+        versions=_versions(),
+        forward=select.verdicts(spec, device),
+        backward=select.verdicts(_backward_of(spec), device),
+    )
+
+
+def _backward_of(spec: AttentionSpec) -> AttentionSpec:
+    """The backward call with the gradient of everything that has one, lse included if returned."""
+    options = spec.options
+    wanted = tuple(name for name in options.operands if name in DIFFERENTIABLE)
+    options = backward_options(options, wanted, has_lse_grad=options.needs_lse)
+    batch, t, n = spec.batch, spec.seq_len_q, spec.num_heads
+    out = (batch, t, n, spec.head_dim_v)
+    lse = (batch, n, t)
+    shapes = {
+        "out": (out, spec.dtype),
+        "lse": (lse, spec.lse_dtype),
+        "out_grad": (out, spec.dtype),
+        "lse_grad": (lse, spec.lse_dtype),
+    }
+    residuals = options.operands[len(spec.operands) :]
+    extra = tuple(Operand(name, *shapes[name]) for name in residuals)
+    return AttentionSpec(options, spec.operands + extra)
+
+
+def _versions() -> tuple[tuple[str, str], ...]:
+    library = cudnn_library.find()
+    cudnn = library.version_text if library.is_usable else "not usable"
+    jaxlib = jax.lib.__version__
+    return (
+        ("attn_dispatch", __version__),
+        ("jax", jax.__version__),
+        ("jaxlib", jaxlib),
+        ("cuDNN", cudnn),
+    )
+
+
+def _first_eligible(verdicts: tuple[select.Verdict, ...]) -> str | None:
+    return next((verdict.implementation for verdict in verdicts if verdict.is_eligible), None)
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=label, subsequent_indent=" " * len(label),
+        break_long_words=False, break_on_hyphens=False,
+    )

@@ -1,0 +1,52 @@
+"""What an implementation is: a module with these names, one file each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+
+from attn_dispatch.device import Device
+from attn_dispatch.spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an eligible call would run."""
+
+    engine: str
+    workspace_bytes: int
+    """Scratch memory the call needs beside its operands and results."""
+
+
+class Implementation(Protocol):
+    """One way to compute attention. Modules satisfy this, no class needs to."""
+
+    NAME: str
+    """What the user writes in `implementation=`."""
+
+    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+        """Every reason why this call cannot run on this device; empty means it can."""
+        ...
+
+    def plan(self, spec: AttentionSpec, device: Device) -> Plan:
+        """How the call would run; only for calls without reasons against it."""
+        ...
+
+    def unusable_reason(self, device: Device) -> str:
+        """Why no call at all can run on this device here; empty if some can."""
+        ...
+
+    def forward(
+        self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, ...]:
+        """(out,) or (out, lse): `spec.results`."""
+        ...
+
+    def backward(
+        self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, ...]:
+        """The gradients of `spec.options.gradients`, in their order."""
+        ...

@@ -1,0 +1,211 @@
+"""The facts of one attention call: options the caller fixed, and the spec they make with shapes.
+
+Letters used for shapes here and everywhere: B batch, T query length, S key length, N heads,
+K kv heads, G = N // K, H head dim of query and key, V head dim of value.
+
+The arrays of a call are its *operands*, named in `AttentionOptions.operands`. Inside the
+primitive every operand starts with a batch axis, so that `jax.vmap` can fold into it:
+
+====================== ========================== ===================
+operand                shape                      dtype
+====================== ========================== ===================
+query                  [B, T, N, H]               the call's dtype
+key, value             [B, S, K, H], [B, S, K, V] the call's dtype
+bias                   [1|B, 1|N, 1|T, 1|S]       floating
+mask                   [1|B, 1|N, 1|T, 1|S]       bool, True = attend
+query_seq_lengths      [B]                        int32
+key_value_seq_lengths  [B]                        int32
+query_segment_ids      [B, T]                     int32
+key_value_segment_ids  [B, S]                     int32
+alibi_slopes           [1|B, N]                   floating
+sinks                  [1|B, N]                   floating
+dropout_key            [D, words], B % D == 0     uint32 key data
+out, out_grad          [B, T, N, V]               the call's dtype
+lse, lse_grad          [B, N, T]                  `lse_dtype`
+====================== ========================== ===================
+
+The last row pairs belong to the backward pass alone (`lse_grad` only where lse was returned).
+Row d of dropout_key draws the mask of the B / D consecutive batch rows starting at d·B/D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+CausalAlignment = Literal["top_left", "bottom_right"]
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What the caller fixed, shapes left out: the primitive's one static parameter."""
+
+    operands: tuple[str, ...]
+    """Names of the arrays, in the order in which the primitive takes them."""
+    scale: float
+    is_causal: bool = False
+    causal_alignment: CausalAlignment = "top_left"
+    window: tuple[int | None, int | None] = (None, None)
+    """Keys a query may see to its (left, right), inclusive; None is open."""
+    logits_soft_cap: float | None = None
+    dropout_rate: float = 0.0
+    dropout_impl: str | None = None
+    """Name of the PRNG implementation that dropout_key's words belong to."""
+    deterministic: bool = False
+    score_mod: Callable[..., Any] | None = None
+    implementation: tuple[str, ...] = ()
+    """The caller's preference list; empty means the best available for the platform."""
+    needs_lse: bool = False
+    """Forward: lse is wanted, by the caller or as a residual."""
+    gradients: tuple[str, ...] = ()
+    """Backward: the operands whose gradient is wanted. Empty means this is the forward pass."""
+
+
+DIFFERENTIABLE = ("query", "key", "value", "bias", "alibi_slopes", "sinks")
+"""The operands that have gradients."""
+
+
+def backward_options(
+    options: AttentionOptions, gradients: tuple[str, ...], *, has_lse_grad: bool
+) -> AttentionOptions:
+    """The options of the backward call that belongs to a forward call.
+
+    Its operands are the forward's, then out, lse and out_grad, then lse_grad where there is one.
+    """
+    residuals = ("out", "lse", "out_grad") + (("lse_grad",) if has_lse_grad else ())
+    return replace(options, operands=options.operands + residuals, gradients=gradients)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Static shape and dtype name of one array of the call."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Every static fact of one forward or backward attention call; hashable.
+
+    Made by `of` alone, so that a local shard, a vmapped call and the caller's own arrays all
+    derive their facts the same way.
+    """
+
+    options: AttentionOptions
+    operands: tuple[Operand, ...]
+
+    @staticmethod
+    def of(avals: Sequence[Any], options: AttentionOptions) -> AttentionSpec:
+        """The spec of a call with these abstract values, in the order of `options.operands`."""
+        if len(avals) != len(options.operands):
+            raise ValueError(
+                f"expected {len(options.operands)} operands {options.operands}, got {len(avals)}"
+            )
+        operands = tuple(
+            Operand(name, tuple(aval.shape), jnp.dtype(aval.dtype).name)
+            for name, aval in zip(options.operands, avals, strict=True)
+        )
+        return AttentionSpec(options, operands)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Operand]:
+        return {operand.name: operand for operand in self.operands}
+
+    def has(self, name: str) -> bool:
+        """Whether the call has this operand."""
+        return name in self._by_name
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an operand the call has."""
+        return self._by_name[name].shape
+
+    @property
+    def is_backward(self) -> bool:
+        return bool(self.options.gradients)
+
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype of query, key, value and the output."""
+        return self._by_name["query"].dtype
+
+    @property
+    def lse_dtype(self) -> str:
+        """float32, or float64 for float64 inputs, whose gradients would lose digits else."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def batch(self) -> int:
+        return self.shape("query")[0]
+
+    @property
+    def seq_len_q(self) -> int:
+        return self.shape("query")[1]
+
+    @property
+    def num_heads(self) -> int:
+        return self.shape("query")[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.shape("query")[3]
+
+    @property
+    def seq_len_kv(self) -> int:
+        return self.shape("key")[1]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.shape("key")[2]
+
+    @property
+    def head_dim_v(self) -> int:
+        return self.shape("value")[3]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute: some axis of q, k or v has length zero."""
+        return 0 in self.shape("query") + self.shape("key") + self.shape("value")
+
+    @property
+    def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What the call returns: (out,) or (out, lse) forward, the wanted gradients backward."""
+        if self.is_backward:
+            return tuple(
+                jax.ShapeDtypeStruct(self.shape(name), self._by_name[name].dtype)
+                for name in self.options.gradients
+            )
+        b, t, n = self.batch, self.seq_len_q, self.num_heads
+        out = jax.ShapeDtypeStruct((b, t, n, self.head_dim_v), self.dtype)
+        lse = jax.ShapeDtypeStruct((b, n, t), self.lse_dtype)
+        return (out, lse) if self.options.needs_lse else (out,)
+
+    def __str__(self) -> str:
+        direction = "backward" if self.is_backward else "forward"
+        arrays = ", ".join(f"{o.name} {o.dtype}{list(o.shape)}" for o in self.operands)
+        return f"{direction}({', '.join([arrays, *self._features()])})"
+
+    def _features(self) -> list[str]:
+        o = self.options
+        features = [f"scale={o.scale:.6g}"]
+        if o.is_causal:
+            features.append(f"causal {o.causal_alignment}")
+        if o.window != (None, None):
+            features.append(f"window={o.window}")
+        if o.logits_soft_cap is not None:
+            features.append(f"logits_soft_cap={o.logits_soft_cap:g}")
+        if o.dropout_rate:
+            features.append(f"dropout_rate={o.dropout_rate:g}")
+        if o.deterministic:
+            features.append("deterministic")
+        if o.score_mod is not None:
+            features.append("score_mod")
+        if o.gradients:
+            features.append(f"gradients of {'/'.join(o.gradients)}")
+        return features

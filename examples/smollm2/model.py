@@ -1,0 +1,155 @@
+"""A llama-architecture decoder in plain JAX whose every attention is one `attn_dispatch` call.
+
+Letters in the shapes: B batch, T query positions, S key positions, L layers, N query heads,
+K key/value heads (N % K == 0), H head dimension, D model width, F feed-forward width,
+V vocabulary size. Activations have the dtype of the weights; norms, rotary angles and logits
+are float32 whatever that dtype is.
+"""
+
+import dataclasses
+from typing import Any
+
+import attn_dispatch
+import jax
+import jax.numpy as jnp
+
+# {"embed": [V, D], "output": [D, V] (absent when tied), "output_norm": [D],
+#  "layers": {name: [L, ...]}}, see gguf_weights.py.
+Params = dict[str, Any]
+
+
+class InputError(ValueError):
+    """Something was asked for that the example cannot do; the message says what to do instead."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The sizes and constants of one model; hashable, so it can be a static jit argument."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    width: int
+    ffn_width: int
+    vocab: int
+    context: int
+    rope_base: float
+    norm_eps: float
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """Keys and values of earlier positions, both [L, B, S, K, H]."""
+
+    key: jax.Array
+    value: jax.Array
+
+    def padded_to(self, size: int) -> "Cache":
+        """The same cache with room for `size` positions."""
+        pad = [(0, 0), (0, 0), (0, size - self.key.shape[2]), (0, 0), (0, 0)]
+        return Cache(jnp.pad(self.key, pad), jnp.pad(self.value, pad))
+
+
+def forward(
+    params: Params, tokens: jax.Array, config: Config, *, implementation: str | None = None
+) -> tuple[jax.Array, Cache]:
+    """All logits [B, T, V] of tokens [B, T], and the cache [L, B, T, K, H] they leave behind."""
+    rotary = _rotary_angles(jnp.arange(tokens.shape[1])[None], config)
+
+    def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, Cache]:
+        query, key, value = _project(x, weights, rotary, config)
+        # Plain causal attention, nothing else: every implementation can run this call.
+        attended = attn_dispatch.dot_product_attention(
+            query, key, value, is_causal=True, implementation=implementation
+        )
+        return _finish(x, attended, weights, config), Cache(key, value)
+
+    x, cache = jax.lax.scan(layer, params["embed"][tokens], params["layers"])
+    return _logits(x, params, config), cache
+
+
+def decode_step(
+    params: Params, cache: Cache, token: jax.Array, lengths: jax.Array, config: Config
+) -> tuple[jax.Array, Cache]:
+    """Logits [B, V] after one more token [B] per row, and the cache [L, B, S, K, H] with it.
+
+    `lengths` [B] counts the positions each row has in the cache already; what the cache holds
+    beyond them has no influence, so it need not be zero.
+    """
+    rotary = _rotary_angles(lengths[:, None], config)
+    rows = jnp.arange(token.shape[0])
+
+    def layer(x: jax.Array, scanned: tuple[Params, Cache]) -> tuple[jax.Array, Cache]:
+        weights, old = scanned
+        query, key, value = _project(x, weights, rotary, config)  # [B, 1, N or K, H]
+        new = Cache(
+            old.key.at[rows, lengths].set(key[:, 0]), old.value.at[rows, lengths].set(value[:, 0])
+        )
+        # The lengths keep the shapes static while the cache fills. The implementation is left to
+        # the library, since not every one accepts lengths; it warns where it has to fall back.
+        attended = attn_dispatch.dot_product_attention(
+            query, new.key, new.value, key_value_seq_lengths=lengths + 1
+        )
+        return _finish(x, attended, weights, config), new
+
+    x, cache = jax.lax.scan(layer, params["embed"][token[:, None]], (params["layers"], cache))
+    return _logits(x, params, config)[:, 0], cache
+
+
+def _project(
+    x: jax.Array, weights: Params, rotary: tuple[jax.Array, jax.Array], config: Config
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The rotated query [B, T, N, H] and key [B, T, K, H], and the value [B, T, K, H]."""
+    x = _rms_norm(x, weights["attn_norm"], config)
+
+    def heads(name: str, count: int) -> jax.Array:
+        return (x @ weights[name]).reshape(*x.shape[:2], count, config.head_dim)
+
+    query = _rotate(heads("attn_q", config.heads), rotary)
+    key = _rotate(heads("attn_k", config.kv_heads), rotary)
+    return query, key, heads("attn_v", config.kv_heads)
+
+
+def _finish(x: jax.Array, attended: jax.Array, weights: Params, config: Config) -> jax.Array:
+    """The rest of a layer after its attention [B, T, N, H]: output projection and SwiGLU."""
+    x = x + attended.reshape(*x.shape[:2], -1) @ weights["attn_output"]
+    y = _rms_norm(x, weights["ffn_norm"], config)
+    gated = jax.nn.silu(y @ weights["ffn_gate"]) * (y @ weights["ffn_up"])
+    return x + gated @ weights["ffn_down"]
+
+
+def _logits(x: jax.Array, params: Params, config: Config) -> jax.Array:
+    """float32 logits [B, T, V] of the last layer's x [B, T, D]."""
+    x = _rms_norm(x, params["output_norm"], config)
+    output = params["output"] if "output" in params else params["embed"].T
+    return jnp.matmul(x, output, preferred_element_type=jnp.float32)
+
+
+def _rms_norm(x: jax.Array, gain: jax.Array, config: Config) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    normed = wide * jax.lax.rsqrt(mean_square + config.norm_eps)
+    return (normed * gain.astype(jnp.float32)).astype(x.dtype)
+
+
+def _rotary_angles(positions: jax.Array, config: Config) -> tuple[jax.Array, jax.Array]:
+    """cos and sin [B or 1, T, 1, H / 2] of the rotary angles at `positions` [B or 1, T]."""
+    exponents = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    angles = positions[:, :, None, None] * config.rope_base**-exponents
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def _rotate(x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """x [B, T, N, H] with each pair of neighbours (2i, 2i + 1) of H turned by its angle.
+
+    GGUF files of llama models store the query and key weights so that rotary pairs are
+    neighbours, hence no split into two halves here. The order within H is the same for query
+    and key and so cancels in their product.
+    """
+    cos, sin = rotary
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
+    even, odd = pairs[..., 0], pairs[..., 1]
+    turned = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+    return turned.reshape(x.shape).astype(x.dtype)
