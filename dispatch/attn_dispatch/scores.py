@@ -55,6 +55,10 @@ class Scores:
             x = jnp.where(ids[:, :, None, None] > 0, x, 0)
         return heads_first(x).astype(self.narrow)
 
+    def sinks(self) -> jax.Array | None:
+        """The sinks, wide [1|B, N, 1], if there are any."""
+        return self.operands["sinks"].astype(self.wide)[:, :, None] if self.spec.has("sinks") else None
+
     def masked(
         self, q: jax.Array, k: jax.Array, start: jax.Array | int
     ) -> tuple[jax.Array, jax.Array | None]:

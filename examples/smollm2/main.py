@@ -15,6 +15,7 @@ import time
 import attn_dispatch
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tokenizers
 from rich.console import Console
 from rich.progress import Progress, track
@@ -121,7 +122,7 @@ def _load(path: pathlib.Path | None, dtype: jnp.dtype) -> tuple[Model, Params]:
     return Model(checkpoint.config, params, tokenizer, checkpoint.vocabulary.end_id), weights
 
 
-def _score(model: Model, windows: jax.Array, implementation: str | None) -> dict[str, float]:
+def _score(model: Model, windows: np.ndarray, implementation: str | None) -> dict[str, float]:
     with console.status("Compiling the scoring pass"):
         loss = scoring.window_loss.lower(
             model.params, windows[0], model.config, implementation
@@ -175,7 +176,7 @@ def _explain(config: Config, dtype: jnp.dtype, implementation: str | None) -> No
 
 
 def _compare(
-    model: Model, weights: Params, window: jax.Array, implementation: str | None
+    model: Model, weights: Params, window: np.ndarray, implementation: str | None
 ) -> dict[str, float]:
     """How far the run's logits are from XLA's in float32, and how far XLA's own are in its dtype.
 

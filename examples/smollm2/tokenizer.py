@@ -34,7 +34,7 @@ def build_tokenizer(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
             "knows 'smollm' only; use a SmolLM2 GGUF file."
         )
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    merges = [tuple(merge.split(" ")) for merge in vocabulary.merges]
+    merges = [(left, right) for left, right in (merge.split(" ") for merge in vocabulary.merges)]
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=merges))
     # 'smollm': every digit stands alone; the rest is split by the regular expression of GPT-2.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

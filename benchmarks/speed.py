@@ -1,0 +1,135 @@
+"""Speed on one GPU against jax.nn's cuDNN attention, both in the same run.
+
+usage: python benchmarks/speed.py [--rounds N] [--results FOLDER]
+
+Calls are queued back to back, enough of them that a measurement takes about --seconds, and the two
+libraries take turns, so that synchronisation and the card's changing clocks show in neither. The
+ratio of a cell is the median over the rounds of theirs / ours, taken round by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
+
+import attn_dispatch
+from environment import environment
+from kernel_cases import SPEED_CASES
+
+SMALL = (1, 128, 8, 64)
+
+
+def ours(q, k, v, *, is_causal):
+    return attn_dispatch.dot_product_attention(
+        q, k, v, is_causal=is_causal, implementation="cudnn"
+    )
+
+
+def theirs(q, k, v, *, is_causal):
+    return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal, implementation="cudnn")
+
+
+def programs(attention: Callable, is_causal: bool) -> dict[str, Callable]:
+    """Jitted forward, and forward with backward, of (q, k, v, out_grad)."""
+
+    def forward(q, k, v, out_grad):
+        del out_grad
+        return attention(q, k, v, is_causal=is_causal)
+
+    def both(q, k, v, out_grad):
+        out, pull = jax.vjp(lambda *a: attention(*a, is_causal=is_causal), q, k, v)
+        return out, *pull(out_grad)
+
+    return {"forward": jax.jit(forward), "forward_backward": jax.jit(both)}
+
+
+def seconds_per_call(function: Callable, arrays, calls: int) -> float:
+    """Mean wall time of `calls` calls queued back to back."""
+    jax.block_until_ready(function(*arrays))
+    start = time.perf_counter()
+    for _ in range(calls):
+        result = function(*arrays)
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) / calls
+
+
+def compare(shape, is_causal: bool, rounds: int, seconds: float) -> dict[str, dict]:
+    keys = jax.random.split(jax.random.key(0), 4)
+    arrays = [jax.random.normal(key, shape, jnp.bfloat16) for key in keys]
+    mine, other = programs(ours, is_causal), programs(theirs, is_causal)
+    results = {}
+    for direction in mine:
+        for function in (mine[direction], other[direction]):
+            seconds_per_call(function, arrays, 3)
+        calls = max(10, int(seconds / seconds_per_call(other[direction], arrays, 20)))
+        pairs = []
+        for round_index in range(rounds):
+            order = [("ours", mine), ("theirs", other)]
+            if round_index % 2:
+                order.reverse()
+            times = {
+                name: seconds_per_call(program[direction], arrays, calls)
+                for name, program in order
+            }
+            pairs.append((times["ours"], times["theirs"]))
+        ratios = sorted(theirs / ours for ours, theirs in pairs)
+        results[direction] = {
+            "ours_us": 1e6 * statistics.median(pair[0] for pair in pairs),
+            "jax_nn_us": 1e6 * statistics.median(pair[1] for pair in pairs),
+            "ratio": statistics.median(ratios),
+            "ratio_range": [ratios[0], ratios[-1]],
+            "calls_per_round": calls,
+        }
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.15, help="length of one measurement")
+    parser.add_argument("--results", type=pathlib.Path, help="folder for the JSON")
+    args = parser.parse_args()
+
+    facts = environment()
+    rows = []
+    print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
+    print(f"{'':20s}{'forward':>28s}{'forward + backward':>32s}")
+    print(f"{'':20s}{'TFLOP/s   jax.nn   ratio':>28s}{'TFLOP/s   jax.nn   ratio':>32s}")
+    for case in SPEED_CASES:
+        result = compare(case.shape, case.is_causal, args.rounds, args.seconds)
+        cells = []
+        for direction, work in (("forward", 1.0), ("forward_backward", 3.5)):
+            row = result[direction]
+            row["ours_tflops"], row["jax_nn_tflops"] = (
+                work * case.forward_flops / row[key] / 1e6 for key in ("ours_us", "jax_nn_us")
+            )
+            cells.append(
+                f"{row['ours_tflops']:8.0f}{row['jax_nn_tflops']:9.0f}{row['ratio']:8.3f}"
+            )
+        rows.append({"case": str(case), "shape": case.shape, **result})
+        print(f"{case!s:20s}{cells[0]:>28s}{cells[1]:>32s}", flush=True)
+    small = compare(SMALL, False, args.rounds, args.seconds)
+    for direction, row in small.items():
+        print(
+            f"small {SMALL} {direction}: {row['ours_us']:.1f} us, jax.nn {row['jax_nn_us']:.1f} us, "
+            f"ratio {row['ratio']:.3f}"
+        )
+    if args.results:
+        name = f"speed-{facts['device']}-{facts['cudnn']}".replace(" ", "_").replace(".", "_")
+        report = {"environment": facts, "cells": rows, "small_call": small}
+        path = args.results / f"{name}.json"
+        path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

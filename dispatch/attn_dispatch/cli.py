@@ -1,0 +1,55 @@
+"""The `attn-dispatch` command."""
+
+from __future__ import annotations
+
+import argparse
+
+import jax
+
+from attn_dispatch import cudnn_library, select, settings
+from attn_dispatch._version import __version__
+from attn_dispatch.target import device_for, parse, platform_of
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the command."""
+    parser = argparse.ArgumentParser(
+        prog="attn-dispatch", description="One attention call for JAX on NVIDIA, AMD and XLA."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="devices, vendor libraries, and which implementations work")
+    parser.parse_args(arguments)
+    print(info())
+
+
+def info() -> str:
+    """Devices, vendor libraries with versions and paths, and each implementation's state."""
+    jax_devices = jax.devices()
+    lines = [
+        f"attn_dispatch {__version__}, jax {jax.__version__}, jaxlib {jax.lib.__version__}",
+        "",
+        "devices",
+        *(f"  {device.id}: {device.device_kind} ({device.platform})" for device in jax_devices),
+    ]
+    platforms = dict.fromkeys(platform_of(device) for device in jax_devices)
+    devices = [device_for(platform) for platform in platforms]
+    targets = [parse(name) for name in settings.current().targets]
+    lines += [f"  planning for {device} instead" for device in targets if device in devices]
+    lines += ["", "vendor libraries", *_libraries(), "", "implementations"]
+    for device in devices:
+        for implementation in select.IMPLEMENTATIONS:
+            reason = implementation.unusable_reason(device)
+            state = f"not usable: {reason}" if reason else "usable"
+            lines.append(f"  {implementation.NAME} on {device}: {state}")
+    lines.append("  aiter: not part of this version; AMD GPUs run XLA")
+    return "\n".join(lines)
+
+
+def _libraries() -> list[str]:
+    library = cudnn_library.find()
+    path = library.path or "not looked for"
+    if not library.is_usable:
+        return [f"  cuDNN: {library.unusable} [{path}]"]
+    driver = "with a driver" if library.can_run else "no CUDA driver here: can plan, cannot run"
+    return [f"  cuDNN {library.version_text}, {driver} [{path}]"]

@@ -1,0 +1,35 @@
+"""Where and with what something was measured, for the committed results."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+from typing import Any
+
+import attn_dispatch
+import jax
+from attn_dispatch import cudnn_library
+
+
+def environment() -> dict[str, Any]:
+    """Date, device, driver and versions; the commit from git, or from $ATTN_DISPATCH_COMMIT."""
+    library = cudnn_library.find()
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": os.environ.get("ATTN_DISPATCH_COMMIT") or _run("git", "rev-parse", "HEAD"),
+        "device": jax.devices()[0].device_kind,
+        "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "cudnn": library.version_text if library.is_usable else library.unusable,
+        "jax": jax.__version__,
+        "jaxlib": jax.lib.__version__,
+        "attn_dispatch": attn_dispatch.__version__,
+    }
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else "unknown"

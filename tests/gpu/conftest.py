@@ -1,0 +1,67 @@
+"""The GPU suite: run it with `python -m pytest tests/gpu`; it writes what it measured as JSON.
+
+ATTN_DISPATCH_POISON fills results and workspaces with NaN before every call, so nothing that a
+kernel leaves unwritten goes unseen. It must be set before the first call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+os.environ.setdefault("ATTN_DISPATCH_POISON", "1")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import pytest
+from environment import environment
+
+ROWS: dict[str, list[dict]] = {}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--results", default="", help="folder for the JSON of this run")
+
+
+def has_gpu() -> bool:
+    try:
+        return bool(jax.devices("cuda"))
+    except RuntimeError:
+        return False
+
+
+def pytest_collection_modifyitems(config, items):
+    here = pathlib.Path(__file__).parent
+    if has_gpu():
+        return
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture
+def record(request):
+    """Keeps a row of numbers under the test's name, for the results file."""
+
+    def keep(**row):
+        ROWS.setdefault(request.node.originalname, []).append(row)
+
+    return keep
+
+
+def pytest_sessionfinish(session, exitstatus):
+    folder = session.config.getoption("--results")
+    if not folder or not ROWS:
+        return
+    facts = environment()
+    name = "gpu_suite-" + "-".join(
+        facts[key].replace(" ", "_").replace(".", "_") for key in ("device", "cudnn")
+    )
+    report = {
+        "environment": facts,
+        "passed": session.testscollected - session.testsfailed,
+        "failed": session.testsfailed,
+        "rows": ROWS,
+    }
+    pathlib.Path(folder, f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -1,0 +1,143 @@
+"""What a long-running program needs of the custom calls: memory, threads, command buffers, errors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import attn_dispatch
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.compute_on import compute_on
+
+
+def arrays(seed: int, b=2, t=512, n=8, k=2, h=64):
+    keys = jax.random.split(jax.random.key(seed), 4)
+    shapes = ((b, t, n, h), (b, t, k, h), (b, t, k, h), (b, t, n, h))
+    return [
+        jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True)
+    ]
+
+
+@jax.jit
+def step(q, k, v, out_grad):
+    def call(q, k, v):
+        return attn_dispatch.dot_product_attention(
+            q, k, v, is_causal=True, implementation="cudnn"
+        )
+
+    out, pull = jax.vjp(call, q, k, v)
+    return out, *pull(out_grad)
+
+
+def device_bytes_in_use() -> int:
+    """All memory in use on the device, XLA's pool and everyone else's."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    return total.value - free.value
+
+
+def pool_bytes() -> int:
+    stats = jax.devices()[0].memory_stats()
+    return stats.get("pool_bytes") or stats["bytes_reserved"]
+
+
+def test_thousand_calls_do_not_grow_memory(record):
+    operands = arrays(0)
+    for _ in range(20):
+        jax.block_until_ready(step(*operands))
+    before, pool_before = device_bytes_in_use(), pool_bytes()
+    for _ in range(1000):
+        results = step(*operands)
+    jax.block_until_ready(results)
+    outside_before = before - pool_before
+    outside_after = device_bytes_in_use() - pool_bytes()
+    record(calls=1000, outside_pool_before=outside_before, outside_pool_after=outside_after)
+    assert outside_after <= outside_before
+
+
+def test_two_threads_two_streams(record):
+    """Each thread drives its own program; XLA runs them on streams of their own."""
+    inputs = [arrays(seed, t=256 * (seed + 1)) for seed in range(2)]
+    alone = [[np.asarray(x) for x in step(*operands)] for operands in inputs]
+    failures: list[str] = []
+
+    def work(index: int) -> None:
+        for repeat in range(100):
+            got = step(*inputs[index])
+            for name, x, expected in zip("out dq dk dv".split(), got, alone[index], strict=True):
+                # dq is accumulated with atomics: equal up to rounding, out exactly.
+                x, expected = np.asarray(x, np.float32), expected.astype(np.float32)
+                tolerance = 0 if name == "out" else 2e-2 * np.abs(expected).max()
+                if not np.max(np.abs(x - expected)) <= tolerance:
+                    failures.append(f"thread {index}, call {repeat}, {name}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    record(threads=2, calls_each=100, failures=failures)
+    assert not failures
+
+
+def test_two_streams(record):
+    """Two calls of one program on two CUDA streams, which XLA lets overlap."""
+    on_stream_one = compute_on(
+        step, compute_type="gpu_stream:1", out_memory_spaces=jax.memory.Space.Device
+    )
+
+    @jax.jit
+    def both(a, b):
+        return on_stream_one(*a), step(*b)
+
+    a, b = arrays(3, b=8, t=2048), arrays(4, b=8, t=2048)
+    hlo = both.lower(a, b).compile().as_text()
+    assert hlo.count("_xla_stream_annotation") >= 1
+    alone = [[np.asarray(x, np.float32) for x in step(*operands)] for operands in (a, b)]
+    for _ in range(50):
+        for got, expected in zip(both(a, b), alone, strict=True):
+            np.testing.assert_array_equal(np.asarray(got[0], np.float32), expected[0])
+            for x, y in zip(got[1:], expected[1:], strict=True):
+                assert np.max(np.abs(np.asarray(x, np.float32) - y)) <= 2e-2 * np.abs(y).max()
+    record(rounds=50)
+
+
+def test_command_buffer(record):
+    """The same numbers when XLA captures the custom calls in a CUDA graph and replays it."""
+    script = textwrap.dedent("""
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import jax, numpy as np
+        from test_runtime import arrays, step
+        operands = arrays(0)
+        text = step.lower(*operands).compile().as_text()
+        for _ in range(5):
+            results = jax.block_until_ready(step(*operands))
+        np.savez(sys.argv[2], *[np.asarray(x, np.float32) for x in results])
+        print("command_buffer" in text)
+    """)
+    here = os.path.dirname(__file__)
+    results, captured = [], []
+    for name, flag in (("plain", ""), ("captured", "+CUSTOM_CALL")):
+        flags = f"--xla_gpu_enable_command_buffer={flag} --xla_gpu_graph_min_graph_size=1"
+        path = os.path.join("/tmp", f"attn_dispatch_{name}.npz")
+        done = subprocess.run(
+            [sys.executable, "-c", script, here, path],
+            env={**os.environ, "XLA_FLAGS": flags}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        captured.append(done.stdout.strip().splitlines()[-1])
+        results.append(dict(np.load(path)))
+    record(command_buffer_in_hlo=dict(zip(("plain", "captured"), captured, strict=True)))
+    assert captured == ["False", "True"]
+    np.testing.assert_array_equal(results[0]["arr_0"], results[1]["arr_0"])
+    for name in ("arr_1", "arr_2", "arr_3"):
+        scale = np.abs(results[0][name]).max()
+        assert np.max(np.abs(results[0][name] - results[1][name])) <= 2e-2 * scale

@@ -1,0 +1,182 @@
+"""The XLA implementation against the float64 reference, case by case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attn_dispatch import xla
+from attn_dispatch.device import Device
+from attn_dispatch.dropout import dropout_keep_mask, dropout_row_keys
+from cases import CASES, Case, spec_of
+from naive import naive
+from reference import Operands, poison_padding, reference
+
+CPU = Device("cpu", "cpu", "CPU")
+OTHER = Device("other", "other", "an accelerator")
+BY_NAME = {case.name: case for case in CASES}
+
+
+@pytest.fixture(autouse=True)
+def no_rank_promotion():
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def jitted(function: Any, *args: Any) -> Any:
+    """function(*args) under jit, compiled without LLVM's optimisations: twice as fast to compile."""
+    return function(*args)
+
+
+def call(function: Any, options: Any, operands: Operands, device: Device = CPU) -> list[np.ndarray]:
+    """xla.forward or xla.backward, its results checked against `spec.results`."""
+    spec = spec_of(options, operands)
+    assert xla.not_supported_reasons(spec, device) == ()
+    arrays = {name: jnp.asarray(operands[name]) for name in options.operands}
+    results = jitted(lambda arrays: function(spec, device, arrays), arrays)
+    assert [(x.shape, x.dtype) for x in results] == [(x.shape, x.dtype) for x in spec.results]
+    return [np.asarray(x) for x in results]
+
+
+def run(case: Case, device: Device = CPU, poison: float = np.nan) -> Operands:
+    """out, lse and all gradients of a case, with `poison` in all padding."""
+    given = poison_padding(case.operands() | case.cotangents(), poison)
+    out, lse = call(xla.forward, case.forward_options(), given, device)
+    residuals = poison_padding(given | {"out": out, "lse": lse}, poison)
+    options = case.backward_options()
+    gradients = call(xla.backward, options, residuals, device)
+    return {"out": out, "lse": lse, **dict(zip(options.gradients, gradients, strict=True))}
+
+
+def keep_mask(case: Case) -> np.ndarray | None:
+    """The dropout mask that XLA draws in this case, bool [B, N, T, S]."""
+    if not case.dropout:
+        return None
+    operands = case.operands()
+    spec = spec_of(case.forward_options(), operands)
+
+    def draw(key: jax.Array) -> jax.Array:
+        row_keys = dropout_row_keys(spec, {"dropout_key": key})
+        assert row_keys is not None
+        return dropout_keep_mask(spec, row_keys, 0, case.t)
+
+    return np.asarray(jitted(draw, jnp.asarray(operands["dropout_key"])))
+
+
+def difference(got: np.ndarray, expected: np.ndarray) -> float:
+    """Largest absolute difference; infinities must be the same ones, and NaN is never right."""
+    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    assert got.shape == expected.shape
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(got[~finite], expected[~finite])
+    assert np.isfinite(got[finite]).all()
+    return float(np.max(np.abs(got[finite] - expected[finite]), initial=0))
+
+
+def check(case: Case, got: Operands) -> None:
+    """The errors of all results against those of the naive computation in the same dtype."""
+    operands, keep = case.operands() | case.cotangents(), keep_mask(case)
+    expected = reference(case.forward_options(), operands, keep)
+    plain = naive(case.forward_options(), operands, keep)
+    assert set(got) == set(expected) == set(plain)
+    factor = 2 if case.soft_cap is None else 3
+    slack = 1e-12 if case.dtype == "float64" else 1e-5
+    for name, exact in expected.items():
+        plain_error, error = difference(plain[name], exact), difference(got[name], exact)
+        size = np.max(np.abs(exact), initial=0, where=np.isfinite(exact))
+        assert plain_error <= 0.05 * size + slack, f"the reference's {name} is in doubt"
+        allowed = factor * plain_error + slack
+        assert error <= allowed, f"{name}: error {error:.3g}, naive {plain_error:.3g}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_are_as_exact_as_the_naive_ones(case):
+    check(case, run(case))
+
+
+@pytest.mark.parametrize("name", ["plain_bf16", "everything_bf16", "lengths_bf16", "one_kv_head"])
+def test_products_in_16_bits_are_exact_enough(name):
+    check(BY_NAME[name], run(BY_NAME[name], OTHER))
+
+
+@pytest.mark.parametrize("name", ["everything_lengths", "everything_segments", "bias_infinite"])
+def test_float64(name):
+    with jax.enable_x64(True):
+        check(case := replace(BY_NAME[name], dtype="float64"), run(case))
+
+
+@pytest.mark.parametrize("name", ["everything_lengths"])
+def test_float32_under_x64(name):
+    with jax.enable_x64(True):
+        check(BY_NAME[name], run(BY_NAME[name]))
+
+
+def test_infinities_in_padding_reach_nothing():
+    check(BY_NAME["everything_lengths"], run(BY_NAME["everything_lengths"], poison=np.inf))
+
+
+@pytest.mark.parametrize("name", ["mask_dead_rows", "everything_lengths"])
+def test_no_nan_on_the_way(name):
+    with jax.debug_nans(True):
+        check(BY_NAME[name], run(BY_NAME[name], poison=0.0))
+
+
+CHUNKED = ["everything", "everything_lengths", "everything_segments", "bias_of_keys", "mask_of_keys"]
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", CHUNKED)
+def test_chunks_of_rows_change_nothing(name, rows, monkeypatch):
+    case = BY_NAME[name]
+    row_bytes = case.b * case.n * case.s * 4
+    monkeypatch.setattr(xla, "SCORE_BYTES", rows * row_bytes)
+    plan = xla.plan(spec_of(case.forward_options(), case.operands()), CPU)
+    assert plan.workspace_bytes == rows * row_bytes
+    check(case, run(case))
+
+
+@pytest.mark.parametrize("gradient", ["query", "key", "value", "bias", "alibi_slopes", "sinks"])
+def test_gradients_can_be_asked_for_alone(gradient):
+    case = BY_NAME["everything"]
+    given = case.operands() | case.cotangents()
+    out, lse = call(xla.forward, case.forward_options(), given)
+    given |= {"out": out, "lse": lse}
+    everything = case.backward_options()
+    expected = dict(
+        zip(everything.gradients, call(xla.backward, everything, given), strict=True)
+    )
+    (got,) = call(xla.backward, case.backward_options((gradient,)), given)
+    assert difference(got, expected[gradient]) < 1e-6
+
+
+def test_forward_without_lse():
+    case = BY_NAME["plain"]
+    out, _ = call(xla.forward, case.forward_options(), case.operands())
+    (alone,) = call(xla.forward, case.forward_options(needs_lse=False), case.operands())
+    np.testing.assert_array_equal(alone, out)
+
+
+@pytest.mark.parametrize("axis", ["b", "t", "s", "n", "h", "v"])
+def test_empty_arrays(axis):
+    sizes = {axis: 0} | ({"k": 0} if axis == "n" else {})
+    case = Case("empty", **sizes, is_causal=True, sinks=1, alibi=1, lse_grad=True)
+    got = run(case)
+    assert not got["out"].any()
+    assert (got["lse"] == -np.inf).all()
+    assert not any(got[name].any() for name in case.differentiable)
+    assert xla.plan(spec_of(case.forward_options(), case.operands()), CPU).workspace_bytes == 0
+
+
+def test_reasons_against():
+    case = BY_NAME["plain"]
+    options = replace(case.forward_options(), score_mod=lambda score: score)
+    operands = {name: np.zeros(x.shape, np.int8) for name, x in case.operands().items()}
+    reasons = xla.not_supported_reasons(spec_of(options, operands), CPU)
+    assert len(reasons) == 2
+    assert "score_mod" in reasons[0]
+    assert "int8" in reasons[1]
+    assert xla.unusable_reason(CPU) == ""
