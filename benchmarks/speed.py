@@ -30,9 +30,7 @@ SMALL = (1, 128, 8, 64)
 
 
 def ours(q, k, v, *, is_causal):
-    return attn_dispatch.dot_product_attention(
-        q, k, v, is_causal=is_causal, implementation="cudnn"
-    )
+    return attn_dispatch.dot_product_attention(q, k, v, is_causal=is_causal, implementation="cudnn")
 
 
 def theirs(q, k, v, *, is_causal):
@@ -78,8 +76,7 @@ def compare(shape, is_causal: bool, rounds: int, seconds: float) -> dict[str, di
             if round_index % 2:
                 order.reverse()
             times = {
-                name: seconds_per_call(program[direction], arrays, calls)
-                for name, program in order
+                name: seconds_per_call(program[direction], arrays, calls) for name, program in order
             }
             pairs.append((times["ours"], times["theirs"]))
         ratios = sorted(theirs / ours for ours, theirs in pairs)
@@ -113,16 +110,14 @@ def main() -> None:
             row["ours_tflops"], row["jax_nn_tflops"] = (
                 work * case.forward_flops / row[key] / 1e6 for key in ("ours_us", "jax_nn_us")
             )
-            cells.append(
-                f"{row['ours_tflops']:8.0f}{row['jax_nn_tflops']:9.0f}{row['ratio']:8.3f}"
-            )
+            cells.append(f"{row['ours_tflops']:8.0f}{row['jax_nn_tflops']:9.0f}{row['ratio']:8.3f}")
         rows.append({"case": str(case), "shape": case.shape, **result})
         print(f"{case!s:20s}{cells[0]:>28s}{cells[1]:>32s}", flush=True)
     small = compare(SMALL, False, args.rounds, args.seconds)
     for direction, row in small.items():
         print(
-            f"small {SMALL} {direction}: {row['ours_us']:.1f} us, jax.nn {row['jax_nn_us']:.1f} us, "
-            f"ratio {row['ratio']:.3f}"
+            f"small {SMALL} {direction}: {row['ours_us']:.1f} us, "
+            f"jax.nn {row['jax_nn_us']:.1f} us, ratio {row['ratio']:.3f}"
         )
     if args.results:
         name = f"speed-{facts['device']}-{facts['cudnn']}".replace(" ", "_").replace(".", "_")

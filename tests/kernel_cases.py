@@ -1,4 +1,4 @@
-"""Cases at the sizes kernels are made for: for planning without a GPU, for accuracy and speed on one.
+"""Cases at the sizes kernels are made for, to plan without a GPU and to check and time on one.
 
 Each uses the default scale, 1 / sqrt(h).
 """
@@ -85,7 +85,7 @@ class SpeedCase:
 
     @property
     def forward_flops(self) -> float:
-        """4 · B · T² · N · H, half of it under causality; the backward pass counts 2.5 times this."""
+        """4 · B · T² · N · H, halved by causality; the backward pass counts 2.5 times this."""
         b, t, n, h = self.shape
         return 4 * b * t * t * n * h * (0.5 if self.is_causal else 1)
 

@@ -57,7 +57,7 @@ def normalise(
     Raises:
       ValueError: with expected and got, for whatever does not fit together.
     """
-    given = {name: jnp.asarray(arrays[name]) for name in ARRAY_ARGUMENTS if arrays[name] is not None}
+    given = {n: jnp.asarray(arrays[n]) for n in ARRAY_ARGUMENTS if arrays[n] is not None}
     shape = _check_qkv(given["query"], given["key"], given["value"])
     _complete_segment_ids(given, shape)
 
@@ -156,8 +156,7 @@ def _score_shaped(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     rank = max(len(full), 4)
     full = (1,) * (rank - len(full)) + full
     if x.ndim > rank or any(
-        got not in (1, expected)
-        for got, expected in zip(x.shape[::-1], full[::-1], strict=False)
+        got not in (1, expected) for got, expected in zip(x.shape[::-1], full[::-1], strict=False)
     ):
         raise ValueError(
             f"{name}: expected a shape that broadcasts to [batch, heads, queries, keys] "
@@ -175,7 +174,9 @@ def _lengths(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     _check_integer(name, x)
     allowed = [shape.leading] if shape.leading else [(), (1,)]
     if x.shape not in allowed:
-        raise ValueError(f"{name}: expected the batch dims {list(allowed[-1])}, got {list(x.shape)}")
+        raise ValueError(
+            f"{name}: expected the batch dims {list(allowed[-1])}, got {list(x.shape)}"
+        )
     return x.reshape(shape.batch).astype(jnp.int32)
 
 
@@ -199,9 +200,7 @@ def _segment_ids(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     _check_integer(name, x)
     length = shape.seq_len_q if name.startswith("query") else shape.seq_len_kv
     if x.shape != (*shape.leading, length):
-        raise ValueError(
-            f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}"
-        )
+        raise ValueError(f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}")
     return _fold(x, inner_dims=1).astype(jnp.int32)
 
 

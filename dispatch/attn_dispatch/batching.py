@@ -30,9 +30,7 @@ def fold_batch(
       and that no gradient is asked of stays as it is), and a function that turns the results into
       arrays with a leading axis of that size.
     """
-    size = next(
-        x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None
-    )
+    size = next(x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None)
     mapped = {
         name: _leading(x, dim, size)
         for name, x, dim in zip(options.operands, operands, dims, strict=True)

@@ -148,7 +148,7 @@ def _unsupported_options(spec: AttentionSpec) -> list[str]:
         "a deterministic backward pass": o.deterministic and spec.is_backward,
         "the gradient through lse": spec.has("lse_grad"),
     }
-    reasons = [f"{what}: not run through cuDNN by this version" for what, yes in not_run.items() if yes]
+    reasons = [f"{x}: not run through cuDNN by this version" for x, yes in not_run.items() if yes]
     if spec.dtype not in ("float16", "bfloat16"):
         reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
     if spec.is_empty:

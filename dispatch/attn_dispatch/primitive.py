@@ -1,8 +1,8 @@
 """The JAX primitives attn_fwd and attn_bwd, and the differentiable call made of them.
 
-A primitive takes the operands as arrays and one static parameter, the options. Whatever JAX does to
-the call (vmap, sharding, export), its lowering sees the arrays that are really there, makes the spec
-of them, and asks `select` who computes it.
+A primitive takes the operands as arrays and one static parameter, the options. Whatever JAX does
+to the call (vmap, sharding, export), its lowering sees the arrays that are really there, makes the
+spec of them, and asks `select` who computes it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,86 @@
+"""The XLA implementation's memory is linear in the sequence lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from attn_dispatch import xla
+from attn_dispatch.device import Device
+from attn_dispatch.spec import AttentionOptions, AttentionSpec, backward_options
+
+LONG = 32768
+CPU = Device("cpu", "cpu", "CPU")
+
+
+def operands(b: int = 1, n: int = 2, k: int = 1, h: int = 64) -> dict[str, jax.ShapeDtypeStruct]:
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+        "query": ((b, LONG, n, h), jnp.bfloat16),
+        "key": ((b, LONG, k, h), jnp.bfloat16),
+        "value": ((b, LONG, k, h), jnp.bfloat16),
+        "bias": ((b, n, 1, LONG), jnp.float32),
+        "mask": ((b, 1, 1, LONG), jnp.bool_),
+        "query_seq_lengths": ((b,), jnp.int32),
+        "query_segment_ids": ((b, LONG), jnp.int32),
+        "key_value_segment_ids": ((b, LONG), jnp.int32),
+        "alibi_slopes": ((1, n), jnp.float32),
+        "sinks": ((1, n), jnp.float32),
+        "dropout_key": ((1, 2), jnp.uint32),
+    }
+    return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
+
+
+def call(direction: str) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
+    """A forward or backward call with every option at once, and its abstract operands."""
+    arrays = operands()
+    options = AttentionOptions(
+        operands=tuple(arrays),
+        scale=0.125,
+        is_causal=True,
+        causal_alignment="bottom_right",
+        window=(4096, None),
+        logits_soft_cap=30.0,
+        dropout_rate=0.1,
+        dropout_impl="threefry2x32",
+        needs_lse=True,
+    )
+    forward_spec = AttentionSpec.of(list(arrays.values()), options)
+    if direction == "forward":
+        return (lambda given: xla.forward(forward_spec, CPU, given)), arrays
+    out, lse = forward_spec.results
+    arrays |= {"out": out, "lse": lse, "out_grad": out, "lse_grad": lse}
+    gradients = ("query", "key", "value", "bias", "alibi_slopes", "sinks")
+    options = backward_options(options, gradients, has_lse_grad=True)
+    spec = AttentionSpec.of(list(arrays.values()), options)
+    return (lambda given: xla.backward(spec, CPU, given)), arrays
+
+
+def values(jaxpr: Any) -> Iterator[Any]:
+    """The types of everything that a jaxpr computes, its inner jaxprs included."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval for variable in equation.outvars)
+        for parameter in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                yield from values(inner)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_nothing_grows_with_both_lengths(direction):
+    function, arrays = call(direction)
+    found = list(values(jax.make_jaxpr(function)(arrays).jaxpr))
+    assert len(found) > 100
+    largest = max(found, key=lambda aval: getattr(aval, "size", 0))
+    assert largest.size <= xla.SCORE_BYTES // 4, largest
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_compiled_memory(direction):
+    function, arrays = call(direction)
+    quickly = jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+    memory = quickly.lower(arrays).compile().memory_analysis()
+    one_dense_array = arrays["query"].shape[2] * LONG * LONG * 4
+    assert memory.temp_size_in_bytes < one_dense_array / 4
