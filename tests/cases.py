@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from attn_dispatch.spec import (
     DIFFERENTIABLE,
     AttentionOptions,

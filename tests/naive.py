@@ -11,6 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from attn_dispatch.spec import DIFFERENTIABLE, AttentionOptions
 from reference import Operands, allowed, poison_padding, relative_positions, segment_ids
 

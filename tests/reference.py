@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from attn_dispatch.spec import AttentionOptions
 
 Operands = dict[str, np.ndarray]

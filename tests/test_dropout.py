@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from attn_dispatch.dropout import dropout_keep_mask, dropout_row_keys
 from attn_dispatch.spec import AttentionOptions, AttentionSpec
 

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from attn_dispatch.masks import allowed
 from attn_dispatch.positions import Positions
 from attn_dispatch.spec import AttentionOptions, AttentionSpec
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from reference import Operands, segment_ids
 from reference import allowed as reference_allowed
 

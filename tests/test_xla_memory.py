@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+
 from attn_dispatch import xla
 from attn_dispatch.device import Device
 from attn_dispatch.spec import AttentionOptions, AttentionSpec, backward_options

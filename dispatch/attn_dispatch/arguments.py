@@ -58,6 +58,9 @@ def normalise(
       ValueError: with expected and got, for whatever does not fit together.
     """
     given = {n: jnp.asarray(arrays[n]) for n in ARRAY_ARGUMENTS if arrays[n] is not None}
+    for name in ("query", "key", "value"):
+        if name not in given:
+            raise ValueError(f"{name}: expected an array, got None")
     shape = _check_qkv(given["query"], given["key"], given["value"])
     _complete_segment_ids(given, shape)
 
@@ -235,7 +238,13 @@ def _key_data(key: jax.Array) -> tuple[jax.Array, str]:
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         impl, data = str(jax.random.key_impl(key)), jax.random.key_data(key)
     elif key.dtype == jnp.uint32 and key.ndim == 1:
-        impl, data = str(jax.random.key_impl(key)), key
+        try:  # a raw key counts as one of JAX's default PRNG, as it does in jax.random
+            impl, data = str(jax.random.key_impl(key)), key
+        except TypeError as error:
+            raise ValueError(
+                "dropout_key: expected the words of a key of JAX's default PRNG, got "
+                f"{key.shape[0]} words"
+            ) from error
     else:
         raise ValueError(
             f"dropout_key: expected a single JAX PRNG key, got {key.dtype.name}{list(key.shape)}"
@@ -308,7 +317,8 @@ def _check_score_mod(score_mod: Any) -> Callable[..., Any] | None:
 def _check_implementation(implementation: str | Sequence[str] | None) -> tuple[str, ...]:
     if implementation is None:
         return ()
-    wanted = (implementation,) if isinstance(implementation, str) else tuple(implementation)
+    wanted = (implementation,) if isinstance(implementation, str) else implementation
+    wanted = tuple(wanted) if isinstance(wanted, Sequence) else ()
     known = select.names()
     if not wanted or any(name not in known for name in wanted):
         raise ValueError(

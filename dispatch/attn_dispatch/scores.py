@@ -57,7 +57,9 @@ class Scores:
 
     def sinks(self) -> jax.Array | None:
         """The sinks, wide [1|B, N, 1], if there are any."""
-        return self.operands["sinks"].astype(self.wide)[:, :, None] if self.spec.has("sinks") else None
+        if not self.spec.has("sinks"):
+            return None
+        return self.operands["sinks"].astype(self.wide)[:, :, None]
 
     def masked(
         self, q: jax.Array, k: jax.Array, start: jax.Array | int

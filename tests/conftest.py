@@ -1,0 +1,29 @@
+"""The CPU suite: `python -m pytest`. The GPU suite is `python -m pytest tests/gpu`."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import jax
+import pytest
+from attn_dispatch import select
+
+_GPU_SUITE = pathlib.Path(__file__).parent / "gpu"
+
+
+def pytest_configure(config):
+    """Everything but the GPU suite asked for by name runs on the CPU, on machines with a GPU too."""
+    paths = [pathlib.Path(argument.split("::")[0]).resolve() for argument in config.args]
+    if any(path == _GPU_SUITE or _GPU_SUITE in path.parents for path in paths):
+        return
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # for the processes that tests start
+    jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(monkeypatch):
+    """No setting of the caller's environment, and no warning already given, reaches a test."""
+    monkeypatch.delenv("ATTN_DISPATCH_TARGET", raising=False)
+    monkeypatch.delenv("ATTN_DISPATCH_FALLBACK", raising=False)
+    select._warn_once.cache_clear()

@@ -1,0 +1,220 @@
+"""Every wrong call is a ValueError that says what was expected and what was given."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attn_dispatch import dot_product_attention, explain
+
+Q = np.zeros((2, 3, 4, 8), np.float32)
+KV = np.zeros((2, 5, 2, 8), np.float32)
+KEY = jax.random.key(0)
+
+
+def array(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+_WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    # query, key, value
+    ({"query": None}, "query: expected an array, got None"),
+    ({"value": None}, "value: expected an array, got None"),
+    ({"query": array(4, 8)},
+     "query: expected at least 3 dims [..., length, heads, dim], got [4, 8]"),
+    ({"key": array(5)}, "key: expected at least 3 dims [..., length, heads, dim], got [5]"),
+    ({"value": array()}, "value: expected at least 3 dims [..., length, heads, dim], got []"),
+    ({"query": Q.astype(int)}, "query: expected a floating dtype, got int32"),
+    ({"query": Q.astype(np.complex64)}, "query: expected a floating dtype, got complex64"),
+    ({"key": KV.astype(bool)}, "key: expected a floating dtype, got bool"),
+    ({"key": KV.astype(np.float16)}, "key: expected query's dtype float32, got float16"),
+    ({"value": KV.astype(jnp.bfloat16)}, "value: expected query's dtype float32, got bfloat16"),
+    ({"key": array(3, 5, 2, 8)}, "key: expected query's batch dims [2], got [3]"),
+    ({"key": array(1, 5, 2, 8)}, "key: expected query's batch dims [2], got [1]"),
+    ({"key": array(5, 2, 8)}, "key: expected query's batch dims [2], got []"),
+    ({"key": array(1, 2, 5, 2, 8)}, "key: expected query's batch dims [2], got [1, 2]"),
+    ({"key": array(2, 5, 2, 7)}, "key: expected query's head dim 8, got 7"),
+    ({"value": array(2, 6, 2, 8)},
+     "value: expected key's batch dims, length and heads [2, 5, 2], got [2, 6, 2]"),
+    ({"value": array(2, 5, 4, 8)},
+     "value: expected key's batch dims, length and heads [2, 5, 2], got [2, 5, 4]"),
+    ({"value": array(3, 5, 2, 8)},
+     "value: expected key's batch dims, length and heads [2, 5, 2], got [3, 5, 2]"),
+    ({"query": array(2, 3, 5, 8)},
+     "query: expected the number of heads to be a multiple of key's 2, got 5"),
+    ({"query": array(2, 3, 1, 8)},
+     "query: expected the number of heads to be a multiple of key's 2, got 1"),
+    ({"key": array(2, 5, 0, 8), "value": array(2, 5, 0, 8)},
+     "query: expected the number of heads to be a multiple of key's 0, got 4"),
+    # bias and mask
+    ({"mask": array(3, 5, dtype=np.int32)},
+     "mask: expected dtype bool (True = attend), got int32"),
+    ({"mask": array(3, 5)}, "mask: expected dtype bool (True = attend), got float32"),
+    ({"bias": array(3, 5, dtype=bool)}, "bias: expected a floating dtype, got bool"),
+    ({"bias": array(3, 5, dtype=np.int8)}, "bias: expected a floating dtype, got int8"),
+    *(
+        ({"bias": array(*shape)},
+         "bias: expected a shape that broadcasts to [batch, heads, queries, keys] [2, 4, 3, 5], "
+         f"got {list(shape)}")
+        for shape in ((3, 4, 3, 5), (2, 2, 3, 5), (4, 3), (5, 3), (2,), (1, 2, 4, 3, 5), (0,))
+    ),
+    ({"mask": array(2, 4, 1, 3, 5, dtype=bool)},
+     "mask: expected a shape that broadcasts to [batch, heads, queries, keys] [2, 4, 3, 5], "
+     "got [2, 4, 1, 3, 5]"),
+    # lengths
+    ({"query_seq_lengths": [1.0, 2.0]},
+     "query_seq_lengths: expected an integer dtype, got float32"),
+    ({"key_value_seq_lengths": [True, False]},
+     "key_value_seq_lengths: expected an integer dtype, got bool"),
+    ({"query_seq_lengths": [1, 2, 3]},
+     "query_seq_lengths: expected the batch dims [2], got [3]"),
+    ({"key_value_seq_lengths": 4}, "key_value_seq_lengths: expected the batch dims [2], got []"),
+    ({"key_value_seq_lengths": [[4, 4]]},
+     "key_value_seq_lengths: expected the batch dims [2], got [1, 2]"),
+    # segment ids
+    ({"query_segment_ids": array(2, 3), "key_value_segment_ids": array(2, 5, dtype=int)},
+     "query_segment_ids: expected an integer dtype, got float32"),
+    ({"query_segment_ids": array(2, 5, dtype=int), "key_value_segment_ids": array(2, 5, dtype=int)},
+     "query_segment_ids: expected shape [2, 3], got [2, 5]"),
+    ({"query_segment_ids": array(2, 3, dtype=int), "key_value_segment_ids": array(5, dtype=int)},
+     "key_value_segment_ids: expected shape [2, 5], got [5]"),
+    ({"query_segment_ids": array(2, 3, dtype=int)},
+     "segment ids: expected both query_segment_ids and key_value_segment_ids where query and key "
+     "differ in length (3 and 5), got only query_segment_ids"),
+    ({"key_value_segment_ids": array(2, 5, dtype=int)},
+     "segment ids: expected both query_segment_ids and key_value_segment_ids where query and key "
+     "differ in length (3 and 5), got only key_value_segment_ids"),
+    # per head
+    ({"alibi_slopes": array(4, dtype=int)}, "alibi_slopes: expected a floating dtype, got int32"),
+    ({"alibi_slopes": array(2)}, "alibi_slopes: expected shape [4] or [2, 4], got [2]"),
+    ({"alibi_slopes": array(1, 4)}, "alibi_slopes: expected shape [4] or [2, 4], got [1, 4]"),
+    ({"sinks": array(2, 2)}, "sinks: expected shape [4] or [2, 4], got [2, 2]"),
+    ({"sinks": array()}, "sinks: expected shape [4] or [2, 4], got []"),
+    ({"sinks": array(4, dtype=bool)}, "sinks: expected a floating dtype, got bool"),
+    # dropout
+    ({"dropout_rate": 0.1},
+     "dropout_key: expected a JAX PRNG key with dropout_rate=0.1, got None"),
+    ({"dropout_rate": 1.0, "dropout_key": KEY}, "dropout_rate: expected 0 <= rate < 1, got 1.0"),
+    ({"dropout_rate": -0.1}, "dropout_rate: expected 0 <= rate < 1, got -0.1"),
+    ({"dropout_rate": float("nan")}, "dropout_rate: expected 0 <= rate < 1, got nan"),
+    ({"dropout_rate": None}, "dropout_rate: expected a static number, got NoneType"),
+    ({"dropout_rate": "half"}, "dropout_rate: expected a static number, got str"),
+    ({"dropout_rate": 0.1, "dropout_key": 7},
+     "dropout_key: expected a single JAX PRNG key, got int32[]"),
+    ({"dropout_rate": 0.1, "dropout_key": array(2)},
+     "dropout_key: expected a single JAX PRNG key, got float32[2]"),
+    ({"dropout_rate": 0.1, "dropout_key": array(3, 2, dtype=np.uint32)},
+     "dropout_key: expected a single JAX PRNG key, got uint32[3, 2]"),
+    ({"dropout_rate": 0.1, "dropout_key": array(3, dtype=np.uint32)},
+     "dropout_key: expected the words of a key of JAX's default PRNG, got 3 words"),
+    ({"dropout_rate": 0.1, "dropout_key": jax.random.split(KEY, 3)},
+     "dropout_key: expected a single key, got keys of shape (3,)"),
+    # numbers
+    ({"scale": float("nan")}, "scale: expected a finite number, got nan"),
+    ({"scale": float("inf")}, "scale: expected a finite number, got inf"),
+    ({"scale": "big"}, "scale: expected a static number, got str"),
+    ({"scale": np.zeros(2)}, "scale: expected a static number, got ndarray"),
+    ({"logits_soft_cap": 0.0}, "logits_soft_cap: expected a positive number or None, got 0.0"),
+    ({"logits_soft_cap": -2}, "logits_soft_cap: expected a positive number or None, got -2.0"),
+    ({"logits_soft_cap": float("inf")},
+     "logits_soft_cap: expected a positive number or None, got inf"),
+    ({"logits_soft_cap": [1.0]}, "logits_soft_cap: expected a static number, got list"),
+    *(
+        ({"local_window_size": window},
+         "local_window_size: expected a non-negative int or a pair (left, right) of non-negative "
+         f"ints or None, got {window!r}")
+        for window in (-1, (1, -1), (1,), (1, 2, 3), (), 1.5, (1, 2.0), "ab", (None, "1"))
+    ),
+    # choices
+    ({"is_causal": 1}, "is_causal: expected True or False, got 1"),
+    ({"is_causal": None}, "is_causal: expected True or False, got None"),
+    ({"deterministic": "yes"}, "deterministic: expected True or False, got 'yes'"),
+    ({"return_residual": 1}, "return_residual: expected True or False, got 1"),
+    ({"return_lse": "lse"}, "return_lse: expected True or False, got 'lse'"),
+    *(
+        ({"causal_alignment": alignment},
+         "causal_alignment: expected one of ('top_left', 'bottom_right'), got "
+         f"{alignment!r}")
+        for alignment in ("bottom", "", None, 0)
+    ),
+    ({"score_mod": 3}, "score_mod: expected a function or None, got 3"),
+    *(
+        ({"implementation": wanted},
+         "implementation: expected None, one of ('cudnn', 'xla'), or a list of them in order of "
+         f"preference; got {wanted!r}")
+        for wanted in ("triton", "", ["xla", "triton"], [], 3, [None])
+    ),
+)  # fmt: skip
+
+
+def _name(case: Any) -> str | None:
+    if not isinstance(case, dict):
+        return None
+    name, value = next(iter(case.items()))
+    shape = getattr(value, "shape", None)
+    return f"{name}-{value!r}" if shape is None else f"{name}-{value.dtype}{list(shape)}"
+
+
+@pytest.mark.parametrize(("change", "message"), _WRONG, ids=_name)
+def test_wrong_call(change: dict[str, Any], message: str):
+    call = {"query": Q, "key": KV, "value": KV} | change
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        dot_product_attention(**call)
+
+
+def test_the_call_that_the_wrong_ones_start_from_is_right():
+    assert dot_product_attention(Q, KV, KV).shape == (2, 3, 4, 8)
+
+
+@pytest.mark.parametrize("name", ["bias", "mask"])
+def test_mask_shape_is_told_with_all_batch_dims(name: str):
+    q, kv = array(2, 3, 4, 2, 8), array(2, 3, 6, 2, 8)
+    wrong = array(2, 2, 4, 6, dtype=bool if name == "mask" else np.float32)
+    message = (
+        f"{name}: expected a shape that broadcasts to [batch, heads, queries, keys] "
+        "[2, 3, 2, 4, 6], got [2, 2, 4, 6]"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        dot_product_attention(q, kv, kv, **{name: wrong})
+
+
+_STATIC = {
+    "scale": (0.5, "scale: expected a static number"),
+    "is_causal": (True, "is_causal: expected True or False"),
+    "deterministic": (True, "deterministic: expected True or False"),
+    "return_lse": (True, "return_lse: expected True or False"),
+    "return_residual": (True, "return_residual: expected True or False"),
+    "local_window_size": (2, "local_window_size: expected a non-negative int or a pair"),
+    "logits_soft_cap": (3.0, "logits_soft_cap: expected a static number"),
+    "dropout_rate": (0.0, "dropout_rate: expected a static number"),
+    "causal_alignment": (1, "causal_alignment: expected one of"),
+    "implementation": (1, "implementation: expected None, one of"),
+}
+
+
+@pytest.mark.parametrize("name", _STATIC)
+def test_tracer_as_static_argument(name: str):
+    value, message = _STATIC[name]
+    call = jax.jit(lambda x: dot_product_attention(Q, KV, KV, **{name: x}))
+    with pytest.raises(ValueError, match=re.escape(message) + ".*Tracer"):
+        call(value)
+
+
+def test_wrong_call_under_jit_and_in_explain():
+    message = re.escape("key: expected query's head dim 8, got 7")
+    wrong = array(2, 5, 2, 7)
+    with pytest.raises(ValueError, match=message):
+        jax.jit(dot_product_attention)(Q, wrong, KV)
+    with pytest.raises(ValueError, match=message):
+        explain(Q, jax.ShapeDtypeStruct(wrong.shape, wrong.dtype), KV)
+
+
+def test_unknown_argument():
+    with pytest.raises(TypeError, match="causal"):
+        dot_product_attention(Q, KV, KV, causal=True)  # pyright: ignore
+    with pytest.raises(TypeError, match="causal"):
+        explain(Q, KV, KV, causal=True)
