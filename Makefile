@@ -28,6 +28,9 @@ demo: $(VENV)/demo-packages
 test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/cudnn-9.12
 	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
 	  $(BIN)/python -m pytest
+ifeq ($(HAS_NVIDIA),yes)
+	$(BIN)/python -m pytest tests/gpu
+endif
 
 lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages
 	$(BIN)/ruff check .

@@ -55,6 +55,7 @@ def seconds_per_call(function: Callable, arrays, calls: int) -> float:
     """Mean wall time of `calls` calls queued back to back."""
     jax.block_until_ready(function(*arrays))
     start = time.perf_counter()
+    result = None
     for _ in range(calls):
         result = function(*arrays)
     jax.block_until_ready(result)
@@ -91,7 +92,7 @@ def compare(shape, is_causal: bool, rounds: int, seconds: float) -> dict[str, di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Speed against jax.nn on cuDNN.")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.15, help="length of one measurement")
     parser.add_argument("--results", type=pathlib.Path, help="folder for the JSON")

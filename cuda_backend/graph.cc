@@ -15,13 +15,15 @@ class GraphBuilder {
       : spec_(spec), graph_(std::make_shared<fe::graph::Graph>()) {
     // Before any node is added: each copies what it finds.
     graph_->set_sm_version(device.sm).set_sm_count(device.sm_count);
-    graph_->set_io_data_type(spec.dtype == "float16" ? fe::DataType_t::HALF
-                                                     : fe::DataType_t::BFLOAT16)
+    graph_
+        ->set_io_data_type(spec.dtype == "float16" ? fe::DataType_t::HALF
+                                                   : fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
   }
 
-  // An operand laid out [batch, length, heads, dim], which cuDNN sees as [batch, heads, length, dim].
+  // An operand laid out [batch, length, heads, dim], which cuDNN sees as [batch, heads, length,
+  // dim].
   Tensor operand(const char* name, int64_t heads, int64_t length, int64_t dim) {
     auto attributes = fe::graph::Tensor_attributes().set_name(name);
     return graph_->tensor(attributes.set_dim({spec_.batch, heads, length, dim})
@@ -121,7 +123,9 @@ class GraphBuilder {
     return {length * heads * dim, dim, heads * dim, 1};
   }
 
-  std::vector<int64_t> lse_dims() const { return {spec_.batch, spec_.num_heads, spec_.seq_len_q, 1}; }
+  std::vector<int64_t> lse_dims() const {
+    return {spec_.batch, spec_.num_heads, spec_.seq_len_q, 1};
+  }
 
   std::vector<int64_t> lse_strides() const {
     return {spec_.num_heads * spec_.seq_len_q, spec_.seq_len_q, 1, 1};
@@ -143,11 +147,14 @@ Status check(const SdpaSpec& s) {
   }
   for (int64_t extent : {s.batch, s.num_heads, s.num_kv_heads, s.seq_len_q, s.seq_len_kv,
                          s.head_dim, s.head_dim_v}) {
-    if (extent < 1) return wrong("expected every extent to be positive, got " + std::to_string(extent));
+    if (extent < 1)
+      return wrong("expected every extent to be positive, got " + std::to_string(extent));
   }
-  if (s.num_heads % s.num_kv_heads != 0) return wrong("num_heads is not a multiple of num_kv_heads");
+  if (s.num_heads % s.num_kv_heads != 0)
+    return wrong("num_heads is not a multiple of num_kv_heads");
   // Strides must be multiples of 16 bytes: github.com/NVIDIA/cudnn-frontend/issues/1571.
-  if (s.head_dim % 8 != 0 || s.head_dim_v % 8 != 0) return wrong("a head dim is not a multiple of 8");
+  if (s.head_dim % 8 != 0 || s.head_dim_v % 8 != 0)
+    return wrong("a head dim is not a multiple of 8");
   return {};
 }
 

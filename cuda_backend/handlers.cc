@@ -19,25 +19,29 @@
 
 namespace ffi = xla::ffi;
 
+namespace attn_dispatch {
+
 // FFI decodes Text attributes through the view type it knows.
 template <typename T>
 struct AttributeOf {
   using Type = T;
 };
 template <>
-struct AttributeOf<attn_dispatch::Text> {
+struct AttributeOf<Text> {
   using Type = std::string_view;
 };
 
-#define COMMA ,
-#define FIELD(type, name) xla::ffi::StructMember<AttributeOf<type>::Type>(#name)
-namespace attn_dispatch {
-using ::AttributeOf;
-}
-using attn_dispatch::Text;
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(attn_dispatch::SdpaSpec, ATTN_SDPA_SPEC(FIELD, COMMA));
+template <typename T>
+using Member = ffi::StructMember<typename AttributeOf<T>::Type>;
+
+}  // namespace attn_dispatch
+
+using attn_dispatch::Text;  // the list of fields names it
+#define FIRST(type, name) attn_dispatch::Member<type>(#name)
+#define FIELD(type, name) , FIRST(type, name)
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(attn_dispatch::SdpaSpec, ATTN_SDPA_SPEC(FIRST, FIELD));
+#undef FIRST
 #undef FIELD
-#undef COMMA
 
 namespace attn_dispatch {
 namespace {
@@ -83,12 +87,17 @@ ffi::Error to_ffi(const Status& status) {
   const std::string text =
       std::string("attn_dispatch cuDNN (") + code_name(status.code) + "): " + status.message;
   switch (status.code) {
-    case Code::kOk: return ffi::Error::Success();
-    case Code::kWrongCall: return ffi::Error(ffi::ErrorCode::kInvalidArgument, text);
-    case Code::kUnsupported: return ffi::Error(ffi::ErrorCode::kUnimplemented, text);
-    case Code::kLibrary: return ffi::Error(ffi::ErrorCode::kFailedPrecondition, text);
+    case Code::kOk:
+      return ffi::Error::Success();
+    case Code::kWrongCall:
+      return ffi::Error(ffi::ErrorCode::kInvalidArgument, text);
+    case Code::kUnsupported:
+      return ffi::Error(ffi::ErrorCode::kUnimplemented, text);
+    case Code::kLibrary:
+      return ffi::Error(ffi::ErrorCode::kFailedPrecondition, text);
     case Code::kFinalizeFailed:
-    case Code::kDevice: break;
+    case Code::kDevice:
+      break;
   }
   return ffi::Error(ffi::ErrorCode::kInternal, text);
 }
@@ -191,8 +200,7 @@ ffi::Error Execute(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::Re
   return to_ffi(plan.value->execute(handle.value, buffers.pointers(), buffers.workspace()));
 }
 
-XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate,
-                       ffi::Ffi::BindInstantiate().Attrs<SdpaSpec>());
+XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, ffi::Ffi::BindInstantiate().Attrs<SdpaSpec>());
 XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
                        ffi::Ffi::BindInitialize()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()

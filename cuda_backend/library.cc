@@ -48,7 +48,8 @@ std::string beside_this_library(const char* file_name) {
 // Opens a stand-in built beside this library. Its soname is that of the real one, so cuDNN's own
 // dlopen of that name finds it loaded already.
 void* open_stand_in(const std::string& name) {
-  return dlopen(beside_this_library(("libattn_dispatch_" + name + ".so").c_str()).c_str(), RTLD_NOW);
+  return dlopen(beside_this_library(("libattn_dispatch_" + name + ".so").c_str()).c_str(),
+                RTLD_NOW);
 }
 
 Status load_driver(Library& lib) {
@@ -58,9 +59,10 @@ Status load_driver(Library& lib) {
   const std::string why = loader_error();
   lib.driver = open_stand_in("no_driver");
   if (!lib.driver) {
-    return {Code::kLibrary, "cuDNN needs a CUDA driver library even to plan, and neither the "
-                            "driver's (" + why + ") nor the stand-in (" + loader_error() +
-                            ") could be loaded"};
+    return {Code::kLibrary,
+            "cuDNN needs a CUDA driver library even to plan, and neither the "
+            "driver's (" +
+                why + ") nor the stand-in (" + loader_error() + ") could be loaded"};
   }
   lib.driver_is_stand_in = true;
   // Planning asks cuBLASLt for its version and aborts the process where there is none. Without a

@@ -13,7 +13,8 @@ typedef struct CUstream_st* cudaStream_t;
 namespace attn_dispatch {
 
 // Loads libcudnn.so.9 from `path` (a name or a path), after making sure that a CUDA driver library
-// can be loaded: the real one, or a stand-in (stand_ins/) with which cuDNN can plan but not run. The first success is final: one process speaks to one cuDNN. Returns its version, 91900 for
+// can be loaded: the real one, or a stand-in (stand_ins/) with which cuDNN can plan but not run.
+// The first success is final: one process speaks to one cuDNN. Returns its version, 91900 for
 // 9.19.0.
 Result<int64_t> load_cudnn(const std::string& path);
 

@@ -39,11 +39,11 @@ Text cast_attribute<Text>(const py::handle& value) {
 SdpaSpec spec_from(const py::dict& attributes) {
   SdpaSpec spec;
   size_t known = 0;
-#define FIELD(type, name)                                                     \
-  if (!attributes.contains(#name)) throw py::key_error("missing: " #name);    \
-  spec.name = cast_attribute<type>(attributes[#name]);                        \
+#define FIELD(type, name)                                                  \
+  if (!attributes.contains(#name)) throw py::key_error("missing: " #name); \
+  spec.name = cast_attribute<type>(attributes[#name]);                     \
   ++known;
-  ATTN_SDPA_SPEC(FIELD, )
+  ATTN_SDPA_SPEC(FIELD, FIELD)
 #undef FIELD
   if (attributes.size() != known) {
     throw py::value_error("expected " + std::to_string(known) + " attributes, got " +
@@ -79,7 +79,8 @@ PYBIND11_MODULE(_cuda, m) {
       "load_cudnn", [](const std::string& path) { return value_or_throw(load_cudnn(path)); },
       py::arg("path"), py::call_guard<py::gil_scoped_release>(),
       "Load libcudnn.so.9 from a name or path; the first success is final. Returns its version.");
-  m.def("cudnn_version", &cudnn_version, "Version of the loaded cuDNN, 91900 for 9.19.0; 0 if none.");
+  m.def("cudnn_version", &cudnn_version,
+        "Version of the loaded cuDNN, 91900 for 9.19.0; 0 if none.");
   m.def("driver_is_stand_in", &driver_is_stand_in,
         "Whether no CUDA driver is here, so that plans can be made but not run.");
   m.def(
@@ -110,8 +111,10 @@ PYBIND11_MODULE(_cuda, m) {
     result["hits"] = stats.hits;
     return result;
   });
-  m.def("ffi_handlers", [] { return capsules(ffi_handlers()); },
-        "Stage name -> capsule, for jax.ffi.register_ffi_target.");
-  m.def("ffi_state_type", [] { return capsules(ffi_state_type()); },
-        "type_id and type_info capsules, for jax.ffi.register_ffi_type.");
+  m.def(
+      "ffi_handlers", [] { return capsules(ffi_handlers()); },
+      "Stage name -> capsule, for jax.ffi.register_ffi_target.");
+  m.def(
+      "ffi_state_type", [] { return capsules(ffi_state_type()); },
+      "type_id and type_info capsules, for jax.ffi.register_ffi_type.");
 }

@@ -15,26 +15,28 @@ struct Text : std::string {
   Text(std::string_view view) : std::string(view) {}  // NOLINT: implicit on purpose
 };
 
-// FIELD(type, name), with SEPARATOR between two fields.
-#define ATTN_SDPA_SPEC(FIELD, SEPARATOR)                                       \
-  FIELD(bool, backward) SEPARATOR          /* else forward */                  \
-  FIELD(Text, dtype) SEPARATOR             /* "float16" or "bfloat16" */       \
-  FIELD(int64_t, batch) SEPARATOR                                              \
-  FIELD(int64_t, num_heads) SEPARATOR                                          \
-  FIELD(int64_t, num_kv_heads) SEPARATOR                                       \
-  FIELD(int64_t, seq_len_q) SEPARATOR                                          \
-  FIELD(int64_t, seq_len_kv) SEPARATOR                                         \
-  FIELD(int64_t, head_dim) SEPARATOR       /* of query and key, a multiple of 8 */ \
-  FIELD(int64_t, head_dim_v) SEPARATOR     /* of value and output, a multiple of 8 */ \
-  FIELD(float, scale) SEPARATOR                                                \
-  FIELD(bool, is_causal) SEPARATOR                                             \
-  FIELD(bool, bottom_right) SEPARATOR      /* causal alignment, else top left */ \
-  FIELD(bool, full_lengths) SEPARATOR      /* two int32 [batch] operands give the lengths */ \
-  FIELD(bool, needs_lse)                   /* forward: write the log-sum-exp */
+// FIRST(type, name), then FIELD(type, name) for every further field.
+// clang-format off
+#define ATTN_SDPA_SPEC(FIRST, FIELD)                                          \
+  FIRST(bool, backward)       /* else forward */                              \
+  FIELD(Text, dtype)          /* "float16" or "bfloat16" */                   \
+  FIELD(int64_t, batch)                                                       \
+  FIELD(int64_t, num_heads)                                                   \
+  FIELD(int64_t, num_kv_heads)                                                \
+  FIELD(int64_t, seq_len_q)                                                   \
+  FIELD(int64_t, seq_len_kv)                                                  \
+  FIELD(int64_t, head_dim)    /* of query and key, a multiple of 8 */         \
+  FIELD(int64_t, head_dim_v)  /* of value and output, a multiple of 8 */      \
+  FIELD(float, scale)                                                         \
+  FIELD(bool, is_causal)                                                      \
+  FIELD(bool, bottom_right)   /* causal alignment, else top left */           \
+  FIELD(bool, full_lengths)   /* two int32 [batch] operands give lengths */   \
+  FIELD(bool, needs_lse)      /* forward: write the log-sum-exp */
+// clang-format on
 
 struct SdpaSpec {
 #define FIELD(type, name) type name{};
-  ATTN_SDPA_SPEC(FIELD, )
+  ATTN_SDPA_SPEC(FIELD, FIELD)
 #undef FIELD
 
   // A name for this spec that no other spec has: the first part of every cache key.
@@ -42,7 +44,7 @@ struct SdpaSpec {
     std::ostringstream out;
     out.precision(9);
 #define FIELD(type, name) out << #name "=" << name << ' ';
-    ATTN_SDPA_SPEC(FIELD, )
+    ATTN_SDPA_SPEC(FIELD, FIELD)
 #undef FIELD
     return out.str();
   }

@@ -19,12 +19,18 @@ enum class Code {
 // The name under which Python and the messages speak of a code.
 inline const char* code_name(Code code) {
   switch (code) {
-    case Code::kOk: return "ok";
-    case Code::kWrongCall: return "wrong call";
-    case Code::kUnsupported: return "unsupported";
-    case Code::kFinalizeFailed: return "finalize failed";
-    case Code::kLibrary: return "library";
-    case Code::kDevice: return "device";
+    case Code::kOk:
+      return "ok";
+    case Code::kWrongCall:
+      return "wrong call";
+    case Code::kUnsupported:
+      return "unsupported";
+    case Code::kFinalizeFailed:
+      return "finalize failed";
+    case Code::kLibrary:
+      return "library";
+    case Code::kDevice:
+      return "device";
   }
   return "unknown";
 }
@@ -42,15 +48,15 @@ struct [[nodiscard]] Result {
   Status status;
 
   Result() = default;
-  Result(T v) : value(std::move(v)) {}                // NOLINT: implicit on purpose
+  Result(T v) : value(std::move(v)) {}                    // NOLINT: implicit on purpose
   Result(Status failure) : status(std::move(failure)) {}  // NOLINT: implicit on purpose
 
   bool ok() const { return status.ok(); }
 };
 
-#define ATTN_RETURN_IF_ERROR(expression)                       \
+#define ATTN_RETURN_IF_ERROR(expression)                     \
   if (::attn_dispatch::Status s_ = (expression); !s_.ok()) { \
-    return s_;                                                 \
+    return s_;                                               \
   }
 
 }  // namespace attn_dispatch

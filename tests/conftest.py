@@ -7,6 +7,7 @@ import pathlib
 
 import jax
 import pytest
+
 from attn_dispatch import select
 
 _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"

@@ -7,8 +7,10 @@ import os
 import subprocess
 from typing import Any
 
-import attn_dispatch
 import jax
+import jaxlib
+
+import attn_dispatch
 from attn_dispatch import cudnn_library
 
 
@@ -22,9 +24,17 @@ def environment() -> dict[str, Any]:
         "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "cudnn": library.version_text if library.is_usable else library.unusable,
         "jax": jax.__version__,
-        "jaxlib": jax.lib.__version__,
+        "jaxlib": jaxlib.__version__,
         "attn_dispatch": attn_dispatch.__version__,
     }
+
+
+def cuda_devices() -> list[Any]:
+    """The CUDA devices of this process; empty where there are none."""
+    try:
+        return jax.devices("cuda")
+    except RuntimeError:
+        return []
 
 
 def _run(*command: str) -> str:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from attn_dispatch import dot_product_attention, explain
 
 Q = np.zeros((2, 3, 4, 8), np.float32)

@@ -15,7 +15,7 @@ from attn_dispatch import xla
 from attn_dispatch.device import Device
 from attn_dispatch.dropout import dropout_keep_mask, dropout_row_keys
 from cases import CASES, Case, lse_dtype, spec_of
-from naive import naive
+from naive import COMPILE_QUICKLY, naive
 from reference import Operands, poison_padding, reference
 
 CPU = Device("cpu", "cpu", "CPU")
@@ -30,8 +30,7 @@ def no_rank_promotion():
 
 
 def jitted(function: Any, *args: Any) -> Any:
-    """function(*args) under jit, without LLVM's optimisations, which take longest to compile."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})(*args)
+    return jax.jit(function, compiler_options=COMPILE_QUICKLY)(*args)
 
 
 def call(function: Any, options: Any, operands: Any, device: Device = CPU) -> tuple[Any, ...]:
@@ -181,7 +180,7 @@ def test_forward_without_lse():
 
 @pytest.mark.parametrize("axis", ["b", "t", "s", "n", "h", "v"])
 def test_empty_arrays(axis):
-    sizes = {axis: 0} | ({"k": 0} if axis == "n" else {})
+    sizes: dict[str, Any] = {axis: 0} | ({"k": 0} if axis == "n" else {})
     case = Case("empty", **sizes, is_causal=True, sinks=1, alibi=1, lse_grad=True)
     got = run(case)
     assert not got["out"].any()

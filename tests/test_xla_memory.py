@@ -81,7 +81,7 @@ def test_nothing_grows_with_both_lengths(direction):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_compiled_memory(direction):
     function, arrays = call(direction)
-    quickly = jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
-    memory = quickly.lower(arrays).compile().memory_analysis()
+    memory = jax.jit(function).lower(arrays).compile().memory_analysis()
+    assert memory is not None
     one_dense_array = arrays["query"].shape[2] * LONG * LONG * 4
     assert memory.temp_size_in_bytes < one_dense_array / 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -106,7 +106,8 @@ def dot_product_attention(
     """
     arguments = locals()  # exactly the parameters: nothing is defined before this line
     call = normalise(**arguments)
-    out, *lse = attention(call.options, call.operands)
+    # jax.custom_vjp forgets the type of what it wraps.
+    out, *lse = cast("tuple[jax.Array, ...]", attention(call.options, call.operands))
     results = [_unfold(call, out)]
     if lse:
         # Inside lse is [B, N, T]; outside it has the layout of query.

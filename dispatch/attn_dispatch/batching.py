@@ -49,7 +49,7 @@ def fold_batch(
     folded = [fold(name) for name in options.operands]
 
     def unfold(results: Sequence[jax.Array]) -> list[jax.Array]:
-        apart = [x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in results]
+        apart = [x.reshape(size, batch, *x.shape[1:]) for x in results]
         for i, name in enumerate(options.gradients):
             # The gradient of an operand that a call's rows shared is the sum over its rows.
             if mapped[name].shape[1] != apart[i].shape[1]:

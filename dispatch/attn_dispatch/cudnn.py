@@ -151,7 +151,7 @@ def _unsupported_options(spec: AttentionSpec) -> list[str]:
     reasons = [f"{x}: not run through cuDNN by this version" for x, yes in not_run.items() if yes]
     if spec.dtype not in ("float16", "bfloat16"):
         reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
-    if spec.is_empty:
+    if spec.is_empty or 0 in (spec.head_dim, spec.head_dim_v):
         reasons.append("an axis has length zero, so there is nothing to compute")
     return reasons
 

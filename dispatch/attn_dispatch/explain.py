@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import dataclass
 
 import jax
+import jaxlib
 
 from attn_dispatch import cudnn_library, select
 from attn_dispatch._version import __version__
@@ -92,11 +93,10 @@ def _backward_of(spec: AttentionSpec) -> AttentionSpec:
 def _versions() -> tuple[tuple[str, str], ...]:
     library = cudnn_library.find()
     cudnn = library.version_text if library.is_usable else "not usable"
-    jaxlib = jax.lib.__version__
     return (
         ("attn_dispatch", __version__),
         ("jax", jax.__version__),
-        ("jaxlib", jaxlib),
+        ("jaxlib", jaxlib.__version__),
         ("cuDNN", cudnn),
     )
 

@@ -24,8 +24,10 @@ class Plan:
 class Implementation(Protocol):
     """One way to compute attention. Modules satisfy this, no class needs to."""
 
-    NAME: str
-    """What the user writes in `implementation=`."""
+    @property
+    def NAME(self) -> str:
+        """What the user writes in `implementation=`."""
+        ...
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
         """Every reason why this call cannot run on this device; empty means it can."""

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
@@ -76,7 +77,7 @@ attention.defvjp(_attention_fwd, _attention_bwd, symbolic_zeros=True)
 
 def _abstract_eval(*avals, options: AttentionOptions):
     return [
-        jax.core.ShapedArray(result.shape, result.dtype)
+        ShapedArray(result.shape, result.dtype)
         for result in AttentionSpec.of(avals, options).results
     ]
 

@@ -170,8 +170,8 @@ class AttentionSpec:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute: some axis of q, k or v has length zero."""
-        return 0 in self.shape("query") + self.shape("key") + self.shape("value")
+        """Whether there are no scores. A head dim of zero is no reason: its scores are all 0."""
+        return 0 in self.shape("query")[:3] + self.shape("key")[:3]
 
     @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -55,10 +56,10 @@ def default_device() -> Device:
     named = _by_platform(settings.current().targets)
     if len(named) == 1:
         return next(iter(named.values()))
-    return device_for(platform_of(jax.devices()[0]))
+    return device_for(platform_of(jax.local_devices()[0]))
 
 
-def platform_of(device: jax.Device) -> str:
+def platform_of(device: Any) -> str:
     """The name lowering uses for a device's platform; JAX calls both vendors' "gpu"."""
     if device.platform != "gpu":
         return device.platform
@@ -119,7 +120,7 @@ def _nvidia(properties: str, *, is_present: bool) -> Device:
 
 def _present_nvidia() -> Device:
     try:
-        device = jax.devices("cuda")[0]
+        device = jax.local_devices(backend="cuda")[0]
     except RuntimeError:
         return Device("cuda", UNKNOWN_ARCH, "an NVIDIA GPU", is_present=False)
     library = cudnn_library.find()
@@ -131,7 +132,7 @@ def _present_nvidia() -> Device:
 
 def _present_amd() -> Device:
     try:
-        device = jax.devices("rocm")[0]
+        device = jax.local_devices(backend="rocm")[0]
     except RuntimeError:
         return Device("rocm", UNKNOWN_ARCH, "an AMD GPU", is_present=False)
     return Device("rocm", str(getattr(device, "compute_capability", UNKNOWN_ARCH)), "AMD GPU")

@@ -12,7 +12,6 @@ import platform
 import sys
 import time
 
-import attn_dispatch
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +19,8 @@ import tokenizers
 from rich.console import Console
 from rich.progress import Progress, track
 from rich.table import Table
+
+import attn_dispatch
 
 from . import generate, gguf_weights, scoring
 from .model import Config, InputError, Params

@@ -9,9 +9,10 @@ are float32 whatever that dtype is.
 import dataclasses
 from typing import Any
 
-import attn_dispatch
 import jax
 import jax.numpy as jnp
+
+import attn_dispatch
 
 # {"embed": [V, D], "output": [D, V] (absent when tied), "output_norm": [D],
 #  "layers": {name: [L, ...]}}, see gguf_weights.py.

@@ -13,9 +13,9 @@ import pathlib
 os.environ.setdefault("ATTN_DISPATCH_POISON", "1")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-import jax
 import pytest
-from environment import environment
+
+from environment import cuda_devices, environment
 
 ROWS: dict[str, list[dict]] = {}
 
@@ -24,16 +24,9 @@ def pytest_addoption(parser):
     parser.addoption("--results", default="", help="folder for the JSON of this run")
 
 
-def has_gpu() -> bool:
-    try:
-        return bool(jax.devices("cuda"))
-    except RuntimeError:
-        return False
-
-
 def pytest_collection_modifyitems(config, items):
     here = pathlib.Path(__file__).parent
-    if has_gpu():
+    if cuda_devices():
         return
     for item in items:
         if here in item.path.parents:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import attn_dispatch
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import attn_dispatch
 from attn_dispatch import cudnn, select
 from attn_dispatch.padding import pad_last
 from attn_dispatch.target import default_device

@@ -9,10 +9,11 @@ import sys
 import textwrap
 import threading
 
-import attn_dispatch
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+import attn_dispatch
 
 
 def arrays(seed: int, b=2, t=512, n=8, k=2, h=64):

@@ -1,0 +1,27 @@
+"""What tests need of cuDNN on a machine without a GPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from attn_dispatch import cudnn_library
+from attn_dispatch.spec import AttentionSpec
+from cases import Case, spec_of
+
+needs_cudnn = pytest.mark.skipif(
+    not cudnn_library.find().is_usable, reason=f"cuDNN: {cudnn_library.find().unusable}"
+)
+"""Planning, and so lowering for cuda, needs attn_dispatch._cuda and cuDNN, and no GPU."""
+
+
+def forward_spec(case: Case, *, needs_lse: bool = True) -> AttentionSpec:
+    return spec_of(case.forward_options(needs_lse=needs_lse), case.operands())
+
+
+def backward_spec(case: Case) -> AttentionSpec:
+    out = jax.ShapeDtypeStruct((case.b, case.t, case.n, case.v), case.dtype)
+    lse = jax.ShapeDtypeStruct((case.b, case.n, case.t), jnp.float32)
+    residuals = {"out": out, "out_grad": out, "lse": lse}
+    return spec_of(case.backward_options(), case.operands() | residuals)

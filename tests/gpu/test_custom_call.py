@@ -1,0 +1,110 @@
+"""The custom call on its own: exported modules, and calls whose parts contradict each other."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attn_dispatch
+from attn_dispatch import cudnn
+from attn_dispatch.target import default_device
+from cases import spec_of
+from kernel_cases import KERNEL_CASES
+
+CASE = next(case for case in KERNEL_CASES if case.name == "bfloat16_d64_causal")
+
+
+def arrays() -> list[jax.Array]:
+    operands = CASE.operands()
+    return [jnp.asarray(operands[name]) for name in ("query", "key", "value")]
+
+
+def attend(q, k, v):
+    return attn_dispatch.dot_product_attention(q, k, v, is_causal=True)
+
+
+def call_directly(operands=None, out=None, workspace_bytes=1 << 20, **changes):
+    """The forward custom call with something about it changed."""
+    spec = spec_of(CASE.forward_options(needs_lse=False), CASE.operands())
+    q, k, v = arrays() if operands is None else operands
+    attributes = cudnn._ffi_attributes(cudnn._attributes(spec, full_lengths=False))
+    results = [
+        jax.ShapeDtypeStruct((CASE.b, CASE.t, CASE.n, CASE.v) if out is None else out, q.dtype),
+        jax.ShapeDtypeStruct((workspace_bytes,), jnp.uint8),
+    ]
+    cudnn.register()
+    call = jax.ffi.ffi_call(cudnn.FORWARD_TARGET, results)
+    return jax.block_until_ready(
+        jax.jit(lambda q, k, v: call(q, k, v, **(attributes | changes)))(q, k, v)
+    )
+
+
+def test_called_directly():
+    np.testing.assert_array_equal(call_directly()[0], jax.jit(attend)(*arrays()))
+
+
+def test_too_small_workspace():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="lower it again here"):
+        call_directly(workspace_bytes=0)
+
+
+def test_wrong_buffer():
+    q, k, v = arrays()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="buffer 1: expected"):
+        call_directly(operands=(q, k[:, :128], v))
+
+
+def test_wrong_result():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="buffer 3: expected"):
+        call_directly(out=(1, CASE.t, CASE.n, CASE.v))
+
+
+def test_wrong_attributes():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Wrong number of attributes"):
+        call_directly(surplus=np.int64(1))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not a multiple of num_kv_heads"):
+        call_directly(num_kv_heads=np.int64(3))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="expected dtype float16 or bfloat16"):
+        call_directly(dtype="float32")
+
+
+@pytest.mark.parametrize("target", ["here", "sm90"])
+def test_exported_module_runs_in_a_new_process(target, tmp_path, record):
+    """Also when it was lowered for a device known only by its properties."""
+    checks = [
+        jax.export.DisabledSafetyCheck.custom_call(name)
+        for name in (cudnn.FORWARD_TARGET, cudnn.BACKWARD_TARGET)
+    ]
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays()]
+    targets = () if target == "here" else (target,)
+    with attn_dispatch.target(*targets):
+        exported = jax.export.export(
+            jax.jit(attend), platforms=("cuda", "cpu"), disabled_checks=checks
+        )(*shapes)
+    (tmp_path / "module").write_bytes(exported.serialize())
+    code = """
+        import pathlib, sys
+        import attn_dispatch, jax, numpy as np
+        from test_custom_call import arrays
+        attn_dispatch.register_cudnn_calls()
+        module = jax.export.deserialize(pathlib.Path(sys.argv[1]).read_bytes())
+        np.save(sys.argv[2], np.asarray(module.call(*arrays()), np.float32))
+    """
+    here = str(pathlib.Path(__file__).parent)
+    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", ""), str(pathlib.Path(here).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), tmp_path / "module", tmp_path / "out.npy"],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = np.asarray(jax.jit(attend)(*arrays()), np.float32)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
+    record(target=target, device=str(default_device()))
