@@ -194,6 +194,8 @@ CASES: tuple[Case, ...] = (
     Case("one_key", s=1),
     Case("wide_value", v=5, h=8),
     Case("odd_head_dim", h=3, v=7),
+    Case("no_head_dim", h=0, is_causal=True, bias=(2, 4, 10, 14)),
+    Case("no_value_dim", v=0, lse_grad=True),
     Case("causal", is_causal=True),
     Case("causal_more_queries", is_causal=True, t=14, s=10),
     Case("bottom_right", **_BOTTOM_RIGHT),

@@ -178,7 +178,7 @@ def test_forward_without_lse():
     assert difference(out, cached_run(case)["out"]) < 1e-6
 
 
-@pytest.mark.parametrize("axis", ["b", "t", "s", "n", "h", "v"])
+@pytest.mark.parametrize("axis", ["b", "t", "s", "n"])
 def test_empty_arrays(axis):
     sizes: dict[str, Any] = {axis: 0} | ({"k": 0} if axis == "n" else {})
     case = Case("empty", **sizes, is_causal=True, sinks=1, alibi=1, lse_grad=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,8 +106,7 @@ def dot_product_attention(
     """
     arguments = locals()  # exactly the parameters: nothing is defined before this line
     call = normalise(**arguments)
-    # jax.custom_vjp forgets the type of what it wraps.
-    out, *lse = cast("tuple[jax.Array, ...]", attention(call.options, call.operands))
+    out, *lse = attention(call.options, call.operands)
     results = [_unfold(call, out)]
     if lse:
         # Inside lse is [B, N, T]; outside it has the layout of query.

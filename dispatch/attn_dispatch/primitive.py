@@ -7,18 +7,23 @@ spec of them, and asks `select` who computes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax._src import dispatch
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import select
 from attn_dispatch.batching import fold_batch
+from attn_dispatch.partitioning import can_partition, partitioned
 from attn_dispatch.spec import (
     DIFFERENTIABLE,
     AttentionOptions,
@@ -28,9 +33,27 @@ from attn_dispatch.spec import (
 from attn_dispatch.target import device_for
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attention(options: AttentionOptions, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """(out,) or, if options.needs_lse, (out, lse): see spec.py for shapes."""
+    """(out,) or, if options.needs_lse, (out, lse), differentiable; see spec.py for shapes."""
+    # jax.custom_vjp forgets the type of what it wraps.
+    return cast("tuple[jax.Array, ...]", _attention(options, _vary_alike(operands)))
+
+
+def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Under shard_map, what is the same on all devices is made to vary like the rest.
+
+    The transpose of that is a sum over the devices: what the gradient of a shared operand is.
+    """
+    axes = frozenset[str]().union(*(jax.typeof(x).mat.varying for x in operands))
+    missing = [tuple(sorted(axes - jax.typeof(x).mat.varying)) for x in operands]
+    return tuple(
+        jax.lax.pcast(x, over, to="varying") if over else x
+        for x, over in zip(operands, missing, strict=True)
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(options: AttentionOptions, operands: tuple[jax.Array, ...]):
     return tuple(attn_fwd_p.bind(*operands, options=options))
 
 
@@ -72,14 +95,27 @@ def _is_zero(cotangent) -> bool:
     return isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
 
 
-attention.defvjp(_attention_fwd, _attention_bwd, symbolic_zeros=True)
+_attention.defvjp(_attention_fwd, _attention_bwd, symbolic_zeros=True)
 
 
 def _abstract_eval(*avals, options: AttentionOptions):
+    spec = AttentionSpec.of(avals, options)
+    # `_vary_alike` has made the operands agree on the varying axes of a surrounding shard_map.
     return [
-        ShapedArray(result.shape, result.dtype)
-        for result in AttentionSpec.of(avals, options).results
+        ShapedArray(x.shape, x.dtype, sharding=sharding, manual_axis_type=avals[0].mat)
+        for x, sharding in zip(spec.results, _result_shardings(spec, avals), strict=True)
     ]
+
+
+def _result_shardings(spec: AttentionSpec, avals) -> list[NamedSharding]:
+    """Results are sharded as their operands are: gradients alike, out and lse as query."""
+    by_name = dict(zip(spec.options.operands, avals, strict=True))
+    if spec.is_backward:
+        return [by_name[name].sharding for name in spec.options.gradients]
+    sharding = by_name["query"].sharding
+    batch, _, heads, _ = sharding.spec
+    specs = (P(batch, None, heads, None), P(batch, heads, None))
+    return [NamedSharding(sharding.mesh, x) for x in specs[: len(spec.results)]]
 
 
 def _compute(*operands: jax.Array, options: AttentionOptions, platform: str):
@@ -94,8 +130,17 @@ def _compute(*operands: jax.Array, options: AttentionOptions, platform: str):
 def _lower(ctx, *operands, options: AttentionOptions, platform: str | None = None):
     # The default rule serves whatever platform has no rule of its own; ctx knows which.
     platform = platform or (ctx.platforms or ctx.module_context.platforms)[0]
-    rule = mlir.lower_fun(partial(_compute, options=options, platform=platform))
-    return rule(ctx, *operands)
+    return _lower_as(partial(_compute, options=options, platform=platform), ctx, operands)
+
+
+def _lower_as(function: Callable[..., Any], ctx, operands):
+    """Lower a call as this JAX function of its operands.
+
+    Shardings that are part of types (Explicit mesh axes, shard_map's varying axes) end here: what
+    follows is the partitioner's business.
+    """
+    plain = [ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in]
+    return mlir.lower_fun(function)(ctx.replace(avals_in=plain), *operands)
 
 
 def _batch(primitive: Primitive, operands: Sequence[jax.Array], dims, *, options: AttentionOptions):
@@ -105,19 +150,50 @@ def _batch(primitive: Primitive, operands: Sequence[jax.Array], dims, *, options
 
 
 @lru_cache(maxsize=4096)
-def _jitted(primitive: Primitive, options: AttentionOptions):
-    return jax.jit(partial(primitive.bind, options=options))
+def _bind(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
+    return partial(primitive.bind, options=options)
+
+
+@lru_cache(maxsize=4096)
+def _jitted(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
+    return jax.jit(_bind(primitive, options))
+
+
+def _lower_partitioned(ctx, *operands, shard: Primitive, options: AttentionOptions):
+    # custom_partitioning under Explicit axes fails to compile with JAX 0.11 and newer.
+    is_explicit = AxisType.Explicit in ctx.avals_in[0].sharding.mesh.axis_types
+
+    def call(*operands):
+        spec, bind = AttentionSpec.of(operands, options), _bind(shard, options)
+        if is_explicit or not can_partition(spec):
+            return bind(*operands)
+        return partitioned(bind, spec, operands)
+
+    return _lower_as(call, ctx, operands)
+
+
+def _make_shard_primitive(name: str) -> Primitive:
+    """The call on one device: chosen and computed for the platform it is lowered for."""
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(_abstract_eval)
+    mlir.register_lowering(primitive, _lower)
+    for platform in ("cuda", "rocm"):
+        mlir.register_lowering(primitive, partial(_lower, platform=platform), platform=platform)
+    return primitive
 
 
 def _make_primitive(name: str) -> Primitive:
-    primitive = Primitive(name)
+    """The call as JAX transforms it; lowers to calls of each device's shard."""
+    primitive, shard = Primitive(name), _make_shard_primitive(f"{name}_shard")
     primitive.multiple_results = True
     primitive.def_impl(lambda *operands, options: _jitted(primitive, options)(*operands))
     primitive.def_abstract_eval(_abstract_eval)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
-    mlir.register_lowering(primitive, _lower)
-    for platform in ("cuda", "rocm"):
-        mlir.register_lowering(primitive, partial(_lower, platform=platform), platform=platform)
+    mlir.register_lowering(primitive, partial(_lower_partitioned, shard=shard))
+    # custom_partitioning asks for the devices, which JAX tells a lowering only for primitives that
+    # it knows to ask. There is no public way to say so.
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
     return primitive
 
 

@@ -1,0 +1,56 @@
+"""Arrays sharded over several devices: right numbers, and nothing gathered that need not be."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+TOLERANCE = 5e-6  # a shard's sums may be taken in another order
+
+
+@pytest.fixture(scope="module")
+def report():
+    script = pathlib.Path(__file__).with_name("partitioned_calls.py")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
+@pytest.mark.parametrize(
+    "sharding",
+    ["batch", "heads", "batch_and_heads", "batch_over_both", "heads_over_both", "sequence"],
+)
+def test_jit(report, sharding, kv_heads):
+    assert report[f"{sharding}-{kv_heads}"]["error"] <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "out"),
+    [
+        ("batch-2", ["x"]),
+        ("batch-1", ["x"]),
+        ("batch_over_both-2", [["x", "y"]]),
+        ("heads-8", [None, None, "y"]),
+        ("heads-2", [None, None, "y"]),
+        ("batch_and_heads-8", ["x", None, "y"]),
+        ("batch_and_heads-2", ["x", None, "y"]),
+        ("heads_over_both-8", [None, None, ["x", "y"]]),
+    ],
+)
+def test_batch_and_kv_heads_stay_sharded(report, name, out):
+    assert not report[name]["gathers"]
+    assert report[name]["out"] == out
+
+
+def test_explicit_axes(report):
+    assert report["explicit"]["error"] <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["shard_map", "shard_map_window", "shard_map_bias"])
+def test_shard_map(report, name):
+    assert report[name] <= 2e-5  # gradients of shared operands sum over all rows

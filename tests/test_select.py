@@ -1,0 +1,220 @@
+"""Who computes a call: the order, what the caller may demand, and what is said about a fallback."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attn_dispatch
+from attn_dispatch import AttentionFallbackWarning, dot_product_attention, select, settings
+from attn_dispatch.device import Device
+from attn_dispatch.implementation import Plan
+from attn_dispatch.spec import AttentionSpec
+from attn_dispatch.target import CPU, parse
+from cases import Case, spec_of
+
+CUDA, ROCM = parse("sm90"), parse("gfx942")
+
+
+@dataclass(frozen=True)
+class Fake:
+    """An implementation that refuses what it is told to, and computes nothing."""
+
+    NAME: str
+    reasons: tuple[str, ...] = ()
+
+    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+        return tuple(f"{reason} on {device.arch}" for reason in self.reasons)
+
+    def plan(self, spec: AttentionSpec, device: Device) -> Plan:
+        assert not self.reasons, "only an eligible call is planned"
+        return Plan(f"{self.NAME} engine", 1234 if spec.is_backward else 0)
+
+    def unusable_reason(self, device: Device) -> str:
+        return ""
+
+    def forward(self, spec, device, operands):
+        return tuple(jnp.full(x.shape, len(self.NAME), x.dtype) for x in spec.results)
+
+    backward = forward
+
+
+FAST, SLOW, LAST = Fake("fast"), Fake("slow"), Fake("last")
+CANNOT = Fake("fast", ("too wide", "too tall"))
+NEITHER = Fake("slow", ("too small",))
+
+
+@pytest.fixture
+def implementations(monkeypatch):
+    def use(*fakes: Fake) -> None:
+        monkeypatch.setattr(select, "IMPLEMENTATIONS", fakes)
+
+    return use
+
+
+def spec(*wanted: str, **facts) -> AttentionSpec:
+    case = Case("selected", **facts)
+    return spec_of(replace(case.forward_options(), implementation=wanted), case.operands())
+
+
+@pytest.mark.parametrize(
+    ("available", "wanted", "chosen"),
+    [
+        ((FAST, SLOW, LAST), (), "fast"),
+        ((CANNOT, SLOW, LAST), (), "slow"),
+        ((CANNOT, NEITHER, LAST), (), "last"),
+        ((FAST, SLOW, LAST), ("slow",), "slow"),
+        ((FAST, SLOW, LAST), ("last", "fast"), "last"),
+        ((CANNOT, SLOW, LAST), ("fast", "last"), "last"),
+        ((CANNOT, SLOW, LAST), ("last", "fast"), "last"),
+    ],
+)
+def test_choice(implementations, available, wanted, chosen):
+    implementations(*available)
+    with attn_dispatch.fallback("silent"):
+        assert select.choose(spec(*wanted), CUDA).NAME == chosen
+    verdicts = select.verdicts(spec(*wanted), CUDA)
+    assert [v.implementation for v in verdicts] == list(wanted or [x.NAME for x in available])
+    assert next(v.implementation for v in verdicts if v.is_eligible) == chosen
+    assert all((v.plan is None) == bool(v.reasons) for v in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("available", "wanted", "refusals"),
+    [
+        ((CANNOT, SLOW, LAST), ("fast",), [CANNOT]),
+        ((CANNOT, NEITHER, LAST), ("slow", "fast"), [NEITHER, CANNOT]),
+        ((CANNOT, NEITHER), (), [CANNOT, NEITHER]),
+    ],
+)
+def test_nothing_fits(implementations, available, wanted, refusals):
+    implementations(*available)
+    call = spec(*wanted)
+    with pytest.raises(NotImplementedError) as error:
+        select.choose(call, CUDA)
+    expected = [
+        "no implementation can run this attention call",
+        f"  call: {call}",
+        f"  device: {CUDA}",
+    ]
+    for fake in refusals:
+        expected += [f"  {fake.NAME}:", *(f"    - {reason} on sm90" for reason in fake.reasons)]
+    assert str(error.value).splitlines() == expected
+
+
+def test_names_are_those_of_the_implementations(implementations):
+    assert select.names() == ("cudnn", "xla")
+    implementations(FAST, LAST)
+    assert select.names() == ("fast", "last")
+    x = np.ones((1, 2, 1, 8), np.float32)
+    assert np.all(dot_product_attention(x, x, x, implementation="last") == len("last"))
+    with pytest.raises(ValueError, match=re.escape("one of ('fast', 'last')")):
+        dot_product_attention(x, x, x, implementation="xla")
+
+
+@pytest.mark.parametrize("device", [CUDA, ROCM], ids=str)
+def test_fallback_warns_once_per_call_with_every_reason(implementations, device):
+    implementations(CANNOT, NEITHER, LAST)
+    call = spec()
+    with pytest.warns(AttentionFallbackWarning) as given:
+        for _ in range(3):
+            select.choose(call, device)
+    message = str(given[0].message)
+    assert len(given) == 1
+    for part in ("falls back to last", str(call), str(device), "fast:", "slow:",
+                 "too wide on", "too tall on", "too small on"):  # fmt: skip
+        assert part in message
+    # Another call, or another device, is another warning.
+    with pytest.warns(AttentionFallbackWarning) as given:
+        select.choose(spec(t=20), device)
+        select.choose(call, parse("sm80"))
+    assert len(given) == 2
+
+
+def test_no_warning_where_nothing_fell(implementations):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        implementations(FAST, SLOW, LAST)
+        select.choose(spec(), CUDA)
+        implementations(CANNOT, SLOW, LAST)
+        select.choose(spec(), CPU)  # a CPU has no vendor's kernel to fall from
+        select.choose(spec("fast", "last"), CUDA)  # the caller has named the fallback
+        select.choose(spec("last"), CUDA)
+
+
+def test_fallback_policies(implementations, monkeypatch):
+    implementations(CANNOT, LAST)
+    call = spec()
+    with attn_dispatch.fallback("error"):
+        with pytest.raises(NotImplementedError, match="(?s)falls back to last.*too wide.*too tall"):
+            select.choose(call, CUDA)
+        assert select.choose(call, CPU).NAME == "last"
+        with attn_dispatch.fallback("silent"):
+            assert select.choose(call, CUDA).NAME == "last"
+        with pytest.raises(NotImplementedError):
+            select.choose(call, CUDA)
+    with pytest.warns(AttentionFallbackWarning):
+        select.choose(call, CUDA)
+
+
+def test_fallback_policy_of_the_environment(implementations, monkeypatch):
+    implementations(CANNOT, LAST)
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "error")
+    with pytest.raises(NotImplementedError, match="falls back to last"):
+        select.choose(spec(), CUDA)
+    with attn_dispatch.fallback("silent"):  # a block counts for more
+        select.choose(spec(), CUDA)
+    with attn_dispatch.target("sm90"), pytest.raises(NotImplementedError):  # and keeps the rest
+        select.choose(spec(), CUDA)
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
+    assert select.choose(spec(), CUDA).NAME == "last"
+    expected = re.escape("fallback: expected one of ('warn', 'error', 'silent'), got 'loud'")
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "loud")
+    with pytest.raises(ValueError, match=expected):
+        settings.current()
+    monkeypatch.delenv("ATTN_DISPATCH_FALLBACK")
+    with pytest.raises(ValueError, match=expected), attn_dispatch.fallback("loud"):  # pyright: ignore
+        pass
+
+
+def test_a_change_of_policy_misses_the_caches_of_jit(implementations):
+    implementations(CANNOT, LAST)
+    q = jax.ShapeDtypeStruct((1, 8, 1, 8), jnp.float32)
+    function = jax.jit(lambda q: dot_product_attention(q, q, q))
+
+    def lower() -> None:
+        function.trace(q).lower(lowering_platforms=("cuda",))
+
+    with attn_dispatch.target("sm90"):
+        with attn_dispatch.fallback("silent"):
+            lower()
+        with attn_dispatch.fallback("error"), pytest.raises(NotImplementedError, match="too wide"):
+            lower()
+
+
+def test_real_reasons_are_all_given():
+    x = np.ones((1, 2, 1, 8), np.float32)
+    with pytest.raises(NotImplementedError) as error:
+        dot_product_attention(
+            x, x, x, bias=x[0, :, 0, :2], local_window_size=1, sinks=x[0, 0, :, 0],
+            implementation="cudnn",
+        )  # fmt: skip
+    text = str(error.value)
+    for part in ("cuDNN runs on NVIDIA GPUs, and this is CPU (cpu)", "bias: not run",
+                 "local_window_size: not run", "sinks: not run",
+                 "needs float16 or bfloat16, got float32", "query float32[1, 2, 1, 8]"):  # fmt: skip
+        assert part in text
+    assert "xla" not in text
+
+
+def test_score_mod_is_refused_by_everyone():
+    x = np.ones((1, 2, 1, 8), np.float32)
+    with pytest.raises(NotImplementedError) as error:
+        dot_product_attention(x, x, x, score_mod=lambda score: score)
+    assert re.search(r"(?s)cudnn:.*- score_mod.*xla:.*- score_mod", str(error.value))
