@@ -14,7 +14,7 @@ _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"
 
 
 def pytest_configure(config):
-    """Everything but the GPU suite asked for by name runs on the CPU, on machines with a GPU too."""
+    """All but the GPU suite, asked for by name, runs on the CPU, on machines with a GPU too."""
     paths = [pathlib.Path(argument.split("::")[0]).resolve() for argument in config.args]
     if any(path == _GPU_SUITE or _GPU_SUITE in path.parents for path in paths):
         return
