@@ -25,6 +25,7 @@ struct Library {
   void* driver = nullptr;
   bool driver_is_stand_in = false;
   int64_t version = 0;
+  std::string path;
 };
 
 // Leaked on purpose, like every singleton here: threads may outlive static destruction.
@@ -38,18 +39,20 @@ std::string loader_error() {
   return text ? text : "no reason given";
 }
 
-std::string beside_this_library(const char* file_name) {
+std::string file_of(void* symbol) {
   Dl_info info;
-  if (!dladdr(reinterpret_cast<void*>(&load_cudnn), &info) || !info.dli_fname) return file_name;
-  const std::string self = info.dli_fname;
+  return dladdr(symbol, &info) && info.dli_fname ? info.dli_fname : "";
+}
+
+std::string beside_this_library(const std::string& file_name) {
+  const std::string self = file_of(reinterpret_cast<void*>(&load_cudnn));
   return self.substr(0, self.rfind('/') + 1) + file_name;
 }
 
 // Opens a stand-in built beside this library. Its soname is that of the real one, so cuDNN's own
 // dlopen of that name finds it loaded already.
 void* open_stand_in(const std::string& name) {
-  return dlopen(beside_this_library(("libattn_dispatch_" + name + ".so").c_str()).c_str(),
-                RTLD_NOW);
+  return dlopen(beside_this_library("libattn_dispatch_" + name + ".so").c_str(), RTLD_NOW);
 }
 
 Status load_driver(Library& lib) {
@@ -126,12 +129,18 @@ Result<int64_t> load_cudnn(const std::string& path) {
                                       std::to_string(kFirstUnknownVersion)};
   }
   lib.cudnn = cudnn_frontend::cudnn_dlhandle = handle;
+  lib.path = file_of(reinterpret_cast<void*>(get_version));
   return lib.version = version;
 }
 
 int64_t cudnn_version() {
   std::lock_guard<std::mutex> lock(library().mutex);
   return library().version;
+}
+
+std::string cudnn_path() {
+  std::lock_guard<std::mutex> lock(library().mutex);
+  return library().path;
 }
 
 bool driver_is_stand_in() {

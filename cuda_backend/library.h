@@ -21,6 +21,9 @@ Result<int64_t> load_cudnn(const std::string& path);
 // The version of the loaded library, 0 before load_cudnn.
 int64_t cudnn_version();
 
+// The file it was loaded from, whatever name it was asked for by; empty before load_cudnn.
+std::string cudnn_path();
+
 // Whether the driver in use is the stand-in, so that nothing can run here.
 bool driver_is_stand_in();
 

@@ -81,6 +81,7 @@ PYBIND11_MODULE(_cuda, m) {
       "Load libcudnn.so.9 from a name or path; the first success is final. Returns its version.");
   m.def("cudnn_version", &cudnn_version,
         "Version of the loaded cuDNN, 91900 for 9.19.0; 0 if none.");
+  m.def("cudnn_path", &cudnn_path, "The file that cuDNN was loaded from; empty if none.");
   m.def("driver_is_stand_in", &driver_is_stand_in,
         "Whether no CUDA driver is here, so that plans can be made but not run.");
   m.def(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from attn_dispatch import dot_product_attention
 
 SIZE = 3

@@ -54,19 +54,20 @@ def find() -> CudnnLibrary:
             unusable="attn_dispatch was installed without its CUDA library; reinstall it with "
             f"ATTN_DISPATCH_CUDA=1 in the environment ({error})",
         )
-    path = _locate()
+    name = _locate()
     try:
-        return CudnnLibrary(backend, backend.load_cudnn(path), path)
+        version = backend.load_cudnn(name)
     except backend.CudnnError as error:
-        return CudnnLibrary(None, path=path, unusable=str(error))
+        return CudnnLibrary(None, path=name, unusable=str(error))
+    return CudnnLibrary(backend, version, backend.cudnn_path())
 
 
 def _locate() -> str:
     """Where to load cuDNN from: the order in which JAX's own plugin ends up with one."""
     if chosen := os.environ.get("ATTN_DISPATCH_CUDNN"):
         return chosen
-    if loaded := _already_loaded():
-        return loaded
+    if _is_loaded():
+        return SONAME  # the loader answers with the one that came first, as it does JAX
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
         if folder and Path(folder, SONAME).exists():
             return str(Path(folder, SONAME))
@@ -81,10 +82,8 @@ def _locate() -> str:
     return SONAME
 
 
-def _already_loaded() -> str:
+def _is_loaded() -> bool:
     try:
-        maps = Path("/proc/self/maps").read_text()
+        return SONAME in Path("/proc/self/maps").read_text()
     except OSError:
-        return ""
-    paths = (line.split(maxsplit=5)[-1] for line in maps.splitlines() if SONAME in line)
-    return next(paths, "")
+        return False

@@ -34,7 +34,7 @@ _LAYOUTS = {
 
 def can_partition(spec: AttentionSpec) -> bool:
     """Whether every operand has a layout here; XLA partitions other calls as it sees fit."""
-    return all(operand.name in _LAYOUTS for operand in spec.operands)
+    return not spec.is_empty and all(operand.name in _LAYOUTS for operand in spec.operands)
 
 
 def partitioned(bind: Bind, spec: AttentionSpec, operands: tuple[jax.Array, ...]) -> Any:

@@ -1,0 +1,198 @@
+"""The public call under JAX's other transformations."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from attn_dispatch import dot_product_attention, primitive
+
+_rng = np.random.default_rng(0)
+Q, K, V, OUT_GRAD = (
+    _rng.standard_normal(shape).astype(np.float32)
+    for shape in ((2, 5, 4, 8), (2, 6, 2, 8), (2, 6, 2, 7), (2, 5, 4, 7))
+)
+BIAS, SINKS = (_rng.standard_normal(shape).astype(np.float32) for shape in ((4, 5, 6), (4,)))
+
+attention = partial(dot_product_attention, is_causal=True)
+
+
+def loss(q: Any, k: Any, v: Any, bias: Any = BIAS, sinks: Any = SINKS) -> jax.Array:
+    return (attention(q, k, v, bias, sinks=sinks) * OUT_GRAD).sum()
+
+
+def assert_close(got: Any, expected: Any) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+
+
+ALL = (0, 1, 2, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def gradients() -> Any:
+    return jax.grad(loss, ALL)(Q, K, V, BIAS, SINKS)
+
+
+def test_gradients_are_those_of_the_numbers():
+    check_grads(loss, (Q, K, V, BIAS, SINKS), order=1, modes=["rev"], rtol=2e-2, eps=1e-2)
+
+
+def test_jit_is_the_eager_call(gradients):
+    assert_close(jax.jit(attention)(Q, K, V), attention(Q, K, V))
+    assert_close(jax.jit(jax.grad(loss, ALL))(Q, K, V, BIAS, SINKS), gradients)
+    assert_close(jax.grad(jax.jit(loss), ALL)(Q, K, V, BIAS, SINKS), gradients)
+
+
+@pytest.mark.parametrize("names", [(0,), (1,), (2,), (3,), (4,), (0, 2), (1, 3, 4)], ids=str)
+def test_gradients_of_some_operands(names: tuple[int, ...], gradients):
+    """Nothing is computed that nobody wants: the backward call names what is differentiated."""
+    some = jax.grad(loss, names)
+    assert_close(some(Q, K, V, BIAS, SINKS), tuple(gradients[i] for i in names))
+    jaxpr = str(jax.make_jaxpr(some)(Q, K, V, BIAS, SINKS))
+    order = ("query", "key", "value", "bias", "sinks")
+    wanted = tuple(order[i] for i in names)
+    assert f"gradients={wanted}" in jaxpr
+    assert jaxpr.count("attn_bwd[") == 1 and jaxpr.count("attn_fwd[") == 1
+
+
+def test_no_gradient_no_backward_pass():
+    jaxpr = str(jax.make_jaxpr(jax.grad(lambda x: x * loss(Q, K, V)))(1.0))
+    assert "attn_bwd" not in jaxpr and "attn_fwd" in jaxpr
+
+
+def test_inference_leaves_lse_out():
+    assert "needs_lse=False" in str(jax.make_jaxpr(attention)(Q, K, V))
+    assert "needs_lse=True" in str(jax.make_jaxpr(jax.grad(loss))(Q, K, V))
+
+
+def test_lse_is_differentiable_and_residual_is_not():
+    def lse_of(q, k):
+        return attention(q, k, V, return_lse=True)[1].sum()
+
+    def plain(q, k):  # in the long way, query heads 0 and 1 on key head 0
+        score = jnp.einsum("btnh,bsnh->bnts", q, jnp.repeat(k, 2, axis=2)) / np.sqrt(8)
+        score = jnp.where(np.tril(np.ones((5, 6), bool)), score, -jnp.inf)
+        return jax.nn.logsumexp(score, axis=-1).sum()
+
+    got = jax.value_and_grad(lse_of, (0, 1))(Q, K)
+    assert_close(got, jax.value_and_grad(plain, (0, 1))(Q, K))
+
+    def residual_of(q, k):
+        return attention(q, k, V, return_residual=True)[1].sum()
+
+    value, zeros = jax.value_and_grad(residual_of, (0, 1))(Q, K)
+    assert_close(value, got[0])
+    assert not np.any(zeros[0]) and not np.any(zeros[1])
+
+
+def test_value_and_grad_of_out_and_lse_together():
+    def both(q, k, v):
+        out, lse = attention(q, k, v, return_lse=True)
+        return (out * OUT_GRAD).sum() + (lse**2).sum(), (out, lse)
+
+    (value, (out, lse)), got = jax.value_and_grad(both, (0, 1, 2), has_aux=True)(Q, K, V)
+    assert_close((out, lse), attention(Q, K, V, return_lse=True))
+    assert_close(value, (out * OUT_GRAD).sum() + (lse**2).sum())
+    # The gradient is linear in what comes back.
+    of_out = jax.grad(lambda *x: (attention(*x) * OUT_GRAD).sum(), (0, 1, 2))(Q, K, V)
+    of_lse = jax.grad(lambda *x: (attention(*x, return_lse=True)[1] ** 2).sum(), (0, 1, 2))(Q, K, V)
+    assert_close(got, tuple(x + y for x, y in zip(of_out, of_lse, strict=True)))
+    assert not np.any(of_lse[2]) and np.any(of_lse[0])
+
+
+def test_checkpoint(gradients):
+    again = jax.grad(jax.checkpoint(loss), ALL)
+    assert_close(again(Q, K, V, BIAS, SINKS), gradients)
+    # The forward pass is there to be computed again, instead of its results being kept.
+    assert str(jax.make_jaxpr(again)(Q, K, V, BIAS, SINKS)).count("attn_fwd[") == 2
+
+
+def test_scan():
+    """Layers whose attention is one call in a scan, differentiated through."""
+    weights = _rng.standard_normal((3, 8, 8)).astype(np.float32) / 4
+
+    def layer(x, w):
+        return x + attention(x @ w, x, x), None
+
+    def scanned(x, weights):
+        return (jax.lax.scan(layer, x, weights)[0] ** 2).sum()
+
+    def looped(x, weights):
+        for w in weights:
+            x, _ = layer(x, w)
+        return (x**2).sum()
+
+    x = Q / 2
+    got = jax.jit(jax.value_and_grad(scanned, (0, 1)))(x, weights)
+    expected = jax.value_and_grad(looped, (0, 1))(x, weights)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_eval_shape():
+    q = jax.ShapeDtypeStruct((3, 2, 100_000, 32, 64), jnp.bfloat16)
+    kv = jax.ShapeDtypeStruct((3, 2, 200_000, 4, 64), jnp.bfloat16)
+    out, lse = jax.eval_shape(partial(attention, return_lse=True), q, kv, kv)
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    assert (lse.shape, lse.dtype) == (q.shape[:-1], "float32")
+    grads = jax.eval_shape(
+        jax.grad(lambda *x: attention(*x).astype(jnp.float32).sum(), (0, 1, 2)), q, kv, kv
+    )
+    assert [(x.shape, x.dtype) for x in grads] == [(x.shape, x.dtype) for x in (q, kv, kv)]
+
+
+def test_donated_arrays():
+    x = _rng.standard_normal((2, 5, 4, 8)).astype(np.float32)
+    expected = np.asarray(attention(x, x, x))
+    donated = jnp.asarray(x)
+    step = jax.jit(lambda q, k, v: attention(q, k, v), donate_argnums=0)
+    assert_close(step(donated, jnp.asarray(x), jnp.asarray(x)), expected)
+    assert donated.is_deleted()
+
+
+def test_linearize_and_vjp_twice(gradients):
+    _, pull = jax.vjp(lambda *x: attention(*x[:3], x[3], sinks=x[4]), Q, K, V, BIAS, SINKS)
+    assert_close(pull(OUT_GRAD), gradients)
+    assert_close(pull(2 * OUT_GRAD), tuple(2 * x for x in gradients))
+
+
+def test_forward_mode_is_refused():
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda q: attention(q, K, V), (Q,), (Q,))
+
+
+def test_equal_calls_share_one_compilation():
+    primitive._jitted.cache_clear()
+    for _ in range(3):
+        attention(Q, K, V, scale=0.123)
+    attention(Q + 1, K, V, scale=0.123)
+    assert primitive._jitted.cache_info().misses == 1
+
+
+def test_float64():
+    with jax.enable_x64(True):
+        q, k, v = (np.asarray(x, np.float64) for x in (Q, K, V))
+        out, lse = attention(q, k, v, return_lse=True)
+        assert (out.dtype, lse.dtype) == ("float64", "float64")
+        score = np.einsum("btnh,bsnh->bnts", q, k.repeat(2, axis=2)) / np.sqrt(8)
+        score = np.where(np.tril(np.ones((5, 6), bool)), score, -np.inf)
+        p = np.exp(score - score.max(axis=-1, keepdims=True))
+        total = p.sum(axis=-1)
+        expected = np.einsum("bnts,bsnv->btnv", p / total[..., None], v.repeat(2, axis=2))
+        np.testing.assert_allclose(out, expected, rtol=1e-13, atol=1e-14)
+        expected_lse = (score.max(axis=-1) + np.log(total)).swapaxes(1, 2)
+        np.testing.assert_allclose(lse, expected_lse, rtol=1e-13, atol=1e-14)
+        check_grads(lambda *x: attention(*x), (q, k, v), order=1, modes=["rev"], rtol=1e-6)
+        gradients = jax.grad(lambda *x: attention(*x).sum(), (0, 1, 2))(q, k, v)
+        assert {x.dtype.name for x in gradients} == {"float64"}
+        # Other dtypes are what they are without x64.
+        out, lse = attention(Q, K, V, return_lse=True)
+        assert (out.dtype, lse.dtype) == ("float32", "float32")
