@@ -59,7 +59,8 @@ endif
 	touch $@ $(VENV)/pure-python
 
 $(VENV)/test-packages: pyproject.toml | $(BIN)/python
-	$(PIP) 'pytest>=8' 'hypothesis>=6.100'
+	@# flatbuffers: jax.export serialises with it.
+	$(PIP) 'pytest>=8' 'hypothesis>=6.100' flatbuffers
 	touch $@
 
 $(VENV)/demo-packages: examples/smollm2/requirements.txt | $(BIN)/python
