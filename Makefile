@@ -51,8 +51,9 @@ $(VENV)/cuda-library: $(CUDA_SOURCES) | $(BIN)/python
 ifeq ($(HAS_NVIDIA),yes)
 	$(PIP) 'jax[cuda13]>=0.10.2'
 else
-	@# cuDNN alone: nvidia-cublas, which it requires, is 444 MB that planning does not need.
-	$(PIP) --no-deps nvidia-cudnn-cu13
+	@# cuDNN without nvidia-cublas, which it requires: 444 MB that planning does not need. Older
+	@# versions plan with NVRTC.
+	$(PIP) --no-deps nvidia-cudnn-cu13 nvidia-cuda-nvrtc
 endif
 	@echo 'building the CUDA library, which takes a few minutes'
 	ATTN_DISPATCH_CUDA=1 $(PIP) --editable .

@@ -8,7 +8,7 @@ import subprocess
 from typing import Any
 
 import jax
-import jaxlib
+from jaxlib.version import __version__ as JAXLIB_VERSION
 
 import attn_dispatch
 from attn_dispatch import cudnn_library
@@ -24,7 +24,7 @@ def environment() -> dict[str, Any]:
         "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "cudnn": library.version_text if library.is_usable else library.unusable,
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": JAXLIB_VERSION,
         "attn_dispatch": attn_dispatch.__version__,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import jax
-import jaxlib
+from jaxlib.version import __version__ as JAXLIB_VERSION
 
 from attn_dispatch import cudnn_library, select, settings
 from attn_dispatch._version import __version__
@@ -28,7 +28,7 @@ def info() -> str:
     """Devices, vendor libraries with versions and paths, and each implementation's state."""
     jax_devices = jax.devices()
     lines = [
-        f"attn_dispatch {__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}",
+        f"attn_dispatch {__version__}, jax {jax.__version__}, jaxlib {JAXLIB_VERSION}",
         "",
         "devices",
         *(f"  {device.id}: {device.device_kind} ({device.platform})" for device in jax_devices),

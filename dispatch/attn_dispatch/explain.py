@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import dataclass
 
 import jax
-import jaxlib
+from jaxlib.version import __version__ as JAXLIB_VERSION
 
 from attn_dispatch import cudnn_library, select
 from attn_dispatch._version import __version__
@@ -96,7 +96,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
     return (
         ("attn_dispatch", __version__),
         ("jax", jax.__version__),
-        ("jaxlib", jaxlib.__version__),
+        ("jaxlib", JAXLIB_VERSION),
         ("cuDNN", cudnn),
     )
 
