@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_runtime import arrays, step
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(len(cuda_devices()) < 2, reason="needs two NVIDI
 
 
 def mesh() -> jax.sharding.Mesh:
-    return jax.make_mesh((2,), ("x",), devices=cuda_devices()[:2])
+    return jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,), devices=cuda_devices()[:2])
 
 
 def assert_close(got, expected) -> None:
