@@ -128,7 +128,7 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
         ({"local_window_size": window},
          "local_window_size: expected a non-negative int or a pair (left, right) of non-negative "
          f"ints or None, got {window!r}")
-        for window in (-1, (1, -1), (1,), (1, 2, 3), (), 1.5, (1, 2.0), "ab", (None, "1"))
+        for window in (-1, (1, -1), (1,), (1, 2, 3), (), 1.5, (1, 2.0), "ab", (None, "1"), True)
     ),
     # choices
     ({"is_causal": 1}, "is_causal: expected True or False, got 1"),

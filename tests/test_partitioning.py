@@ -51,6 +51,10 @@ def test_explicit_axes(report):
     assert report["explicit"]["error"] <= TOLERANCE
 
 
+def test_every_operand(report):
+    assert report["every_operand"] <= TOLERANCE
+
+
 @pytest.mark.parametrize("name", ["shard_map", "shard_map_window", "shard_map_bias"])
 def test_shard_map(report, name):
     assert report[name] <= 2e-5  # gradients of shared operands sum over all rows

@@ -291,7 +291,8 @@ def _check_window(window: Window) -> tuple[int | None, int | None]:
         sides = tuple(None if side is None else operator.index(side) for side in pair)
     except TypeError:
         sides = ()
-    if len(sides) != 2 or any(side is not None and side < 0 for side in sides):
+    is_flag = any(isinstance(side, bool) for side in pair)
+    if is_flag or len(sides) != 2 or any(side is not None and side < 0 for side in sides):
         raise ValueError(
             "local_window_size: expected a non-negative int or a pair (left, right) of "
             f"non-negative ints or None, got {window!r}"
