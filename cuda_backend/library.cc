@@ -117,8 +117,7 @@ Result<int64_t> load_cudnn(const std::string& path) {
   std::lock_guard<std::mutex> lock(lib.mutex);
   if (lib.version) return lib.version;
   ATTN_RETURN_IF_ERROR(load_driver(lib));
-  // Never RTLD_GLOBAL: cuDNN carries a C++ runtime of its own, whose symbols would then stand in for
-  // everybody else's. That crashed where this library was built with g++ 13.
+  // Never RTLD_GLOBAL: nothing of cuDNN's is meant for the symbol lookups of other libraries.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) return Status{Code::kLibrary, "cuDNN could not be loaded: " + loader_error()};
   auto* get_version = symbol<size_t()>(handle, "cudnnGetVersion");
