@@ -51,10 +51,7 @@ def pytest_sessionfinish(session, exitstatus):
     name = "gpu_suite-" + "-".join(
         facts[key].replace(" ", "_").replace(".", "_") for key in ("device", "cudnn")
     )
-    report = {
-        "environment": facts,
-        "passed": session.testscollected - session.testsfailed,
-        "failed": session.testsfailed,
-        "rows": ROWS,
-    }
+    outcomes = session.config.pluginmanager.get_plugin("terminalreporter").stats
+    counts = {name: len(outcomes.get(name, [])) for name in ("passed", "failed", "skipped")}
+    report = {"environment": facts, **counts, "rows": ROWS}
     pathlib.Path(folder, f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
