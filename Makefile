@@ -15,6 +15,10 @@ HAS_NVIDIA := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 
 
 CUDA_SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda_backend -type f)
 
+# cuDNN is also what the tests plan with; its older versions plan with NVRTC.
+HEADER_PACKAGES := 'nvidia-cudnn-frontend>=1.28,<1.30' nvidia-cudnn-cu13 nvidia-cuda-runtime \
+  nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-nvrtc
+
 .PHONY: demo test lint clean
 
 ifeq ($(HAS_NVIDIA),yes)
@@ -47,16 +51,19 @@ $(VENV)/pure-python: pyproject.toml | $(BIN)/python
 	$(PIP) --editable .
 	touch $@
 
+# Built in this environment and not in one of pip's own: that would fetch cuBLAS and CUTLASS's DSL, a
+# gigabyte that packages of headers require and nothing here uses. The FFI headers are those of the
+# oldest supported jaxlib, so that the library runs with every newer one.
 $(VENV)/cuda-library: $(CUDA_SOURCES) | $(BIN)/python
 ifeq ($(HAS_NVIDIA),yes)
 	$(PIP) 'jax[cuda13]>=0.10.2'
-else
-	@# cuDNN without nvidia-cublas, which it requires: 444 MB that planning does not need. Older
-	@# versions plan with NVRTC.
-	$(PIP) --no-deps nvidia-cudnn-cu13 nvidia-cuda-nvrtc
 endif
+	$(PIP) 'scikit-build-core>=1.0' 'pybind11>=3.0' cmake ninja
+	$(PIP) --no-deps $(HEADER_PACKAGES)
+	$(PIP) --no-deps --upgrade --target $(VENV)/oldest-jaxlib jaxlib==0.10.2
 	@echo 'building the CUDA library, which takes a few minutes'
-	ATTN_DISPATCH_CUDA=1 $(PIP) --editable .
+	ATTN_DISPATCH_CUDA=1 ATTN_DISPATCH_INCLUDE=$(CURDIR)/$(VENV)/oldest-jaxlib/jaxlib/include \
+	  $(PIP) --no-build-isolation --editable .
 	touch $@ $(VENV)/pure-python
 
 $(VENV)/test-packages: pyproject.toml | $(BIN)/python

@@ -1,7 +1,8 @@
 """Print the include directories the CUDA backend needs, one per line, from wheels or a toolkit.
 
-Looks in this interpreter's packages first, so that a machine that already has cuDNN for JAX needs
-no second copy, then in $CUDA_HOME and the usual system folders.
+Looks in the folders of $ATTN_DISPATCH_INCLUDE, then in this interpreter's packages, so that a
+machine that already has cuDNN for JAX needs no second copy, then in $CUDA_HOME and the usual
+system folders.
 """
 
 import importlib.metadata
@@ -29,6 +30,9 @@ SYSTEM = [
 
 def include_dir(header: str, wheels: list[str]) -> str | None:
     """The folder from which `#include <header>` works, or None."""
+    for chosen in os.environ.get("ATTN_DISPATCH_INCLUDE", "").split(os.pathsep):
+        if chosen and pathlib.Path(chosen, header).exists():
+            return chosen
     depth = header.count("/")
     for wheel in wheels:
         try:
