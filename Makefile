@@ -39,7 +39,7 @@ endif
 lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run --Werror cuda_backend/*.h cuda_backend/*.cc
 
 $(BIN)/python:
