@@ -112,7 +112,16 @@ def main() -> None:
                 work * case.forward_flops / row[key] / 1e6 for key in ("ours_us", "jax_nn_us")
             )
             cells.append(f"{row['ours_tflops']:8.0f}{row['jax_nn_tflops']:9.0f}{row['ratio']:8.3f}")
-        rows.append({"case": str(case), "shape": case.shape, **result})
+        shape = jax.ShapeDtypeStruct(case.shape, jnp.bfloat16)
+        explanation = attn_dispatch.explain(shape, shape, shape, is_causal=case.is_causal)
+        engines = {
+            direction: verdicts[0].plan and verdicts[0].plan.engine
+            for direction, verdicts in (
+                ("forward", explanation.forward),
+                ("backward", explanation.backward),
+            )
+        }
+        rows.append({"case": str(case), "shape": case.shape, "engines": engines, **result})
         print(f"{case!s:20s}{cells[0]:>28s}{cells[1]:>32s}", flush=True)
     small = compare(SMALL, False, args.rounds, args.seconds)
     for direction, row in small.items():

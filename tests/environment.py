@@ -23,6 +23,7 @@ def environment() -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "cudnn": library.version_text if library.is_usable else library.unusable,
+        "cudnn_path": library.path,
         "jax": jax.__version__,
         "jaxlib": JAXLIB_VERSION,
         "attn_dispatch": attn_dispatch.__version__,

@@ -11,7 +11,8 @@ import attn_dispatch
 from attn_dispatch import cudnn, select
 from attn_dispatch.padding import pad_last
 from attn_dispatch.target import default_device
-from cases import Case, spec_of
+from backend import backward_spec, forward_spec
+from cases import Case
 from kernel_cases import KERNEL_CASES
 from reference import allowed, reference
 
@@ -34,6 +35,7 @@ def test_accuracy(case, record):
     plain_errors = {name: error(plain[name], expected[name]) for name in NAMES}
     record(
         case=case.name, backward=backward, reasons=backward_reasons,
+        engines=engines(case, has_backward=not backward_reasons),
         error=errors, plain_xla_error=plain_errors,
     )  # fmt: skip
     for name in NAMES:
@@ -43,14 +45,16 @@ def test_accuracy(case, record):
 def refusals(case: Case) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """cuDNN's reasons against the forward and the backward call of a case."""
     device = default_device()
-    operands = case.operands()
-    b, t, n, v = case.b, case.t, case.n, case.v
-    out = jax.ShapeDtypeStruct((b, t, n, v), case.dtype)
-    residuals = {"out": out, "out_grad": out, "lse": jax.ShapeDtypeStruct((b, n, t), "float32")}
     return (
-        cudnn.not_supported_reasons(spec_of(case.forward_options(), operands), device),
-        cudnn.not_supported_reasons(spec_of(case.backward_options(), operands | residuals), device),
+        cudnn.not_supported_reasons(forward_spec(case), device),
+        cudnn.not_supported_reasons(backward_spec(case), device),
     )
+
+
+def engines(case: Case, *, has_backward: bool) -> list[str]:
+    """cuDNN's engines for the forward and the backward call: what tells two versions apart."""
+    specs = [forward_spec(case)] + [backward_spec(case)] * has_backward
+    return [cudnn.plan(spec, default_device()).engine for spec in specs]
 
 
 def ours(case: Case, operands, implementation) -> dict[str, np.ndarray]:
