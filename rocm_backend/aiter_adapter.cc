@@ -1,0 +1,94 @@
+// The adapter in front of AITER, but for the two files that see its headers.
+#include "aiter_adapter.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+namespace attn_dispatch::aiter_adapter {
+
+int Fail(char* message, int32_t size, const std::string& sentence) {
+  if (message != nullptr && size > 0) {
+    std::snprintf(message, static_cast<size_t>(size), "%s", sentence.c_str());
+  }
+  return 1;
+}
+
+std::string DtypeName(const AttnAiterCall& call) {
+  return call.dtype == ATTN_AITER_BF16 ? "bf16" : "fp16";
+}
+
+std::string Describe(const AttnAiterCall& call) {
+  static constexpr const char* kMasks[] = {"no mask", "top-left mask", "bottom-right mask"};
+  static constexpr const char* kBiases[] = {"no bias", "bias", "ALiBi"};
+  const auto text = [](long long value) { return std::to_string(value); };
+  return DtypeName(call) + (call.is_group ? ", packed, " : ", ") + text(call.batch) +
+         " sequences of " + text(call.max_seq_len_q) + " queries and " + text(call.max_seq_len_kv) +
+         " keys, " + text(call.num_heads) + " heads over " + text(call.num_kv_heads) +
+         ", head dims " + text(call.head_dim) + " and " + text(call.head_dim_v) + ", " +
+         kMasks[call.mask % 3] + " with window (" + text(call.window_left) + ", " +
+         text(call.window_right) + "), " + kBiases[call.bias_kind % 3] + ", dropout " +
+         std::to_string(call.dropout_rate) + (call.use_asm ? ", ASM" : ", CK");
+}
+
+std::string AsmTrouble(const char* subfolder) {
+  const char* folder = std::getenv("AITER_ASM_DIR");
+  if (folder == nullptr) {
+    return "AITER_ASM_DIR is not set. It names the folder of AITER's ASM kernels for this GPU, "
+           "with "
+           "a slash at the end: .../aiter_meta/hsa/gfx942/";
+  }
+  std::error_code ignored;
+  // AITER pastes its file names to the folder as they are.
+  if (!std::filesystem::is_directory(std::string(folder) + subfolder, ignored)) {
+    return std::string("AITER_ASM_DIR is \"") + folder + "\", and there is no folder \"" + folder +
+           subfolder + "\" with AITER's ASM kernels";
+  }
+  int device = 0;
+  if (hipGetDevice(&device) != hipSuccess) return "there is no current HIP device";
+  // AITER loads a kernel once in a thread, on the device that is current then.
+  static thread_local int device_of_thread = device;
+  if (device != device_of_thread) {
+    return "AITER's ASM kernels run on one device for each host thread: this thread has used them "
+           "on device " +
+           std::to_string(device_of_thread) + " and is now at device " + std::to_string(device);
+  }
+  return "";
+}
+
+namespace {
+
+int DeviceArch(char* arch, int32_t arch_size, char* message, int32_t message_size) {
+  int device = 0;
+  hipDeviceProp_t properties;
+  hipError_t error = hipGetDevice(&device);
+  if (error == hipSuccess) error = hipGetDeviceProperties(&properties, device);
+  if (error != hipSuccess) {
+    return Fail(message, message_size,
+                std::string("HIP cannot say which GPU this is: ") + hipGetErrorString(error));
+  }
+  // "gfx942:sramecc+:xnack-"
+  const size_t length = std::strcspn(properties.gcnArchName, ":");
+  if (arch == nullptr || static_cast<size_t>(arch_size) <= length) {
+    return Fail(message, message_size,
+                "the name of the GPU needs " + std::to_string(length + 1) + " bytes, got " +
+                    std::to_string(arch_size));
+  }
+  std::memcpy(arch, properties.gcnArchName, length);
+  arch[length] = '\0';
+  return 0;
+}
+
+}  // namespace
+}  // namespace attn_dispatch::aiter_adapter
+
+extern "C" __attribute__((visibility("default"))) const AttnAiter* attn_dispatch_aiter(void) {
+  namespace adapter = attn_dispatch::aiter_adapter;
+  static constexpr AttnAiter table = {
+      ATTN_AITER_API_VERSION,    "dev18",           adapter::DeviceArch,
+      adapter::Forward,          adapter::Backward, adapter::ForwardTakesAsm,
+      adapter::BackwardTakesAsm,
+  };
+  return &table;
+}

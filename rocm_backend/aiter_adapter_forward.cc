@@ -1,0 +1,78 @@
+// AITER's forward pass, generation "dev18".
+#include <mha_fwd.h>
+
+#include <type_traits>
+
+#include "aiter_adapter.h"
+
+static_assert(
+    std::is_same_v<decltype(&aiter::mha_fwd),
+                   float (*)(aiter::mha_fwd_args, const ck_tile::stream_config&, std::string, bool,
+                             mask_enum, bias_enum, bool, bool, int, const void*, const void*,
+                             bool)>,
+    "This AITER's mha_fwd is not the one of amd-aiter 0.1.7.post2.dev18, the only generation that "
+    "this adapter speaks to. Build against that version.");
+
+namespace attn_dispatch::aiter_adapter {
+namespace {
+
+constexpr const char* kKernels = "fmha_v3_fwd/";
+
+// On other gfx942 (MI300A, partitions) AITER's loader leaves without a kernel and then launches it.
+bool LoaderKnowsGpu() {
+  if (get_gpu_arch() != "gfx942") return true;
+  int device = 0, units = 0;
+  if (hipGetDevice(&device) != hipSuccess ||
+      hipDeviceGetAttribute(&units, hipDeviceAttributeMultiprocessorCount, device) != hipSuccess) {
+    return false;
+  }
+  return units == 304 || units == 80 || units == 64;
+}
+
+float Call(const AttnAiterForward& forward, hipStream_t stream, bool use_asm, bool only_ask) {
+  const AttnAiterCall& call = forward.call;
+  aiter::mha_fwd_args args{};
+  FillCommon(call, args);
+  args.o_ptr = forward.out;
+  args.lse_ptr = forward.lse;
+  args.scale_s = call.scale;
+  args.scale_p = 1;
+  args.scale_o = 1;
+  args.logits_soft_cap = forward.logits_soft_cap;
+  args.nhead_stride_lse = call.nhead_stride_lse;
+  args.batch_stride_lse = call.batch_stride_lse;
+  args.min_seqlen_q = 0;
+  args.s_randval = false;
+  return aiter::mha_fwd(args, ck_tile::stream_config{stream}, DtypeName(call), call.is_group != 0,
+                        static_cast<mask_enum>(call.mask), static_cast<bias_enum>(call.bias_kind),
+                        /*has_lse=*/forward.lse != nullptr, use_asm, call.bf16_rounding,
+                        /*seqstart_q_padding_ptr=*/nullptr, /*seqstart_k_padding_ptr=*/nullptr,
+                        /*is_v3_api_check=*/only_ask);
+}
+
+bool AsksForAsm(const AttnAiterForward& forward) {
+  return forward.call.use_asm != 0 && LoaderKnowsGpu();
+}
+
+}  // namespace
+
+int Forward(const AttnAiterForward* forward, void* stream, char* message, int32_t size) {
+  // CK may stand in where ASM cannot run: out and lse are the same.
+  const bool use_asm = AsksForAsm(*forward);
+  if (use_asm) {
+    if (const std::string trouble = AsmTrouble(kKernels); !trouble.empty()) {
+      return Fail(message, size, trouble);
+    }
+  }
+  return Launch(forward->call, message, size, [&] {
+    return Call(*forward, static_cast<hipStream_t>(stream), use_asm, /*only_ask=*/false);
+  });
+}
+
+int ForwardTakesAsm(const AttnAiterForward* forward, char* message, int32_t size) {
+  return TakesAsm(forward->call, message, size, [&] {
+    return AsksForAsm(*forward) ? Call(*forward, nullptr, true, /*only_ask=*/true) : -1;
+  });
+}
+
+}  // namespace attn_dispatch::aiter_adapter

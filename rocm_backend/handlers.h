@@ -1,0 +1,16 @@
+// The FFI handlers of this library, by the names under which Python registers them.
+#pragma once
+
+#include <map>
+#include <string>
+
+namespace attn_dispatch {
+
+// {"instantiate", "execute"} of the forward and of the backward custom call.
+std::map<std::string, void*> forward_handlers();
+std::map<std::string, void*> backward_handlers();
+
+// The state that the first stage leaves for the second: {"type_id", "type_info"}.
+std::map<std::string, void*> state_type();
+
+}  // namespace attn_dispatch

@@ -1,0 +1,32 @@
+// attn_dispatch._rocm: what Python needs of this library, and nothing of attention's meaning.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "handlers.h"
+#include "library.h"
+
+namespace py = pybind11;
+using namespace attn_dispatch;
+
+#ifndef ATTN_DISPATCH_MODULE
+#define ATTN_DISPATCH_MODULE _rocm
+#endif
+
+namespace {
+
+std::map<std::string, py::capsule> capsules(const std::map<std::string, void*>& addresses) {
+  std::map<std::string, py::capsule> result;
+  for (const auto& [name, address] : addresses) result.emplace(name, py::capsule(address));
+  return result;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(ATTN_DISPATCH_MODULE, m) {
+  m.doc() = "AITER's fused attention: the XLA FFI handlers that call it.";
+  m.def("load_aiter", &load_aiter, py::arg("path"), py::call_guard<py::gil_scoped_release>(),
+        "Load the library that serves aiter_api.h; an empty string, or why it cannot be used.");
+  m.def("forward_handlers", [] { return capsules(forward_handlers()); });
+  m.def("backward_handlers", [] { return capsules(backward_handlers()); });
+  m.def("state_type", [] { return capsules(state_type()); });
+}

@@ -1,0 +1,32 @@
+// The static facts of one AITER call that its buffers do not show: the attributes of the custom
+// calls, and the whole contract with Python (aiter.py).
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace attn_dispatch {
+
+// FIRST(type, name), then FIELD(type, name) for every further field.
+// clang-format off
+#define ATTN_AITER_SPEC(FIRST, FIELD)                                              \
+  FIRST(std::string_view, arch)        /* "gfx942": what the call was lowered for */ \
+  FIELD(int64_t, max_seq_len_q)        /* group mode: of one sequence */           \
+  FIELD(int64_t, max_seq_len_kv)                                                   \
+  FIELD(bool, has_gaps)                /* group mode: sequences have lengths */    \
+  FIELD(float, scale)                                                              \
+  FIELD(float, logits_soft_cap)        /* 0 is none */                             \
+  FIELD(float, dropout_rate)                                                       \
+  FIELD(std::string_view, mask)        /* "none", "top_left", "bottom_right" */    \
+  FIELD(int64_t, window_left)          /* -1 is open */                            \
+  FIELD(int64_t, window_right)                                                     \
+  FIELD(std::string_view, bias)        /* "none", "bias", "alibi" */               \
+  FIELD(bool, use_asm)                                                             \
+  FIELD(int64_t, bf16_rounding)                                                    \
+  FIELD(bool, needs_lse)               /* forward */                               \
+  FIELD(std::string_view, accumulator) /* backward: "split", "atomic_32", … */     \
+  FIELD(bool, deterministic)           /* backward */                              \
+  FIELD(bool, has_dbias)               /* backward */
+// clang-format on
+
+}  // namespace attn_dispatch

@@ -1,0 +1,29 @@
+// How a handler learns its stream. On a CPU, where the tests run the handlers, XLA has none to
+// give.
+#pragma once
+
+#include <hip/hip_runtime_api.h>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace attn_dispatch {
+
+#ifdef ATTN_DISPATCH_EMULATED
+struct NoStream {};
+using StreamContext = NoStream;
+#else
+using StreamContext = xla::ffi::PlatformStream<hipStream_t>;
+#endif
+
+}  // namespace attn_dispatch
+
+#ifdef ATTN_DISPATCH_EMULATED
+template <>
+struct xla::ffi::CtxDecoding<attn_dispatch::NoStream> {
+  using Type = hipStream_t;
+  static std::optional<Type> Decode(const XLA_FFI_Api*, XLA_FFI_ExecutionContext*,
+                                    DiagnosticEngine&) {
+    return nullptr;
+  }
+};
+#endif
