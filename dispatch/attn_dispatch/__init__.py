@@ -1,7 +1,8 @@
 """One attention call for JAX: cuDNN on NVIDIA, AITER on AMD, XLA everywhere else."""
 
 from attn_dispatch._version import __version__
-from attn_dispatch.api import dot_product_attention, explain
+from attn_dispatch.aiter import register as register_aiter_calls
+from attn_dispatch.api import dot_product_attention, explain, ragged_dot_product_attention
 from attn_dispatch.cudnn import register as register_cudnn_calls
 from attn_dispatch.explain import Explanation
 from attn_dispatch.select import AttentionFallbackWarning
@@ -15,6 +16,8 @@ __all__ = [
     "dot_product_attention",
     "explain",
     "fallback",
+    "ragged_dot_product_attention",
+    "register_aiter_calls",
     "register_cudnn_calls",
     "target",
 ]

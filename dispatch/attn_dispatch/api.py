@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attn_dispatch.arguments import ARRAY_ARGUMENTS, Call, Window, normalise
+from attn_dispatch.arguments import ARRAY_ARGUMENTS, Call, Window, check_max_seqlen, normalise
 from attn_dispatch.explain import Explanation, explain_call
 from attn_dispatch.primitive import attention
 from attn_dispatch.spec import AttentionOptions, AttentionSpec, CausalAlignment
@@ -89,8 +89,8 @@ def dot_product_attention(
       key_value_segment_ids: [B, S]; if one of the two is missing and T == S, they are equal.
       score_mod: reserved; no implementation runs it in this version.
       implementation: None takes the best available for the platform, then XLA, and says so where
-        that means leaving the vendor's kernel (see `fallback`). A name ("cudnn", "xla") or a list
-        of names in order of preference takes exactly that, or raises with every reason.
+        that means leaving the vendor's kernel (see `fallback`). A name ("cudnn", "aiter", "xla") or
+        a list of names in order of preference takes exactly that, or raises with every reason.
       return_residual: also return jax.nn's residual: lse as [B, T, N] in key's dtype, no gradient.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
         [B, T, N] float32 (float64 for float64 inputs), differentiable.
@@ -106,6 +106,79 @@ def dot_product_attention(
     """
     arguments = locals()  # exactly the parameters: nothing is defined before this line
     call = normalise(**arguments)
+    return _run(call, return_residual=return_residual, return_lse=return_lse)
+
+
+def ragged_dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    *,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_kv: ArrayLike,
+    max_seqlen_q: int,
+    max_seqlen_kv: int,
+    scale: float | None = None,
+    is_causal: bool = False,
+    causal_alignment: CausalAlignment = "top_left",
+    local_window_size: Window = None,
+    logits_soft_cap: float | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: ArrayLike | None = None,
+    deterministic: bool = False,
+    implementation: str | Sequence[str] | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention inside each of M sequences that lie one after the other in the arrays.
+
+    Sequence m has the queries cu_seqlens_q[m] … cu_seqlens_q[m + 1] - 1 and the keys
+    cu_seqlens_kv[m] … cu_seqlens_kv[m + 1] - 1, and attends to no other sequence. Either may be
+    empty. Rows after the last sequence attend nothing: their output and gradients are 0, their lse
+    is -inf, and what stands in them reaches nothing.
+
+    Args:
+      query: [T, N, H]; float16, bfloat16, float32, or float64 under x64.
+      key: [S, K, H], query's dtype.
+      value: [S, K, V], query's dtype.
+      cu_seqlens_q: [M + 1] integers, ascending from 0 to at most T.
+      cu_seqlens_kv: [M + 1] integers, ascending from 0 to at most S.
+      max_seqlen_q: static; no sequence may have more queries (the results of one that has are
+        unspecified).
+      max_seqlen_kv: static; no sequence may have more keys.
+      scale, is_causal, causal_alignment, local_window_size, logits_soft_cap, alibi_slopes, sinks,
+        dropout_rate, dropout_key, deterministic, implementation: as for `dot_product_attention`;
+        causality, windows, alignment and ALiBi count positions inside the sequence.
+      return_lse: also return the natural logarithm of the softmax denominator, [T, N] float32.
+
+    Returns:
+      The output [T, N, V] in query's dtype; with return_lse a tuple of it and the lse.
+
+    Raises:
+      ValueError: the call is wrong; says what was expected and what was given.
+      NotImplementedError: no implementation that may run it can; says every reason.
+    """
+    arguments = locals()
+    return _run(_normalise_ragged(arguments), return_residual=False, return_lse=return_lse)
+
+
+def _normalise_ragged(arguments: dict[str, Any]) -> Call:
+    arguments = dict(arguments)
+    lengths = (
+        check_max_seqlen("max_seqlen_q", arguments.pop("max_seqlen_q")),
+        check_max_seqlen("max_seqlen_kv", arguments.pop("max_seqlen_kv")),
+    )
+    for name, axes in (("query", "[T, N, H]"), ("key", "[S, K, H]"), ("value", "[S, K, V]")):
+        if jnp.ndim(arguments[name]) != 3:
+            raise ValueError(f"{name}: expected {axes}, got {list(jnp.shape(arguments[name]))}")
+    for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+        if arguments[name] is None:
+            raise ValueError(f"{name}: expected an array of integers, got None")
+    return normalise(**arguments, max_seq_lens=lengths, score_mod=None, return_residual=False)
+
+
+def _run(call: Call, *, return_residual: bool, return_lse: bool) -> Any:
     out, *lse = attention(call.options, call.operands)
     results = [_unfold(call, out)]
     if lse:
@@ -122,7 +195,8 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     """Which implementation would run a call, and why each of the others would not.
 
     Args:
-      args, kwargs: those of `dot_product_attention`; a `jax.ShapeDtypeStruct` will do for an array.
+      args, kwargs: those of `dot_product_attention`, or with `cu_seqlens_q` those of
+        `ragged_dot_product_attention`; a `jax.ShapeDtypeStruct` will do for an array.
       target: the device to explain for, as in `attn_dispatch.target`; it need not be here. None
         means the target in force if there is one, else JAX's default device.
 
@@ -135,13 +209,17 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     if target is not None:
         with target_block(target):
             return explain(*args, **kwargs)
-    bound = inspect.signature(dot_product_attention).bind(*args, **kwargs)
+    is_ragged = "cu_seqlens_q" in kwargs
+    function = ragged_dot_product_attention if is_ragged else dot_product_attention
+    bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    arrays = {name: bound.arguments.pop(name) for name in ARRAY_ARGUMENTS}
+    arguments = bound.arguments
+    arrays = {name: arguments.pop(name) for name in ARRAY_ARGUMENTS if name in arguments}
     options: list[AttentionOptions] = []
 
     def operands(arrays: dict[str, Any]) -> tuple[jax.Array, ...]:
-        call = normalise(**arrays, **bound.arguments)
+        everything = {**arrays, **arguments}
+        call = _normalise_ragged(everything) if is_ragged else normalise(**everything)
         options.append(call.options)
         return call.operands
 

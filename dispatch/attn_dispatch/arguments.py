@@ -30,9 +30,10 @@ class Call:
 
 ARRAY_ARGUMENTS = (
     "query", "key", "value", "bias", "mask", "query_seq_lengths", "key_value_seq_lengths",
-    "query_segment_ids", "key_value_segment_ids", "alibi_slopes", "sinks", "dropout_key",
+    "query_segment_ids", "key_value_segment_ids", "cu_seqlens_q", "cu_seqlens_kv",
+    "alibi_slopes", "sinks", "dropout_key",
 )  # fmt: skip
-"""The arguments of `dot_product_attention` that are arrays."""
+"""The arguments of the public calls that are arrays."""
 
 
 def normalise(
@@ -48,16 +49,17 @@ def normalise(
     implementation: str | Sequence[str] | None,
     return_residual: bool,
     return_lse: bool,
+    max_seq_lens: tuple[int, int] | None = None,
     **arrays: Any,
 ) -> Call:
     """Check a call and bring it to normal form; spec.py has the shapes.
 
-    Args: those of `attn_dispatch.dot_product_attention`, each of ARRAY_ARGUMENTS in `arrays`.
+    Args: those of the public calls, those of ARRAY_ARGUMENTS in `arrays`.
 
     Raises:
       ValueError: with expected and got, for whatever does not fit together.
     """
-    given = {n: jnp.asarray(arrays[n]) for n in ARRAY_ARGUMENTS if arrays[n] is not None}
+    given = {n: jnp.asarray(arrays[n]) for n in ARRAY_ARGUMENTS if arrays.get(n) is not None}
     for name in ("query", "key", "value"):
         if name not in given:
             raise ValueError(f"{name}: expected an array, got None")
@@ -72,6 +74,8 @@ def normalise(
             operands[name] = _lengths(name, x, shape)
         elif name.endswith("_segment_ids"):
             operands[name] = _segment_ids(name, x, shape)
+        elif name.startswith("cu_seqlens"):
+            operands[name] = _cu_seqlens(name, x, given["cu_seqlens_q"].shape)
         elif name in ("alibi_slopes", "sinks"):
             operands[name] = _per_head(name, x, shape)
     dropout_rate = _check_dropout(dropout_rate, "dropout_key" in given)
@@ -88,6 +92,7 @@ def normalise(
         ),
         window=_check_window(local_window_size),
         logits_soft_cap=_check_soft_cap(logits_soft_cap),
+        max_seq_lens=max_seq_lens,
         dropout_rate=dropout_rate,
         dropout_impl=dropout_impl,
         deterministic=_check_bool("deterministic", deterministic),
@@ -205,6 +210,33 @@ def _segment_ids(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     if x.shape != (*shape.leading, length):
         raise ValueError(f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}")
     return _fold(x, inner_dims=1).astype(jnp.int32)
+
+
+def _cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array:
+    """[1, M + 1] int32."""
+    _check_integer(name, x)
+    if x.ndim != 1 or x.shape[0] < 2:
+        raise ValueError(f"{name}: expected shape [sequences + 1], got {list(x.shape)}")
+    if x.shape != expected:
+        raise ValueError(
+            f"{name}: expected cu_seqlens_q's shape {list(expected)}, got {list(x.shape)}"
+        )
+    return x[None].astype(jnp.int32)
+
+
+def check_max_seqlen(name: str, value: Any) -> int:
+    """The static length of the longest packed sequence.
+
+    Raises:
+      ValueError: if it is no positive integer.
+    """
+    try:
+        length = operator.index(value)
+    except TypeError:
+        length = 0
+    if isinstance(value, bool) or length < 1:
+        raise ValueError(f"{name}: expected a static positive int, got {value!r}")
+    return length
 
 
 def _check_integer(name: str, x: jax.Array) -> None:

@@ -7,8 +7,9 @@ import argparse
 import jax
 from jaxlib.version import __version__ as JAXLIB_VERSION
 
-from attn_dispatch import cudnn_library, select, settings
+from attn_dispatch import aiter_folder, cudnn_library, select, settings
 from attn_dispatch._version import __version__
+from attn_dispatch.aiter_build import command as build_aiter
 from attn_dispatch.target import device_for, parse, platform_of
 
 
@@ -19,9 +20,13 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="devices, vendor libraries, and which implementations work")
-    parser.parse_args(arguments)
-    print(info())
+    show_info = commands.add_parser(
+        "info", help="devices, vendor libraries, and which implementations work"
+    )
+    show_info.set_defaults(run=lambda _: print(info()))
+    build_aiter.add_parser(commands)
+    chosen = parser.parse_args(arguments)
+    chosen.run(chosen)
 
 
 def info() -> str:
@@ -43,11 +48,25 @@ def info() -> str:
             reason = implementation.unusable_reason(device)
             state = f"not usable: {reason}" if reason else "usable"
             lines.append(f"  {implementation.NAME} on {device}: {state}")
-    lines.append("  aiter: not part of this version; AMD GPUs run XLA")
     return "\n".join(lines)
 
 
 def _libraries() -> list[str]:
+    return [*_cudnn(), *_aiter()]
+
+
+def _aiter() -> list[str]:
+    """One line for each architecture AITER was built for here, or where it was looked for."""
+    lines = []
+    for arch in aiter_folder.ARCHS:
+        folder = aiter_folder.folder(arch)
+        if build := aiter_folder.read(folder):
+            kind = ", to check that it compiles" if build.compile_check_only else ""
+            lines.append(f"  AITER {build.wheel_version} for {arch}{kind} [{folder}]")
+    return lines or [f"  AITER: not built here [{aiter_folder.root()}]"]
+
+
+def _cudnn() -> list[str]:
     library = cudnn_library.find()
     path = library.path or "not looked for"
     if not library.is_usable:

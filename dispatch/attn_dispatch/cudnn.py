@@ -18,6 +18,7 @@ from attn_dispatch.padding import pad_last, prepend, round_up
 from attn_dispatch.spec import AttentionSpec
 
 NAME = "cudnn"
+PLATFORM = "cuda"
 FORWARD_TARGET = "attn_dispatch_cudnn_forward"
 BACKWARD_TARGET = "attn_dispatch_cudnn_backward"
 
@@ -139,6 +140,7 @@ def _unsupported_options(spec: AttentionSpec) -> list[str]:
         "query_seq_lengths and key_value_seq_lengths": spec.has("query_seq_lengths")
         or spec.has("key_value_seq_lengths"),
         "segment ids": spec.has("query_segment_ids"),
+        "packed sequences": spec.has("cu_seqlens_q"),
         "local_window_size": o.window != (None, None),
         "logits_soft_cap": o.logits_soft_cap is not None,
         "alibi_slopes": spec.has("alibi_slopes"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 from jaxlib.version import __version__ as JAXLIB_VERSION
 
-from attn_dispatch import cudnn_library, select
+from attn_dispatch import aiter_folder, cudnn_library, select
 from attn_dispatch._version import __version__
 from attn_dispatch.device import Device
 from attn_dispatch.spec import DIFFERENTIABLE, AttentionSpec, Operand, backward_options
@@ -65,7 +65,7 @@ def explain_call(spec: AttentionSpec, device: Device) -> Explanation:
     return Explanation(
         call=spec,
         device=device,
-        versions=_versions(),
+        versions=_versions(device),
         forward=select.verdicts(spec, device),
         backward=select.verdicts(_backward_of(spec), device),
     )
@@ -90,15 +90,18 @@ def _backward_of(spec: AttentionSpec) -> AttentionSpec:
     return AttentionSpec(options, spec.operands + extra)
 
 
-def _versions() -> tuple[tuple[str, str], ...]:
-    library = cudnn_library.find()
-    cudnn = library.version_text if library.is_usable else "not usable"
-    return (
+def _versions(device: Device) -> tuple[tuple[str, str], ...]:
+    versions = [
         ("attn_dispatch", __version__),
         ("jax", jax.__version__),
         ("jaxlib", JAXLIB_VERSION),
-        ("cuDNN", cudnn),
-    )
+    ]
+    if device.platform == "rocm":
+        versions.append(("AITER", aiter_folder.WHEEL_VERSION))
+    else:
+        library = cudnn_library.find()
+        versions.append(("cuDNN", library.version_text if library.is_usable else "not usable"))
+    return tuple(versions)
 
 
 def _first_eligible(verdicts: tuple[select.Verdict, ...]) -> str | None:

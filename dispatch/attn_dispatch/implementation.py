@@ -29,6 +29,11 @@ class Implementation(Protocol):
         """What the user writes in `implementation=`."""
         ...
 
+    @property
+    def PLATFORM(self) -> str | None:
+        """The one platform it runs on, in lowering's words; None where it runs on all."""
+        ...
+
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
         """Every reason why this call cannot run on this device; empty means it can."""
         ...

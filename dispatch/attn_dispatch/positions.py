@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attn_dispatch.packing import sequence_of
 from attn_dispatch.spec import AttentionSpec
 
 
@@ -38,7 +39,7 @@ class Positions:
         query_ids, key_ids = _ids(spec, operands)
         if not _needs_positions(spec):
             return Positions(query_ids, key_ids, None, None)
-        if query_ids is not None and key_ids is not None and spec.has("query_segment_ids"):
+        if query_ids is not None and key_ids is not None and _has_segments(spec):
             return _inside_segments(spec, query_ids, key_ids)
         query_length, key_length = _length(spec, operands, "query"), _length(spec, operands, "key")
         diagonal = _iota(spec.seq_len_q)
@@ -67,6 +68,10 @@ def _needs_positions(spec: AttentionSpec) -> bool:
     return o.is_causal or o.window != (None, None) or spec.has("alibi_slopes")
 
 
+def _has_segments(spec: AttentionSpec) -> bool:
+    return spec.has("query_segment_ids") or spec.has("cu_seqlens_q")
+
+
 def _iota(length: int) -> jax.Array:
     return jnp.arange(length, dtype=jnp.int32)[None, :]
 
@@ -84,6 +89,11 @@ def _ids(
     spec: AttentionSpec, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Segment ids with everything past a length made padding; (None, None) where no padding is."""
+    if spec.has("cu_seqlens_q"):
+        return (
+            sequence_of(operands["cu_seqlens_q"], spec.seq_len_q),
+            sequence_of(operands["cu_seqlens_kv"], spec.seq_len_kv),
+        )
     has_segments = spec.has("query_segment_ids")
     has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
     if not has_segments and not has_lengths:

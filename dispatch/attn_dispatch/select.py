@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from attn_dispatch import cudnn, settings, xla
+from attn_dispatch import aiter, cudnn, settings, xla
 from attn_dispatch.device import Device
 from attn_dispatch.implementation import Implementation, Plan
 from attn_dispatch.spec import AttentionSpec
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, xla)
+IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, aiter, xla)
 """Best first; the last one runs everywhere."""
-
-_VENDOR_PLATFORMS = ("cuda", "rocm")
 
 
 class AttentionFallbackWarning(UserWarning):
@@ -62,10 +60,13 @@ def choose(spec: AttentionSpec, device: Device) -> Implementation:
       NotImplementedError: with every reason, if none can, or if the policy is "error".
     """
     refused: dict[str, tuple[str, ...]] = {}
+    is_open = not spec.options.implementation
     for implementation in _preferred(spec):
+        if is_open and implementation.PLATFORM not in (None, device.platform):
+            continue  # the other vendor's: nobody expected it here
         reasons = implementation.not_supported_reasons(spec, device)
         if not reasons:
-            if refused and not spec.options.implementation and device.platform in _VENDOR_PLATFORMS:
+            if refused and is_open:
                 _announce_fallback(spec, device, implementation.NAME, refused)
             return implementation
         refused[implementation.NAME] = reasons

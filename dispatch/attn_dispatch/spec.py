@@ -17,6 +17,8 @@ query_seq_lengths      [B]                        int32
 key_value_seq_lengths  [B]                        int32
 query_segment_ids      [B, T]                     int32
 key_value_segment_ids  [B, S]                     int32
+cu_seqlens_q           [B, M + 1]                 int32
+cu_seqlens_kv          [B, M + 1]                 int32
 alibi_slopes           [1|B, N]                   floating
 sinks                  [1|B, N]                   floating
 dropout_key            [D, words], B % D == 0     uint32 key data
@@ -53,6 +55,8 @@ class AttentionOptions:
     window: tuple[int | None, int | None] = (None, None)
     """Keys a query may see to its (left, right), inclusive; None is open."""
     logits_soft_cap: float | None = None
+    max_seq_lens: tuple[int, int] | None = None
+    """With cu_seqlens: the longest sequence of queries and of keys."""
     dropout_rate: float = 0.0
     dropout_impl: str | None = None
     """Name of the PRNG implementation that dropout_key's words belong to."""
@@ -125,6 +129,10 @@ class AttentionSpec:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of an operand the call has."""
         return self._by_name[name].shape
+
+    def dtype_of(self, name: str) -> str:
+        """Name of the dtype of an operand the call has."""
+        return self._by_name[name].dtype
 
     @property
     def is_backward(self) -> bool:
@@ -200,6 +208,8 @@ class AttentionSpec:
             features.append(f"window={o.window}")
         if o.logits_soft_cap is not None:
             features.append(f"logits_soft_cap={o.logits_soft_cap:g}")
+        if o.max_seq_lens is not None:
+            features.append(f"max_seq_lens={o.max_seq_lens}")
         if o.dropout_rate:
             features.append(f"dropout_rate={o.dropout_rate:g}")
         if o.deterministic:

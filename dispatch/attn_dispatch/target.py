@@ -135,4 +135,6 @@ def _present_amd() -> Device:
         device = jax.local_devices(backend="rocm")[0]
     except RuntimeError:
         return Device("rocm", UNKNOWN_ARCH, "an AMD GPU", is_present=False)
-    return Device("rocm", str(getattr(device, "compute_capability", UNKNOWN_ARCH)), "AMD GPU")
+    # "gfx942:sramecc+:xnack-": what follows the name does not choose kernels.
+    arch = str(getattr(device, "compute_capability", UNKNOWN_ARCH)).split(":")[0]
+    return Device("rocm", arch, device.device_kind)

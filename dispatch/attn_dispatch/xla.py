@@ -31,6 +31,7 @@ from attn_dispatch.scores import Scores, heads_first
 from attn_dispatch.spec import AttentionSpec
 
 NAME = "xla"
+PLATFORM = None
 
 SCORE_BYTES = 2**27
 """Most bytes for one array of scores, [B, N, rows, S]; a single row may take more."""

@@ -1,0 +1,83 @@
+"""Where AITER's libraries are once `attn-dispatch build-aiter` has built them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+GENERATION = "dev18"
+"""Of AITER's C++ interface, which changes from version to version."""
+WHEEL_VERSION = "0.1.7.post2.dev18"
+ARCHS = ("gfx942", "gfx950")
+ADAPTER = "libattn_dispatch_aiter.so"
+LIBRARIES = ("libmha_fwd.so", "libmha_bwd.so", ADAPTER)
+
+_RECORD = "build.json"
+
+
+@dataclass(frozen=True)
+class AiterBuild:
+    """A finished build, as its build.json records it."""
+
+    generation: str
+    arch: str
+    wheel_version: str
+    filter_forward: str
+    filter_backward: str
+    compiler: str
+    compile_check_only: bool
+    """Built against headers that are not ROCm's: never to be loaded beside ROCm."""
+    files: int
+    """How many C++ files were compiled."""
+    asm_kernels: int
+    date: str
+
+    def write(self, folder: Path) -> None:
+        """Record this build in `folder`, as the last step: a folder with a record is complete."""
+        text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        (folder / _RECORD).write_text(text, encoding="utf-8")
+
+
+def root() -> Path:
+    """$ATTN_DISPATCH_AITER, else a folder of the user's. One subfolder for each architecture."""
+    if chosen := os.environ.get("ATTN_DISPATCH_AITER"):
+        return Path(chosen)
+    return platformdirs.user_data_path("attn-dispatch") / "aiter" / GENERATION
+
+
+def folder(arch: str) -> Path:
+    """Where the libraries for `arch` ("gfx942") are, or will be built."""
+    return root() / arch
+
+
+def asm_folder(folder: Path, arch: str) -> str:
+    """What AITER_ASM_DIR must be. AITER puts file names right behind it, hence the last slash."""
+    return f"{folder / 'hsa' / arch}/"
+
+
+def read(folder: Path) -> AiterBuild | None:
+    """The finished build in `folder`, or None where there is none.
+
+    Raises:
+      ValueError: if there is a record that this version cannot read.
+    """
+    path = folder / _RECORD
+    try:
+        return AiterBuild(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path} is not a record this version can read ({error}); build again with: "
+            f"attn-dispatch build-aiter --arch {folder.name}"
+        ) from error
+
+
+def forget(folder: Path) -> None:
+    """Remove the record, before the libraries it describes are replaced."""
+    (folder / _RECORD).unlink(missing_ok=True)
