@@ -29,8 +29,10 @@ endif
 demo: $(VENV)/demo-packages
 	$(BIN)/python -m examples.smollm2
 
-test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/cudnn-9.12
+test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/cudnn-9.12 \
+    $(VENV)/amd-aiter
 	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
+	  ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter \
 	  $(BIN)/python -m pytest
 ifeq ($(HAS_NVIDIA),yes)
 	$(BIN)/python -m pytest tests/gpu
@@ -40,7 +42,7 @@ lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
-	$(BIN)/clang-format --dry-run --Werror cuda_backend/*.h cuda_backend/*.cc
+	$(BIN)/clang-format --dry-run --Werror $(wildcard *_backend/*.h *_backend/*.cc tests/*/*.h tests/*/*.cc)
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
@@ -84,6 +86,11 @@ $(VENV)/dev-packages: pyproject.toml | $(BIN)/python
 # The oldest cuDNN that a supported JAX may come with, for the planning tests.
 $(VENV)/cudnn-9.12: | $(BIN)/python
 	$(PIP) --no-deps --target $@.tmp 'nvidia-cudnn-cu13==9.12.*'
+	mv $@.tmp $@
+
+# AITER's sources, of the one generation that rocm_backend is written for: its dispatch judges ours.
+$(VENV)/amd-aiter: | $(BIN)/python
+	$(PIP) --no-deps --target $@.tmp amd-aiter==0.1.7.post2.dev18
 	mv $@.tmp $@
 
 clean:

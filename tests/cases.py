@@ -47,6 +47,10 @@ class Case:
     kv_lengths: tuple[int, ...] | None = None
     q_segments: Rows | None = None
     kv_segments: Rows | None = None
+    cu_q: Rows | None = None
+    cu_kv: Rows | None = None
+    longest: tuple[int, int] | None = None
+    """The longest packed sequences of queries and of keys."""
     mask: Shape | None = None
     dead_rows: bool = False
     """The mask forbids everything to some rows."""
@@ -59,6 +63,7 @@ class Case:
     sinks: int | None = None
     """Length of the batch axis of the sinks."""
     lse_grad: bool = False
+    deterministic: bool = False
     scale: float = 0.3
     magnitude: float = 1.0
     """Of query and key."""
@@ -111,6 +116,8 @@ class Case:
             "key_value_seq_lengths": self.kv_lengths,
             "query_segment_ids": self.q_segments,
             "key_value_segment_ids": self.kv_segments,
+            "cu_seqlens_q": self.cu_q,
+            "cu_seqlens_kv": self.cu_kv,
         }
         operands |= {x: np.array(y, np.int32) for x, y in integers.items() if y is not None}
         if self.alibi is not None:
@@ -141,7 +148,9 @@ class Case:
             causal_alignment=self.alignment,
             window=self.window,
             logits_soft_cap=self.soft_cap,
+            max_seq_lens=self.longest,
             dropout_rate=self.dropout,
+            deterministic=self.deterministic,
             dropout_impl=self.dropout_impl if self.dropout else None,
             needs_lse=needs_lse,
         )
@@ -172,6 +181,12 @@ _PACKED: dict[str, Any] = {
         (1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 5, 0, 0, 0),
         (1, 1, 1, 0, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4),
     ),
+}
+# A sequence without queries, one without keys, and rows that belong to none.
+_RAGGED: dict[str, Any] = {
+    "cu_q": ((0, 3, 3, 8, 9), (0, 0, 4, 10, 10)),
+    "cu_kv": ((0, 4, 6, 6, 13), (0, 5, 5, 9, 12)),
+    "longest": (6, 7),
 }
 _BOTTOM_RIGHT: dict[str, Any] = {"is_causal": True, "alignment": "bottom_right"}
 _EVERYTHING: dict[str, Any] = {
@@ -219,6 +234,9 @@ CASES: tuple[Case, ...] = (
     Case("segments_bottom_right", **_PACKED, **_BOTTOM_RIGHT),
     Case("segments_window", **_PACKED, window=(1, 2), alignment="bottom_right", alibi=1),
     Case("segments_and_lengths", **_PACKED, **_BOTTOM_RIGHT, q_lengths=(8, 9), kv_lengths=(5, 12)),
+    Case("ragged", **_RAGGED),
+    Case("ragged_bottom_right", **_RAGGED, **_BOTTOM_RIGHT, lse_grad=True),
+    Case("ragged_window", **_RAGGED, window=(1, 2), alibi=1),
     Case("mask", mask=(2, 4, 10, 14)),
     Case("mask_of_keys", mask=(2, 1, 1, 14)),
     Case("mask_of_queries", mask=(1, 4, 10, 1)),

@@ -48,6 +48,12 @@ def segment_ids(operands: Operands, batch_row: int) -> tuple[np.ndarray, np.ndar
         length = operands[array].shape[1]
         ids = operands.get(f"{side}_segment_ids")
         ids = np.ones(length, int) if ids is None else np.array(ids[batch_row], int)
+        cu_seqlens = operands.get("cu_seqlens_q" if side == "query" else "cu_seqlens_kv")
+        if cu_seqlens is not None:
+            ids[:] = 0
+            starts = list(cu_seqlens[batch_row])
+            for m in range(len(starts) - 1):
+                ids[starts[m] : starts[m + 1]] = m + 1
         lengths = operands.get(f"{side}_seq_lengths")
         if lengths is not None:
             ids[max(int(lengths[batch_row]), 0) :] = 0

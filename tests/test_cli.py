@@ -12,6 +12,7 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import cli, cudnn_library
+from attn_dispatch.aiter_folder import AiterBuild
 from attn_dispatch.cudnn_library import CudnnLibrary
 from backend import needs_cudnn
 
@@ -37,7 +38,9 @@ def test_devices_versions_and_implementations(info):
     cudnn = next(line for line in states if line.startswith("  cudnn on CPU (cpu): "))
     assert "not usable: cuDNN runs on NVIDIA GPUs, and this is CPU (cpu)" in cudnn
     assert "  xla on CPU (cpu): usable" in states
-    assert any(line.startswith("  aiter: ") for line in states)
+    assert (
+        "  aiter on CPU (cpu): not usable: AITER runs on AMD GPUs, and this is CPU (cpu)" in states
+    )
 
 
 @needs_cudnn
@@ -52,6 +55,15 @@ def test_without_cudnn_the_reason_is_told(info, monkeypatch):
     lost = CudnnLibrary(None, path="/lost/libcudnn.so.9", unusable="cuDNN could not be loaded")
     monkeypatch.setattr(cudnn_library, "find", lambda: lost)
     assert "  cuDNN: cuDNN could not be loaded [/lost/libcudnn.so.9]" in info()
+
+
+def test_built_aiter_is_listed(info, monkeypatch, tmp_path):
+    monkeypatch.setenv("ATTN_DISPATCH_AITER", str(tmp_path))
+    assert f"  AITER: not built here [{tmp_path}]" in info()
+    (tmp_path / "gfx942").mkdir()
+    build = AiterBuild("dev18", "gfx942", "0.1.7", "", "", "hipcc 7", False, 3, 5, "2026-11-21")
+    build.write(tmp_path / "gfx942")
+    assert f"  AITER 0.1.7 for gfx942 [{tmp_path / 'gfx942'}]" in info()
 
 
 def test_version(capsys):

@@ -26,8 +26,8 @@ def test_a_call_that_cudnn_runs():
     explanation = explain(Q, KV, KV, is_causal=True, target="sm90")
     assert (explanation.chosen_forward, explanation.chosen_backward) == ("cudnn", "cudnn")
     assert str(explanation.device) == "NVIDIA H200 (sm90, planned for, not present)"
-    assert [v.implementation for v in explanation.forward] == ["cudnn", "xla"]
-    assert all(v.is_eligible and v.reasons == () for v in explanation.forward)
+    assert [v.implementation for v in explanation.forward] == ["cudnn", "aiter", "xla"]
+    assert [v.is_eligible for v in explanation.forward] == [True, False, True]
     forward, backward = explanation.forward[0].plan, explanation.backward[0].plan
     assert forward == cudnn.plan(explanation.call, explanation.device)
     assert forward and backward and backward.workspace_bytes > forward.workspace_bytes
@@ -99,6 +99,7 @@ def test_explained_specs_are_those_of_the_call(monkeypatch):
 
     class Recorder:
         NAME = "recorder"
+        PLATFORM = None
         unusable_reason = staticmethod(lambda device: "")
         plan = staticmethod(lambda spec, device: Plan("", 0))
 

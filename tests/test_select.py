@@ -28,6 +28,7 @@ class Fake:
 
     NAME: str
     reasons: tuple[str, ...] = ()
+    PLATFORM: str | None = "cuda"
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
         return tuple(f"{reason} on {device.arch}" for reason in self.reasons)
@@ -45,7 +46,7 @@ class Fake:
     backward = forward
 
 
-FAST, SLOW, LAST = Fake("fast"), Fake("slow"), Fake("last")
+FAST, SLOW, LAST = Fake("fast"), Fake("slow"), Fake("last", PLATFORM=None)
 CANNOT = Fake("fast", ("too wide", "too tall"))
 NEITHER = Fake("slow", ("too small",))
 
@@ -109,7 +110,7 @@ def test_nothing_fits(implementations, available, wanted, refusals):
 
 
 def test_names_are_those_of_the_implementations(implementations):
-    assert select.names() == ("cudnn", "xla")
+    assert select.names() == ("cudnn", "aiter", "xla")
     implementations(FAST, LAST)
     assert select.names() == ("fast", "last")
     x = np.ones((1, 2, 1, 8), np.float32)
@@ -120,7 +121,8 @@ def test_names_are_those_of_the_implementations(implementations):
 
 @pytest.mark.parametrize("device", [CUDA, ROCM], ids=str)
 def test_fallback_warns_once_per_call_with_every_reason(implementations, device):
-    implementations(CANNOT, NEITHER, LAST)
+    vendors = (replace(fake, PLATFORM=device.platform) for fake in (CANNOT, NEITHER))
+    implementations(*vendors, LAST)
     call = spec()
     with pytest.warns(AttentionFallbackWarning) as given:
         for _ in range(3):
@@ -133,7 +135,7 @@ def test_fallback_warns_once_per_call_with_every_reason(implementations, device)
     # Another call, or another device, is another warning.
     with pytest.warns(AttentionFallbackWarning) as given:
         select.choose(spec(t=20), device)
-        select.choose(call, parse("sm80"))
+        select.choose(call, parse("sm80" if device is CUDA else "gfx950"))
     assert len(given) == 2
 
 
@@ -146,6 +148,17 @@ def test_no_warning_where_nothing_fell(implementations):
         select.choose(spec(), CPU)  # a CPU has no vendor's kernel to fall from
         select.choose(spec("fast", "last"), CUDA)  # the caller has named the fallback
         select.choose(spec("last"), CUDA)
+
+
+def test_the_other_vendors_implementation_is_not_missed(implementations, recwarn):
+    implementations(Fake("other", ("never",), PLATFORM="rocm"), FAST, LAST)
+    assert select.choose(spec(), CUDA).NAME == "fast"
+    implementations(FAST, LAST)
+    assert select.choose(spec(), ROCM).NAME == "last"
+    assert not recwarn.list
+    with pytest.raises(NotImplementedError, match="never on sm90"):  # unless it was asked for
+        implementations(Fake("other", ("never",), PLATFORM="rocm"), LAST)
+        select.choose(spec("other"), CUDA)
 
 
 def test_fallback_policies(implementations, monkeypatch):
@@ -221,4 +234,4 @@ def test_score_mod_is_refused_by_everyone():
     x = np.ones((1, 2, 1, 8), np.float32)
     with pytest.raises(NotImplementedError) as error:
         dot_product_attention(x, x, x, score_mod=lambda score: score)
-    assert re.search(r"(?s)cudnn:.*- score_mod.*xla:.*- score_mod", str(error.value))
+    assert re.search(r"(?s)xla:.*- score_mod", str(error.value))

@@ -115,7 +115,7 @@ _CHANGES = (
     {"scale": 0.5}, {"is_causal": True}, {"causal_alignment": "bottom_right"},
     {"window": (1, None)}, {"logits_soft_cap": 2.0}, {"dropout_rate": 0.5},
     {"dropout_impl": "rbg"}, {"deterministic": True}, {"score_mod": max},
-    {"implementation": ("xla",)}, {"needs_lse": True},
+    {"implementation": ("xla",)}, {"needs_lse": True}, {"max_seq_lens": (3, 5)},
 )  # fmt: skip
 
 

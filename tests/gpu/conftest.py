@@ -22,6 +22,7 @@ ROWS: dict[str, list[dict]] = {}
 
 def pytest_addoption(parser):
     parser.addoption("--results", default="", help="folder for the JSON of this run")
+    parser.addoption("--results-name", default="gpu_suite", help="what its name begins with")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -48,9 +49,10 @@ def pytest_sessionfinish(session, exitstatus):
     if not folder or not ROWS:
         return
     facts = environment()
-    name = "gpu_suite-" + "-".join(
-        facts[key].replace(" ", "_").replace(".", "_") for key in ("device", "cudnn")
-    )
+    # Where cuDNN is not usable "cudnn" is a sentence.
+    library = facts["cudnn"] if facts["cudnn"][:1].isdigit() else "no_cudnn"
+    name = "-".join([session.config.getoption("--results-name"), facts["device"], library])
+    name = name.replace(" ", "_").replace(".", "_")
     outcomes = session.config.pluginmanager.get_plugin("terminalreporter").stats
     counts = {name: len(outcomes.get(name, [])) for name in ("passed", "failed", "skipped")}
     report = {"environment": facts, **counts, "rows": ROWS}

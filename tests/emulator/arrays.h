@@ -1,0 +1,54 @@
+// Every array of a call as axes of sizes and strides: what size checks, aliasing checks and the
+// poisoning of results all go by.
+#pragma once
+
+#include <vector>
+
+#include "backward.h"
+#include "forward.h"
+
+namespace attn_emulator {
+
+struct Axis {
+  int64_t size;
+  int64_t stride;
+};
+
+constexpr int kMaxRank = 5;
+
+enum class Access {
+  kRead,
+  kWritten,  // poisoned before the call
+  kUpdated,  // written, and what it held counts: the caller's to initialize
+};
+
+struct Array {
+  const char* name;
+  const void* start;
+  int32_t element_bytes;
+  Access access;
+  Axis axes[kMaxRank];  // unused ones have size 1
+
+  bool is_empty() const {
+    for (const Axis& axis : axes) {
+      if (axis.size <= 0) return true;
+    }
+    return false;
+  }
+
+  // Elements from `start` to the last one, that included.
+  int64_t extent() const {
+    if (is_empty()) return 0;
+    int64_t last = 0;
+    for (const Axis& axis : axes) last += (axis.size - 1) * axis.stride;
+    return last + 1;
+  }
+
+  int64_t bytes() const { return extent() * element_bytes; }
+};
+
+// The arrays of one call; those that are null there are left out.
+std::vector<Array> arrays_of(const AttnAiterForward& forward);
+std::vector<Array> arrays_of(const AttnAiterBackward& backward, bool is_direct);
+
+}  // namespace attn_emulator

@@ -1,0 +1,78 @@
+// aiter_api.h served by a CPU: what AITER computes, written out row by row with the pointers,
+// strides and layouts it was given, and what AITER cannot do refused.
+//
+// Before it computes, the emulator fills results and softmax_d with NaN, so that rows which a real
+// kernel leaves unwritten cannot pass for written ones. It does not touch dq_acc, nor what a kernel
+// adds to or writes only in part: zeroing that is the caller's task.
+#include <string.h>
+
+#include "checks.h"
+#include "hooks.h"
+#include "served.h"
+
+namespace attn_emulator {
+namespace {
+
+void poison(const Array& array) {
+  const Axis* a = array.axes;
+  auto* start = static_cast<char*>(const_cast<void*>(array.start));
+  for (int64_t i = 0; i < a[0].size; ++i) {
+    for (int64_t j = 0; j < a[1].size; ++j) {
+      for (int64_t k = 0; k < a[2].size; ++k) {
+        const int64_t at = i * a[0].stride + j * a[1].stride + k * a[2].stride;
+        memset(start + at * array.element_bytes, 0xff, a[3].size * array.element_bytes);
+      }
+    }
+  }
+}
+
+void poison(const std::vector<Array>& arrays) {
+  for (const Array& array : arrays) {
+    if (array.access == Access::kWritten && !array.is_empty()) poison(array);
+  }
+}
+
+// Calls `visit(sequence, head)` for each.
+template <typename Visit>
+void for_each_head(const AttnAiterCall& call, Visit visit) {
+  for (int32_t i = 0; i < call.batch; ++i) {
+    const Sequence s = sequence_of(call, i);
+    for (int32_t head = 0; head < call.num_heads; ++head) visit(s, head);
+  }
+}
+
+}  // namespace
+
+std::string run(const AttnAiterForward& forward, void*) {
+  if (std::string why = refusal(forward); !why.empty()) return why;
+  const std::vector<Array> arrays = arrays_of(forward);
+  if (std::string why = misfit(arrays); !why.empty()) return why;
+  if (std::string why = wrong_sequences(forward.call); !why.empty()) return why;
+  poison(arrays);
+  for_each_head(forward.call, [&](const Sequence& s, int32_t head) {
+    for (int32_t row = 0; row < s.len_q; ++row) forward_row(forward, s, head, row);
+  });
+  return "";
+}
+
+std::string run(const AttnAiterBackward& backward, void*) {
+  const std::string on = arch();
+  if (std::string why = refusal(backward, on); !why.empty()) return why;
+  const bool direct = is_direct(backward, on);
+  const std::vector<Array> arrays = arrays_of(backward, direct);
+  if (std::string why = misfit(arrays); !why.empty()) return why;
+  if (std::string why = wrong_sequences(backward.call); !why.empty()) return why;
+  poison(arrays);
+  for_each_head(backward.call, [&](const Sequence& s, int32_t head) {
+    for (int32_t row = 0; row < s.len_q; ++row) softmax_d_row(backward, s, head, row);
+    for (int32_t row = 0; row < s.len_q; ++row) dq_row(backward, direct, s, head, row);
+    for (int32_t col = 0; col < s.len_k; ++col) key_row(backward, s, head, col);
+  });
+  if (direct) return "";
+  for_each_head(backward.call, [&](const Sequence& s, int32_t head) {
+    for (int32_t row = 0; row < s.len_q; ++row) convert_dq_row(backward, s, head, row);
+  });
+  return "";
+}
+
+}  // namespace attn_emulator

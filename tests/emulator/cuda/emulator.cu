@@ -1,0 +1,163 @@
+// The emulator on an NVIDIA GPU: the arithmetic of cpu.cc, a thread to a row, queued on the stream.
+// For one question that a CPU cannot answer: whether the handlers work where calls only queue and
+// device memory cannot be read. So the host reads no device memory here: how sequences lie is
+// believed. Nothing is fast.
+//
+// Built by build.cuda_library(), and by hip_on_nvidia.py into a module with rocm_backend.
+#include <cuda_runtime.h>
+
+#include "checks.h"
+#include "hooks.h"
+#include "served.h"
+
+#define ATTN_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace attn_emulator {
+namespace {
+
+constexpr int kThreads = 64;
+
+__global__ void poison_kernel(Array array, int64_t elements) {
+  int64_t rest = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (rest >= elements) return;
+  int64_t at = 0;
+  for (const Axis& axis : array.axes) {
+    at += rest % axis.size * axis.stride;
+    rest /= axis.size;
+  }
+  auto* element = static_cast<unsigned char*>(const_cast<void*>(array.start));
+  memset(element + at * array.element_bytes, 0xff, array.element_bytes);
+}
+
+// This thread's place among sequences, heads and rows; false for the threads left over.
+__device__ bool find_place(const AttnAiterCall& call, int32_t rows, Sequence& s, int32_t& head,
+                           int32_t& row) {
+  const int64_t index = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (index >= static_cast<int64_t>(call.batch) * call.num_heads * rows) return false;
+  row = static_cast<int32_t>(index % rows);
+  head = static_cast<int32_t>(index / rows % call.num_heads);
+  s = sequence_of(call, static_cast<int32_t>(index / rows / call.num_heads));
+  return true;
+}
+
+__global__ void forward_kernel(AttnAiterForward forward) {
+  Sequence s;
+  int32_t head, row;
+  if (!find_place(forward.call, forward.call.max_seq_len_q, s, head, row)) return;
+  if (row < s.len_q) forward_row(forward, s, head, row);
+}
+
+__global__ void softmax_d_kernel(AttnAiterBackward backward) {
+  Sequence s;
+  int32_t head, row;
+  if (!find_place(backward.call, backward.call.max_seq_len_q, s, head, row)) return;
+  if (row < s.len_q) softmax_d_row(backward, s, head, row);
+}
+
+__global__ void dq_kernel(AttnAiterBackward backward, bool direct) {
+  Sequence s;
+  int32_t head, row;
+  if (!find_place(backward.call, backward.call.max_seq_len_q, s, head, row)) return;
+  if (row < s.len_q) dq_row(backward, direct, s, head, row);
+}
+
+__global__ void key_kernel(AttnAiterBackward backward) {
+  Sequence s;
+  int32_t head, col;
+  if (!find_place(backward.call, backward.call.max_seq_len_kv, s, head, col)) return;
+  if (col < s.len_k) key_row(backward, s, head, col);
+}
+
+__global__ void convert_dq_kernel(AttnAiterBackward backward) {
+  Sequence s;
+  int32_t head, row;
+  if (!find_place(backward.call, backward.call.max_seq_len_q, s, head, row)) return;
+  if (row < s.len_q) convert_dq_row(backward, s, head, row);
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), int64_t threads, void* stream, Arguments... arguments) {
+  if (threads == 0) return;
+  const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+  kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(arguments...);
+}
+
+void poison(const std::vector<Array>& arrays, void* stream) {
+  for (const Array& array : arrays) {
+    if (array.access != Access::kWritten || array.is_empty()) continue;
+    int64_t elements = 1;
+    for (const Axis& axis : array.axes) elements *= axis.size;
+    launch(poison_kernel, elements, stream, array, elements);
+  }
+}
+
+std::string launch_error() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? "" : cudaGetErrorString(error);
+}
+
+int64_t threads_for(const AttnAiterCall& call, int32_t rows) {
+  return static_cast<int64_t>(call.batch) * call.num_heads * rows;
+}
+
+cudaError_t load_kernels() {
+  const void* const kernels[] = {
+      reinterpret_cast<const void*>(poison_kernel),
+      reinterpret_cast<const void*>(forward_kernel),
+      reinterpret_cast<const void*>(softmax_d_kernel),
+      reinterpret_cast<const void*>(dq_kernel),
+      reinterpret_cast<const void*>(key_kernel),
+      reinterpret_cast<const void*>(convert_dq_kernel),
+  };
+  for (const void* kernel : kernels) {
+    cudaFuncAttributes ignored;
+    if (const cudaError_t error = cudaFuncGetAttributes(&ignored, kernel); error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+
+std::string run(const AttnAiterForward& forward, void* stream) {
+  if (std::string why = refusal(forward); !why.empty()) return why;
+  const std::vector<Array> arrays = arrays_of(forward);
+  if (std::string why = misfit(arrays); !why.empty()) return why;
+  poison(arrays, stream);
+  launch(forward_kernel, threads_for(forward.call, forward.call.max_seq_len_q), stream, forward);
+  return launch_error();
+}
+
+std::string run(const AttnAiterBackward& backward, void* stream) {
+  const std::string on = arch();
+  if (std::string why = refusal(backward, on); !why.empty()) return why;
+  const bool direct = is_direct(backward, on);
+  const std::vector<Array> arrays = arrays_of(backward, direct);
+  if (std::string why = misfit(arrays); !why.empty()) return why;
+  poison(arrays, stream);
+  const AttnAiterCall& call = backward.call;
+  const int64_t queries = threads_for(call, call.max_seq_len_q);
+  launch(softmax_d_kernel, queries, stream, backward);
+  launch(dq_kernel, queries, stream, backward, direct);
+  launch(key_kernel, threads_for(call, call.max_seq_len_kv), stream, backward);
+  if (!direct) launch(convert_dq_kernel, queries, stream, backward);
+  return launch_error();
+}
+
+}  // namespace attn_emulator
+
+// For check.py, which has no CUDA of its own: memory that both sides reach, and waiting.
+ATTN_EXPORT void* attn_emulator_cuda_memory(int64_t bytes) {
+  void* memory = nullptr;
+  return cudaMallocManaged(&memory, bytes) == cudaSuccess ? memory : nullptr;
+}
+
+ATTN_EXPORT const char* attn_emulator_cuda_wait(void) {
+  return cudaGetErrorString(cudaDeviceSynchronize());
+}
+
+// Loads the kernels on the current device, so that none is while a stream is being captured.
+ATTN_EXPORT const char* attn_emulator_cuda_load(void) {
+  return cudaGetErrorString(attn_emulator::load_kernels());
+}

@@ -1,0 +1,126 @@
+#include "hooks.h"
+
+#include <string.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+
+#include "numbers.h"
+
+#define ATTN_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace attn_emulator {
+namespace {
+
+struct Hooks {
+  std::string arch = "gfx942";
+  int asm_answer = -1;
+  std::optional<std::string> next_failure;
+  int64_t calls[3] = {};
+  std::optional<AttnAiterForward> forward;
+  std::optional<AttnAiterBackward> backward;
+};
+
+std::mutex mutex;
+Hooks hooks;
+
+std::lock_guard<std::mutex> lock() { return std::lock_guard<std::mutex>(mutex); }
+
+template <typename Struct>
+int copy(const std::optional<Struct>& from, void* into, int64_t size) {
+  if (!from || size != static_cast<int64_t>(sizeof(Struct))) return 0;
+  memcpy(into, &*from, sizeof(Struct));
+  return 1;
+}
+
+}  // namespace
+
+std::string arch() {
+  auto held = lock();
+  return hooks.arch;
+}
+
+int asm_answer(const AttnAiterCall& call) {
+  auto held = lock();
+  return hooks.asm_answer < 0 ? call.use_asm != 0 : hooks.asm_answer;
+}
+
+bool must_fail(std::string& message) {
+  auto held = lock();
+  if (!hooks.next_failure) return false;
+  message = *hooks.next_failure;
+  hooks.next_failure.reset();
+  return true;
+}
+
+bool must_fail(AttnEmulatorCall kind, std::string& message) {
+  {
+    auto held = lock();
+    ++hooks.calls[kind];
+  }
+  return must_fail(message);
+}
+
+void remember(const AttnAiterForward& forward) {
+  auto held = lock();
+  hooks.forward = forward;
+}
+
+void remember(const AttnAiterBackward& backward) {
+  auto held = lock();
+  hooks.backward = backward;
+}
+
+void write(const std::string& text, char* into, int32_t size) {
+  if (!into || size <= 0) return;
+  const size_t length = std::min<size_t>(text.size(), size - 1);
+  memcpy(into, text.data(), length);
+  into[length] = '\0';
+}
+
+int failed(const std::string& sentence, char* message, int32_t size) {
+  write(sentence, message, size);
+  return 1;
+}
+
+}  // namespace attn_emulator
+
+using attn_emulator::hooks;
+
+ATTN_EXPORT void attn_emulator_set_arch(const char* arch) {
+  auto held = attn_emulator::lock();
+  hooks.arch = arch;
+}
+
+ATTN_EXPORT void attn_emulator_set_asm_answer(int answer) {
+  auto held = attn_emulator::lock();
+  hooks.asm_answer = answer;
+}
+
+ATTN_EXPORT void attn_emulator_fail_next(const char* message) {
+  auto held = attn_emulator::lock();
+  hooks.next_failure = message;
+}
+
+ATTN_EXPORT int64_t attn_emulator_calls(int kind) {
+  auto held = attn_emulator::lock();
+  return kind >= 0 && kind < 3 ? hooks.calls[kind] : 0;
+}
+
+ATTN_EXPORT int attn_emulator_last_call(int kind, void* into, int64_t size) {
+  auto held = attn_emulator::lock();
+  if (kind == ATTN_EMULATOR_FORWARD) return attn_emulator::copy(hooks.forward, into, size);
+  if (kind == ATTN_EMULATOR_BACKWARD) return attn_emulator::copy(hooks.backward, into, size);
+  return 0;
+}
+
+ATTN_EXPORT int attn_emulator_keep(uint64_t seed, uint64_t offset, int32_t sequence, int32_t head,
+                                   int32_t row, int32_t col, float rate) {
+  return attn_emulator::is_kept(seed, offset, sequence, head, row, col, rate);
+}
+
+ATTN_EXPORT void attn_emulator_reset(void) {
+  auto held = attn_emulator::lock();
+  hooks = {};
+}

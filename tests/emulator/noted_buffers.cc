@@ -1,0 +1,41 @@
+#include "noted_buffers.h"
+
+#include <limits>
+#include <map>
+
+#define ATTN_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace attn_emulator {
+namespace {
+
+// Bytes by start.
+thread_local std::map<uintptr_t, int64_t> noted;
+
+}  // namespace
+
+int64_t noted_bytes_from(const void* address) {
+  if (noted.empty()) return std::numeric_limits<int64_t>::max();
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  auto after = noted.upper_bound(at);
+  if (after == noted.begin()) return -1;
+  const auto& [start, bytes] = *std::prev(after);
+  const auto inside = static_cast<int64_t>(at - start);
+  return inside < bytes ? bytes - inside : -1;
+}
+
+}  // namespace attn_emulator
+
+// What a call that failed before AITER left behind gives way to whatever overlaps it now.
+ATTN_EXPORT void attn_emulator_note_buffer(const void* start, int64_t bytes) {
+  if (bytes == 0) return;  // such a buffer may share its address with another
+  auto& noted = attn_emulator::noted;
+  const auto first = reinterpret_cast<uintptr_t>(start);
+  for (auto it = noted.begin(); it != noted.end();) {
+    const bool is_same = it->first == first && it->second == bytes;
+    const bool overlaps = it->first < first + bytes && first < it->first + it->second;
+    it = overlaps && !is_same ? noted.erase(it) : std::next(it);
+  }
+  noted[first] = bytes;
+}
+
+ATTN_EXPORT void attn_emulator_clear_buffers(void) { attn_emulator::noted.clear(); }

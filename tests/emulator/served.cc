@@ -1,0 +1,56 @@
+// The table of functions that aiter_api.h asks for, over whichever arithmetic is linked in.
+#include "served.h"
+
+#include "emulator_buffers.h"
+#include "hooks.h"
+
+namespace attn_emulator {
+namespace {
+
+template <typename Call>
+int serve(AttnEmulatorCall kind, const Call& call, void* stream, char* message, int32_t size) {
+  remember(call);
+  std::string why;
+  if (!must_fail(kind, why)) why = run(call, stream);
+  attn_emulator_clear_buffers();
+  return why.empty() ? 0 : failed(why, message, size);
+}
+
+int device_arch(char* into, int32_t arch_size, char* message, int32_t message_size) {
+  std::string why;
+  if (must_fail(why)) return failed(why, message, message_size);
+  write(arch(), into, arch_size);
+  return 0;
+}
+
+int forward(const AttnAiterForward* call, void* stream, char* message, int32_t size) {
+  return serve(ATTN_EMULATOR_FORWARD, *call, stream, message, size);
+}
+
+int backward(const AttnAiterBackward* call, void* stream, char* message, int32_t size) {
+  return serve(ATTN_EMULATOR_BACKWARD, *call, stream, message, size);
+}
+
+template <typename Call>
+int takes_asm(const Call* call, char* message, int32_t size) {
+  std::string why;
+  if (must_fail(why)) {
+    write(why, message, size);
+    return -1;
+  }
+  return asm_answer(call->call);
+}
+
+}  // namespace
+}  // namespace attn_emulator
+
+extern "C" __attribute__((visibility("default"))) const AttnAiter* attn_dispatch_aiter(void) {
+  static const AttnAiter served = {ATTN_AITER_API_VERSION,
+                                   "dev18",
+                                   attn_emulator::device_arch,
+                                   attn_emulator::forward,
+                                   attn_emulator::backward,
+                                   attn_emulator::takes_asm<AttnAiterForward>,
+                                   attn_emulator::takes_asm<AttnAiterBackward>};
+  return &served;
+}

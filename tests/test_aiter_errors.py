@@ -1,0 +1,228 @@
+"""What the AMD side says when something is missing, wrong, or fails: one sentence, no crash."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aiter_emulated
+import attn_dispatch
+from aiter_cases import AITER_CASES
+from attn_dispatch import aiter, aiter_library
+from attn_dispatch.aiter_call import call_of
+from attn_dispatch.aiter_folder import ADAPTER, AiterBuild
+from attn_dispatch.aiter_kernels import Kernel
+from attn_dispatch.device import Device
+from attn_dispatch.target import parse
+from cases import spec_of
+from emulator import build
+
+BY_NAME = {case.name: case for case in AITER_CASES}
+GFX942 = parse("gfx942")
+PRESENT = Device("rocm", "gfx942", "AMD Instinct MI300X")
+
+
+@pytest.fixture
+def emulator():
+    with aiter_emulated.arch("gfx942") as emulator:
+        yield emulator
+
+
+def forward(name: str = "full", device: Device = GFX942) -> Any:
+    case = BY_NAME[name]
+    operands = {x: jnp.asarray(y) for x, y in case.operands().items()}
+    spec = spec_of(case.forward_options(), operands)
+    return jax.block_until_ready(jax.jit(lambda o: aiter.forward(spec, device, o))(operands))
+
+
+def backward(name: str = "full", device: Device = GFX942) -> Any:
+    case = BY_NAME[name]
+    given = case.operands() | case.cotangents()
+    given["out"], given["lse"] = given["out_grad"], np.zeros((case.b, case.n, case.t), np.float32)
+    operands = {x: jnp.asarray(y) for x, y in given.items()}
+    spec = spec_of(case.backward_options(), operands)
+    return jax.block_until_ready(jax.jit(lambda o: aiter.backward(spec, device, o))(operands))
+
+
+@pytest.mark.usefixtures("emulator")
+class TestFailures:
+    def test_hip_fails(self, emulator):
+        emulator.fail_next("out of something")
+        with pytest.raises(jax.errors.JaxRuntimeError, match="out of something"):
+            backward()
+        assert len(backward()) == 3  # and the next call works
+
+    def test_aiter_fails(self, emulator):
+        emulator.fail_next("no kernel for this")
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"AITER: .*no kernel for this"):
+            forward()
+
+    def test_another_gpu_than_it_was_lowered_for(self, emulator):
+        emulator.set_arch("gfx950")
+        expected = "lowered for gfx942 and runs on gfx950; lower it again"
+        with pytest.raises(jax.errors.JaxRuntimeError, match=expected):
+            forward("causal")
+
+    def test_aiter_would_fall_back_from_asm(self, emulator):
+        emulator.set_asm_answer(0)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="has no ASM kernel for a backward"):
+            backward("asm")
+        assert emulator.calls("backward") == 0
+
+    def test_buffers_that_contradict_each_other(self):
+        q = jnp.zeros((2, 8, 4, 16), jnp.bfloat16)
+        wrong: list[tuple[str, list[jax.Array], dict[str, Any]]] = [
+            ("q: expected 4 axes", [q[0, 0], q, q], {}),
+            ("q: expected float16 or bfloat16", [q.astype(jnp.float32)] * 3, {}),
+            ("k: expected as many axes as q", [q, q[0], q], {}),
+            ("k and v: expected q's batch", [q, q[:1], q], {}),
+            ("k and v: expected q's batch", [q, q[:, :, :3], q[:, :, :3]], {}),
+            ("seqstart_q: expected an array", [q[0]] * 3, {}),
+            ("expected 3 operands and 1 results, got 4 and 1", [q] * 4, {}),
+            ("out: expected shape", [q, q, q[..., :8]], {}),
+            ("the attributes are those of packed", [q] * 3, {"max_seq_len_q": np.int64(7)}),
+            ("mask: expected one of none, top_left", [q] * 3, {"mask": "diagonal"}),
+            ("window_left: expected -1 to 2147483647, got -2", [q] * 3,
+             {"window_left": np.int64(-2)}),
+            ("bias: expected q's dtype", [q] * 4, {"bias": "bias"}),
+            ("ALiBi slopes: expected float32", [q] * 4, {"bias": "alibi"}),
+            ("rng_state: expected shape", [q, q, q, jnp.zeros(2, jnp.uint32)],
+             {"dropout_rate": np.float32(0.1)}),
+        ]  # fmt: skip
+        for message, operands, changes in wrong:
+            with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+                call_directly(operands, **changes)
+
+    def test_a_wrong_attribute_is_refused(self):
+        q = jnp.zeros((2, 8, 4, 16), jnp.bfloat16)
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"expected 17 attributes|Unexpected"):
+            call_directly([q] * 3, unheard_of=True)
+
+
+def call_directly(operands: list[jax.Array], **changes: Any) -> Any:
+    """The forward custom call of the first case's attributes, with something changed."""
+    q = operands[0]
+    case = replace(BY_NAME["full"], t=8, s=8)
+    spec = spec_of(case.forward_options(needs_lse=False), case.operands())
+    kernel = Kernel("ck", "ck", 0, "split", ())
+    attributes = aiter._attributes(spec, call_of(spec), kernel, GFX942) | changes
+    results = [jax.ShapeDtypeStruct((2, 8, 4, 16), q.dtype)]
+    call = jax.ffi.ffi_call(aiter.FORWARD_TARGET, results)
+    return jax.block_until_ready(jax.jit(lambda *x: call(*x, **attributes))(*operands))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where AITER is looked for; nothing is there."""
+    monkeypatch.setenv("ATTN_DISPATCH_AITER", str(tmp_path))
+    monkeypatch.delenv("AITER_ASM_DIR", raising=False)
+    aiter_library.find.cache_clear()
+    yield tmp_path / "gfx942"
+    aiter_library.find.cache_clear()
+    os.environ.pop("AITER_ASM_DIR", None)
+
+
+def build_record(**changes: Any) -> AiterBuild:
+    build = AiterBuild("dev18", "gfx942", "0.1.7", "", "", "hipcc 7", False, 3, 5, "2026-11-21")
+    return replace(build, **changes)
+
+
+def load(error: str = "") -> aiter_library.AiterLibrary:
+    return aiter_library.load(SimpleNamespace(load_aiter=lambda path: error), "gfx942")
+
+
+class TestMissing:
+    def test_rocm_library(self, folder):
+        library = aiter_library.find("gfx942")
+        assert not library.is_usable
+        assert "reinstall it with ATTN_DISPATCH_ROCM=1" in library.unusable
+
+    def test_aiter_was_never_built(self, folder):
+        assert "run `attn-dispatch build-aiter --arch gfx942`" in load().unusable
+
+    def test_aiter_was_built_without_rocm(self, folder):
+        folder.mkdir()
+        build_record(compile_check_only=True).write(folder)
+        assert "built without ROCm" in load().unusable
+
+    def test_asm_kernels(self, folder):
+        folder.mkdir()
+        build_record().write(folder)
+        assert "AITER's ASM kernels are missing from" in load().unusable
+        assert "build-aiter" in load().unusable
+
+    def test_aiter_asm_dir_of_something_else(self, folder, monkeypatch, tmp_path):
+        folder.mkdir()
+        build_record().write(folder)
+        monkeypatch.setenv("AITER_ASM_DIR", str(tmp_path))
+        assert f"AITER_ASM_DIR is {tmp_path}, which has no kernels" in load().unusable
+
+    def test_everything_is_there(self, folder):
+        (folder / "hsa" / "gfx942" / "fmha_v3_fwd").mkdir(parents=True)
+        build_record().write(folder)
+        assert load().is_usable and load().path == str(folder / ADAPTER)
+        assert os.environ["AITER_ASM_DIR"] == f"{folder}/hsa/gfx942/"
+        assert load("AITER is too old").unusable == "AITER is too old"
+
+    def test_reason_on_a_device_that_is_here(self, folder):
+        case = BY_NAME["asm"]
+        spec = spec_of(case.forward_options(), case.operands())
+        (reason,) = aiter.not_supported_reasons(spec, PRESENT)
+        assert "ATTN_DISPATCH_ROCM=1" in reason
+        assert aiter.not_supported_reasons(spec, GFX942) == ()
+        with pytest.raises(RuntimeError, match="ATTN_DISPATCH_ROCM=1"):
+            attn_dispatch.register_aiter_calls("gfx942")
+
+    def test_unknown_gpu(self):
+        case = BY_NAME["asm"]
+        spec = spec_of(case.forward_options(), case.operands())
+        radeon = Device("rocm", "gfx1100", "Radeon", is_present=False)
+        (reason,) = aiter.not_supported_reasons(spec, radeon)
+        assert reason == "AITER's attention kernels run on gfx942 and gfx950, and this is gfx1100"
+
+
+def loaded_alone(path: str) -> str:
+    """What a new process says to loading this library: the first that loads stays."""
+    code = (
+        "import aiter_emulated, sys; "
+        "print(aiter_emulated.load_module(aiter_emulated.library()).load_aiter(sys.argv[1]))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return done.stdout.strip()
+
+
+def test_there_is_no_such_library():
+    assert "cannot be loaded: /lost/lib.so" in loaded_alone("/lost/lib.so")
+
+
+def test_the_library_is_another():
+    assert "does not export attn_dispatch_aiter" in loaded_alone("libc.so.6")
+
+
+@pytest.mark.parametrize(
+    ("version", "generation", "message"),
+    [
+        ("99", "dev18", "for version 99 of attn_dispatch's AITER interface and this is version"),
+        ("ATTN_AITER_API_VERSION", "head", "generation head and this attn_dispatch works with"),
+    ],
+)  # fmt: skip
+def test_the_library_is_of_another_generation(tmp_path, version, generation, message):
+    source = tmp_path / f"{generation}.cc"
+    source.write_text(
+        '#include "aiter_api.h"\n'
+        f'static const AttnAiter served{{{version}, "{generation}", 0, 0, 0, 0, 0}};\n'
+        'extern "C" __attribute__((visibility("default"))) '
+        "const AttnAiter* attn_dispatch_aiter() { return &served; }\n"
+    )
+    assert message in loaded_alone(str(build.build(f"served_{generation}", [source])))

@@ -1,0 +1,157 @@
+"""Lowering for rocm on a machine without an AMD GPU: the custom calls, attributes and scratch."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import attn_dispatch
+from attn_dispatch import aiter, dot_product_attention, explain, ragged_dot_product_attention
+from test_lowering import calls_in
+
+Q = jax.ShapeDtypeStruct((2, 256, 8, 128), jnp.bfloat16)
+KV = jax.ShapeDtypeStruct((2, 384, 2, 128), jnp.bfloat16)
+CU = jax.ShapeDtypeStruct((5,), jnp.int32)
+
+
+def lowered(function: Any, *avals: Any, gfx: str = "gfx942") -> dict[str, Any]:
+    """The custom calls of a function and its gradients, lowered for rocm."""
+
+    def both(*arrays):
+        out, pull = jax.vjp(function, *arrays)
+        return out, *pull(jnp.ones_like(out))
+
+    with attn_dispatch.target(gfx):
+        text = jax.jit(both).trace(*avals).lower(lowering_platforms=("rocm",)).as_text()
+    return calls_in(text)
+
+
+def attributes(line: str) -> dict[str, str]:
+    (config,) = re.findall(r"backend_config = \{(.*?)\}", line)
+    return dict(re.findall(r"(\w+) = (\"[^\"]*\"|[^,]+)", config))
+
+
+def attend(q, k, v, **options):
+    return dot_product_attention(q, k, v, scale=0.25, **options)
+
+
+def test_dense_call_of_asm():
+    def bottom_right(q, k, v):
+        return attend(q, k, v, is_causal=True, causal_alignment="bottom_right")
+
+    calls = lowered(bottom_right, Q, KV, KV)
+    line, operands, results = calls[aiter.FORWARD_TARGET]
+    assert operands == ["2x256x8x128xbf16", "2x384x2x128xbf16", "2x384x2x128xbf16"]
+    assert results == ["2x256x8x128xbf16", "2x8x256xf32"]
+    assert attributes(line) == {
+        "arch": '"gfx942"', "max_seq_len_q": "256 : i64", "max_seq_len_kv": "384 : i64",
+        "has_gaps": "false", "scale": "2.500000e-01 : f32", "logits_soft_cap": "0.000000e+00 : f32",
+        "dropout_rate": "0.000000e+00 : f32", "mask": '"bottom_right"', "window_left": "-1 : i64",
+        "window_right": "0 : i64", "bias": '"none"', "use_asm": "true",
+        "bf16_rounding": "0 : i64", "needs_lse": "true", "accumulator": '"split"',
+        "deterministic": "false", "has_dbias": "false",
+    }  # fmt: skip
+    line, operands, results = calls[aiter.BACKWARD_TARGET]
+    assert operands[3:] == ["2x256x8x128xbf16", "2x8x256xf32", "2x256x8x128xbf16"]
+    assert results == [
+        "2x256x8x128xbf16", "2x384x8x128xbf16", "2x384x8x128xbf16",
+        "2x8x256xf32",  # softmax_d
+        "2x8x256x128xf32",  # dq_acc
+    ]  # fmt: skip
+    assert attributes(line)["accumulator"] == '"atomic_32"'
+
+
+def test_deterministic_call_of_ck():
+    calls = lowered(lambda q, k, v: attend(q, k, v, deterministic=True), Q, KV, KV)
+    line, _, results = calls[aiter.BACKWARD_TARGET]
+    assert results[-1] == "3x2x256x8x128xf32"  # one dq_acc for each 128 keys
+    assert attributes(line)["deterministic"] == "true"
+    assert attributes(line)["use_asm"] == "false"
+
+
+def test_bias_and_its_gradient():
+    bias = jax.ShapeDtypeStruct((8, 256, 384), jnp.bfloat16)
+    calls = lowered(lambda q, k, v, bias: attend(q, k, v, bias=bias), Q, KV, KV, bias)
+    _, operands, _ = calls[aiter.FORWARD_TARGET]
+    assert operands[3] == "1x8x256x384xbf16"
+    line, _, results = calls[aiter.BACKWARD_TARGET]
+    assert results[3] == "2x256x8x384xbf16"
+    assert attributes(line)["has_dbias"] == "true"
+
+
+def test_no_dense_bias_gradient_unless_asked_for():
+    bias = jnp.zeros((8, 256, 384), jnp.bfloat16)
+    calls = lowered(lambda q, k, v: attend(q, k, v, bias=bias), Q, KV, KV)
+    assert len(calls[aiter.BACKWARD_TARGET][2]) == 5
+
+
+def test_packed_call():
+    q, kv = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in (Q, KV))
+
+    def packed(q, k, v, cu_seqlens):
+        return ragged_dot_product_attention(
+            q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens, max_seqlen_q=200,
+            max_seqlen_kv=150, is_causal=True,
+        )  # fmt: skip
+
+    with attn_dispatch.target("gfx950"):
+        text = jax.jit(packed).trace(q, kv, kv, CU).lower(lowering_platforms=("rocm",)).as_text()
+    line, operands, results = calls_in(text)[aiter.FORWARD_TARGET]
+    assert operands == ["256x8x128xbf16", *["384x2x128xbf16"] * 2, "5xi32", "5xi32"]
+    assert results == ["256x8x128xbf16"]
+    assert attributes(line)["max_seq_len_q"] == "200 : i64"
+    assert attributes(line)["arch"] == '"gfx950"'
+
+
+def test_workspace_that_explain_tells_is_the_scratch_of_the_call():
+    def size(result: str) -> int:
+        *dims, dtype = result.split("x")
+        count = {"f32": 4, "bf16": 2, "i32": 4}[dtype]
+        for dim in dims:
+            count *= int(dim)
+        return count
+
+    _, _, results = lowered(attend, Q, KV, KV)[aiter.BACKWARD_TARGET]
+    explanation = explain(Q, KV, KV, scale=0.25, target="gfx942")
+    (verdict,) = (v for v in explanation.backward if v.implementation == "aiter")
+    assert verdict.plan is not None
+    # dq is a result of the user's; dk and dv with a head for each query head are not.
+    assert verdict.plan.workspace_bytes == sum(map(size, results[1:]))
+
+
+def test_explain_says_which_kernel_and_why():
+    text = str(explain(Q, KV, KV, local_window_size=(64, 0), target="gfx942"))
+    assert "chosen    forward: aiter, backward: aiter" in text
+    assert "AITER 0.1.7.post2.dev18" in text
+    assert "runs: ck (not asm: forward with a window (64, 0)" in text
+    text = str(explain(Q, KV, KV, target="gfx942"))
+    assert "forward   aiter   runs: asm v3 bf16, rounding nearest even, workspace 0 bytes" in text
+
+
+def test_every_reason_at_once():
+    mask = jax.ShapeDtypeStruct((256, 384), jnp.bool_)
+    sinks = jax.ShapeDtypeStruct((8,), jnp.float32)
+    q, kv = (jax.ShapeDtypeStruct((*x.shape[:3], 264), jnp.bfloat16) for x in (Q, KV))
+    explanation = explain(q, kv, kv, mask=mask, sinks=sinks, target="gfx942")
+    (verdict,) = (v for v in explanation.forward if v.implementation == "aiter")
+    assert verdict.reasons == (
+        "mask: not run through AITER by this version",
+        "sinks: not run through AITER by this version",
+        "head dims up to 256, got (264, 264)",
+    )
+    with (
+        pytest.raises(NotImplementedError, match="head dims up to 256"),
+        attn_dispatch.target("gfx942"),
+    ):
+        jax.jit(lambda q, k, v: dot_product_attention(q, k, v, implementation="aiter")).trace(
+            q, kv, kv
+        ).lower(lowering_platforms=("rocm",))
+
+
+def test_without_a_target_lowering_says_what_to_do():
+    with pytest.raises(RuntimeError, match=r'attn_dispatch.target\("gfx942"\)'):
+        jax.jit(attend).trace(Q, KV, KV).lower(lowering_platforms=("rocm",))

@@ -1,0 +1,164 @@
+"""The public calls with AITER chosen for them: this CPU plays an AMD GPU."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aiter_emulated
+import attn_dispatch
+from attn_dispatch import dot_product_attention, primitive, ragged_dot_product_attention
+from attn_dispatch.target import device_for
+
+
+@pytest.fixture(autouse=True)
+def emulator(monkeypatch):
+    """Lowering for the CPU is lowering for gfx942, whose kernels the emulator has."""
+
+    def played(platform: str):
+        return device_for("rocm" if platform == "cpu" else platform)
+
+    monkeypatch.setattr(primitive, "device_for", played)
+    with (
+        attn_dispatch.target("gfx942"),
+        attn_dispatch.fallback("error"),
+        aiter_emulated.arch("gfx942") as emulator,
+    ):
+        yield emulator
+
+
+def arrays(t: int = 24, s: int = 40, b: int = 2) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    shapes = ((b, t, 4, 16), (b, s, 2, 16), (b, s, 2, 16))
+    return [jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in shapes]
+
+
+def value_and_gradients(*qkv: jax.Array, **options: Any) -> list[np.ndarray]:
+    def call(*qkv):
+        return dot_product_attention(*qkv, **options)
+
+    out, pull = jax.vjp(jax.jit(call), *qkv)
+    return [np.asarray(x, np.float32) for x in (out, *pull(out))]
+
+
+def assert_close(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for x, y in zip(got, expected, strict=True):
+        np.testing.assert_allclose(x, y, atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True, "causal_alignment": "bottom_right"},
+        {"local_window_size": (4, 2)},
+        {"key_value_seq_lengths": np.array([13, 0]), "is_causal": True},
+        {"bias": np.linspace(-2, 2, 4 * 24 * 40).reshape(4, 24, 40).astype(jnp.bfloat16)},
+        {"alibi_slopes": np.linspace(0.1, 1, 4, dtype=np.float32), "is_causal": True},
+        {"deterministic": True},
+    ],
+    ids=str,
+)
+def test_agrees_with_xla(emulator, options):
+    got = value_and_gradients(*arrays(), **options)
+    assert (emulator.calls("forward"), emulator.calls("backward")) == (1, 1)
+    assert_close(got, value_and_gradients(*arrays(), **options, implementation="xla"))
+    assert emulator.calls("forward") == 1
+
+
+def test_mapped_calls_are_one_call(emulator):
+    qkv = [jnp.stack([x, 2 * x, x - 1]) for x in arrays()]
+    lengths = jnp.array([[5, 24], [24, 0], [1, 2]])
+
+    def call(q, k, v, lengths):
+        return dot_product_attention(q, k, v, query_seq_lengths=lengths)
+
+    got = jax.vmap(call)(*qkv, lengths)
+    assert emulator.calls("forward") == 1
+    for i in range(3):
+        np.testing.assert_array_equal(got[i], call(*(x[i] for x in qkv), lengths[i]))
+
+
+def test_mapped_packed_calls(emulator):
+    q, k, v = (x[0] for x in arrays())
+    cu_q = jnp.array([[0, 3, 3, 20], [0, 10, 11, 24]])
+    cu_kv = jnp.array([[0, 8, 9, 30], [0, 0, 16, 40]])
+
+    def call(cu_q, cu_kv):
+        return ragged_dot_product_attention(
+            q, k, v, cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv, max_seqlen_q=17, max_seqlen_kv=24,
+            is_causal=True, causal_alignment="bottom_right",
+        )  # fmt: skip
+
+    got = jax.vmap(call)(cu_q, cu_kv)
+    assert emulator.calls("forward") == 1
+    for i in range(2):
+        np.testing.assert_array_equal(got[i], call(cu_q[i], cu_kv[i]))
+
+
+def test_dropout_is_a_function_of_the_key():
+    def call(seed: int):
+        options = {"dropout_rate": 0.5, "dropout_key": jax.random.key(seed)}
+        return value_and_gradients(*arrays(), **options)
+
+    first, again, other = call(1), call(1), call(2)
+    for x, y, z in zip(first, again, other, strict=True):
+        np.testing.assert_array_equal(x, y)
+        assert (x != z).mean() > 0.5
+
+
+def test_dropout_under_jit_takes_the_key_as_an_operand(emulator):
+    @jax.jit
+    def call(key):
+        return dot_product_attention(*arrays(), dropout_rate=0.5, dropout_key=key)
+
+    assert (call(jax.random.key(1)) != call(jax.random.key(2))).any()
+    assert emulator.calls("forward") == 2
+
+
+def test_deterministic_calls_are_bit_equal():
+    first = value_and_gradients(*arrays(s=300), deterministic=True)
+    for x, y in zip(first, value_and_gradients(*arrays(s=300), deterministic=True), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_what_aiter_does_not_run_is_refused_with_every_reason():
+    sinks, mask = jnp.zeros(4), jnp.ones((24, 40), bool)
+    expected = r"(?s)falls back to xla.*- mask: not run.*- sinks: not run"
+    with pytest.raises(NotImplementedError, match=expected):
+        dot_product_attention(*arrays(), mask=mask, sinks=sinks)
+    with pytest.raises(NotImplementedError, match="no implementation can run"):
+        dot_product_attention(*arrays(), mask=mask, implementation="aiter")
+
+
+def test_the_gradient_that_aiter_lacks_is_xlas(emulator):
+    options = {"logits_soft_cap": 2.0}
+    with attn_dispatch.fallback("silent"):
+        got = value_and_gradients(*arrays(), **options)
+    assert (emulator.calls("forward"), emulator.calls("backward")) == (1, 0)
+    assert_close(got, value_and_gradients(*arrays(), **options, implementation="xla"))
+
+
+def test_two_threads_at_once():
+    expected = value_and_gradients(*arrays(), is_causal=True)
+    results: list[list[np.ndarray]] = []
+
+    def run() -> None:
+        with attn_dispatch.target("gfx942"):  # a setting of the thread that makes it
+            for _ in range(5):
+                results.append(value_and_gradients(*arrays(), is_causal=True))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 10
+    for got in results:
+        for x, y in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(x, y)

@@ -1,0 +1,129 @@
+"""`ragged_dot_product_attention`: packed sequences, and wrong calls."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import dot_product_attention, explain, ragged_dot_product_attention
+
+CU_Q = np.array([0, 3, 3, 9, 10])
+CU_KV = np.array([0, 4, 6, 13, 13])
+LONGEST = {"max_seqlen_q": 6, "max_seqlen_kv": 7}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"is_causal": True},
+    "bottom_right": {"is_causal": True, "causal_alignment": "bottom_right"},
+    "window": {"local_window_size": (1, 2), "causal_alignment": "bottom_right"},
+    "soft_cap": {"logits_soft_cap": 1.5},
+}
+
+
+def arrays(dtype: Any = jnp.float32) -> list[jax.Array]:
+    """12 queries and 14 keys, of which the sequences have 10 and 13."""
+    rng = np.random.default_rng(0)
+    shapes = ((12, 4, 8), (14, 2, 8), (14, 2, 6))
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def ragged(q, k, v, **options: Any) -> Any:
+    given = {"cu_seqlens_q": CU_Q, "cu_seqlens_kv": CU_KV} | LONGEST | options
+    return ragged_dot_product_attention(q, k, v, **given)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_each_sequence_is_a_call_of_its_own(options):
+    q, k, v = arrays()
+    out, lse = ragged(q, k, v, return_lse=True, **options)
+    assert (out.shape, lse.shape) == ((12, 4, 6), (12, 4))
+    expected, expected_lse = np.zeros((12, 4, 6)), np.full((12, 4), -np.inf)
+    for m in range(4):
+        rows, cols = slice(*CU_Q[m : m + 2]), slice(*CU_KV[m : m + 2])
+        if rows.start < rows.stop and cols.start < cols.stop:
+            expected[rows], expected_lse[rows] = dot_product_attention(
+                q[rows], k[cols], v[cols], return_lse=True, **options
+            )
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+    np.testing.assert_allclose(lse, expected_lse, atol=1e-5)
+
+
+def test_nothing_crosses_from_one_sequence_to_another():
+    q, k, v = arrays()
+
+    def gradients(q, k, v):
+        return jax.grad(lambda *x: (ragged(*x) ** 2).sum(), argnums=(0, 1, 2))(q, k, v)
+
+    plain, out = gradients(q, k, v), ragged(q, k, v)
+    changed = [x.at[lo:hi].mul(3) for x, (lo, hi) in zip((q, k, v), [(3, 9), (6, 13), (6, 13)],
+                                                         strict=True)]  # fmt: skip
+    outside = np.r_[0:3, 9:12]
+    np.testing.assert_array_equal(ragged(*changed)[outside], out[outside])
+    np.testing.assert_array_equal(gradients(*changed)[0][outside], plain[0][outside])
+    for got, expected in zip(gradients(*changed)[1:], plain[1:], strict=True):
+        np.testing.assert_array_equal(got[:6], expected[:6])
+
+
+def test_rows_of_no_sequence_reach_nothing():
+    q, k, v = arrays()
+    poisoned = q.at[10:].set(np.nan), k.at[13:].set(np.inf), v.at[13:].set(np.nan)
+    out, pull = jax.vjp(ragged, *poisoned)
+    np.testing.assert_array_equal(out, ragged(q, k, v))
+    for gradient in pull(out.at[10:].set(np.nan)):
+        assert np.isfinite(gradient).all()
+    assert not pull(out)[0][10:].any() and not pull(out)[1][13:].any()
+
+
+def test_vmap_and_jit_over_the_boundaries():
+    q, k, v = arrays()
+    cu_q = jnp.stack([CU_Q, jnp.array([0, 0, 1, 2, 7])])
+    cu_kv = jnp.stack([CU_KV, jnp.array([0, 2, 2, 4, 10])])
+
+    @jax.jit
+    def both(cu_q, cu_kv):
+        return jax.vmap(lambda a, b: ragged(q, k, v, cu_seqlens_q=a, cu_seqlens_kv=b))(cu_q, cu_kv)
+
+    for i, out in enumerate(both(cu_q, cu_kv)):
+        alone = ragged(q, k, v, cu_seqlens_q=cu_q[i], cu_seqlens_kv=cu_kv[i])
+        np.testing.assert_allclose(out, alone, atol=1e-6)
+
+
+def test_boundaries_out_of_range_reach_no_other_memory():
+    q, k, v = arrays()
+    out = ragged(q, k, v, cu_seqlens_q=[0, 5, 99, 3, 12], cu_seqlens_kv=[-4, 2, 99, 1, 14],
+                 max_seqlen_q=12, max_seqlen_kv=14)  # fmt: skip
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": jnp.zeros((1, 12, 4, 8))}, "query: expected [T, N, H], got [1, 12, 4, 8]"),
+        ({"value": jnp.zeros((14, 6))}, "value: expected [S, K, V], got [14, 6]"),
+        ({"cu_seqlens_q": None}, "cu_seqlens_q: expected an array of integers, got None"),
+        ({"cu_seqlens_q": jnp.zeros(5)}, "cu_seqlens_q: expected an integer dtype, got float32"),
+        ({"cu_seqlens_q": [0]}, "cu_seqlens_q: expected shape [sequences + 1], got [1]"),
+        ({"cu_seqlens_kv": [0, 3]}, "cu_seqlens_kv: expected cu_seqlens_q's shape [5], got [2]"),
+        ({"max_seqlen_q": 0}, "max_seqlen_q: expected a static positive int, got 0"),
+        ({"max_seqlen_kv": 2.0}, "max_seqlen_kv: expected a static positive int, got 2.0"),
+        ({"max_seqlen_kv": True}, "max_seqlen_kv: expected a static positive int, got True"),
+    ],
+)
+def test_wrong_call(change, message):
+    q, k, v = arrays()
+    call = {"query": q, "key": k, "value": v, "cu_seqlens_q": CU_Q, "cu_seqlens_kv": CU_KV}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        ragged_dot_product_attention(**call | LONGEST | change)
+
+
+def test_explain():
+    q, k, v = (x.astype(jnp.bfloat16) for x in arrays())
+    explanation = explain(q, k, v, cu_seqlens_q=CU_Q, cu_seqlens_kv=CU_KV, **LONGEST,
+                          target="gfx942")  # fmt: skip
+    assert explanation.chosen_forward == explanation.chosen_backward == "aiter"
+    cudnn = explain(q, k, v, cu_seqlens_q=CU_Q, cu_seqlens_kv=CU_KV, **LONGEST, target="sm90")
+    assert "packed sequences: not run through cuDNN by this version" in str(cudnn)
