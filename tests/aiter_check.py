@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from aiter_judge.calls import struct_of
 from attn_dispatch import aiter, aiter_arrays, aiter_kernels
-from attn_dispatch.aiter_call import call_of
+from attn_dispatch.aiter_call import AiterCall, call_of
 from attn_dispatch.aiter_kernels import Kernel
 from attn_dispatch.device import Device
 from cases import Case, spec_of
@@ -33,8 +35,8 @@ class Check:
     arrays: dict[str, jax.Array]
     expected: Operands
     allowance: dict[str, float]
-    kernels: dict[str, Kernel]
-    """Of the forward and, if there is one, the backward call."""
+    chosen: dict[str, tuple[AiterCall, Kernel]]
+    """What AITER is to be asked, forward and, if there is one, backward."""
 
     @staticmethod
     def of(case: Case, device: Device, emulator: Emulator) -> Check:
@@ -55,20 +57,18 @@ class Check:
             x: factor * error(np.asarray(plain[x], np.float64), expected[x]) + 1e-5 for x in names
         }
         compiled = _program(case, device, gradients).lower(arrays).compile()
-        kernels = Check.kernels_of(case, device)
-        return Check(case, emulator, compiled, arrays, expected, allowance, kernels)
+        chosen = Check.chosen_for(case, device)
+        return Check(case, emulator, compiled, arrays, expected, allowance, chosen)
 
     @staticmethod
-    def kernels_of(case: Case, device: Device) -> dict[str, Kernel]:
-        """The kernels of the forward and, if there is one, the backward call."""
+    def chosen_for(case: Case, device: Device) -> dict[str, tuple[AiterCall, Kernel]]:
+        """What the front end makes of the case: by direction AITER's call and the kernel."""
         operands = _with_residuals(case)
         options = {"forward": case.forward_options()}
         if gradients := gradients_of(case, device):
             options["backward"] = case.backward_options(gradients)
-        return {
-            x: aiter_kernels.kernel_for(call_of(spec_of(y, operands)), device.arch)
-            for x, y in options.items()
-        }
+        calls = {x: call_of(spec_of(y, operands)) for x, y in options.items()}
+        return {x: (y, aiter_kernels.kernel_for(y, device.arch)) for x, y in calls.items()}
 
     def run(self) -> Operands:
         """out, lse and the gradients."""
@@ -80,16 +80,37 @@ class Check:
         assert got.keys() == self.allowance.keys()
         return {x: error(got[x], self.expected[x]) / self.allowance[x] for x in got}
 
-    def asked_for_other_kernels(self) -> list[str]:
-        """Where the last run asked AITER for other kernels than were chosen; empty is right."""
+    def asked_otherwise(self) -> list[str]:
+        """Where the last run asked AITER otherwise than the judge of its dispatch does.
+
+        Compared is every field of aiter_api.h, pointers as being null or not, but for the strides
+        of a bias, which may be broadcast. Empty is right.
+        """
         wrong = []
-        for direction, kernel in self.kernels.items():
-            call = self.emulator.last_call(direction)
-            assert call is not None
-            asked = (bool(call.call.use_asm), call.call.bf16_rounding)
-            if asked != (kernel.family == "asm", kernel.bf16_rounding):
-                wrong.append(f"{direction}: chose {kernel}, asked for {asked}")
+        for direction, (call, kernel) in self.chosen.items():
+            got = self.emulator.last_call(direction)
+            expected = struct_of(
+                call,
+                use_asm=kernel.family == "asm",
+                rounding=kernel.bf16_rounding,
+                accumulator=kernel.accumulator,
+            )
+            expected.call.scale = self.case.scale
+            wrong += [f"{direction}: {x}" for x in _differences(got, expected)]
         return wrong
+
+
+def _differences(got: Any, expected: Any) -> list[str]:
+    found = []
+    for name, kind in expected._fields_:
+        x, y = getattr(got, name), getattr(expected, name)
+        if issubclass(kind, ctypes.Structure):
+            found += _differences(x, y)
+        elif kind is ctypes.c_void_p:
+            found += [name] if bool(x) != bool(y) else []
+        elif x != y and not name.endswith("stride_bias"):
+            found.append(f"{name}: expected {y}, got {x}")
+    return found
 
 
 def gradients_of(case: Case, device: Device) -> tuple[str, ...]:

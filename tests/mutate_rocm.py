@@ -97,7 +97,7 @@ def notices(check: Check) -> bool:
         errors = check.errors()
     except jax.errors.JaxRuntimeError:
         return True
-    return not all(x <= 1 for x in errors.values()) or bool(check.asked_for_other_kernels())
+    return not all(x <= 1 for x in errors.values()) or bool(check.asked_otherwise())
 
 
 def main() -> None:

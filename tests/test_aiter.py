@@ -28,7 +28,7 @@ def test_against_reference(case: Case, gfx: str):
         check = Check.of(case, parse(gfx), emulator)
         assert {"query", "key", "value"} <= set(check.expected) or case.soft_cap is not None
         assert {name: x for name, x in check.errors().items() if not x <= 1} == {}
-        assert check.asked_for_other_kernels() == []
+        assert check.asked_otherwise() == []
 
 
 @pytest.mark.parametrize(("case", "gfx"), SIXTEEN_BIT_CASES, ids=str)
@@ -36,7 +36,7 @@ def test_sixteen_bit_atomics(case: Case, gfx: str):
     """Not chosen by the front end, so what is checked is that its third dq_acc is right."""
     with aiter_emulated.arch(gfx) as emulator, sixteen_bit_atomics():
         check = Check.of(case, parse(gfx), emulator)
-        assert check.kernels["backward"].accumulator == "atomic_16"
+        assert check.chosen["backward"][1].accumulator == "atomic_16"
         assert {name: x for name, x in check.errors().items() if not x <= 1} == {}
 
 
@@ -46,7 +46,7 @@ def test_every_kind_of_kernel_is_among_the_cases():
         if case.name.startswith(("asm", "deterministic", "full")):
             kinds |= {
                 (direction, kernel.family, kernel.accumulator)
-                for direction, kernel in Check.kernels_of(case, parse(gfx)).items()
+                for direction, (_, kernel) in Check.chosen_for(case, parse(gfx)).items()
             }
     assert kinds == {
         ("forward", "ck", "split"), ("forward", "asm", "split"),

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 from aiter_judge import api
+from attn_dispatch.aiter_buffers import num_splits
 from attn_dispatch.aiter_call import AiterCall
 
 POINTER = 0x1000
@@ -72,6 +73,10 @@ def _fill_backward(full: Any, call: AiterCall, accumulator: str) -> None:
     full.accumulator = _ACCUMULATORS[accumulator]
     if accumulator == "split":
         _set_strides(full, "dq_acc", call, call.seq_len_q, heads, dim)
+        if num_splits(call) > 1:
+            batches = 1 if call.is_group else call.batch
+            split = batches * call.seq_len_q * heads * dim
+            full.split_stride_dq_acc = ctypes.c_int32(split).value
     else:
         is_16 = accumulator == "atomic_16"
         rows = -(-call.max_seq_len_q // 16) * 16 if is_16 else call.seq_len_q

@@ -68,7 +68,7 @@ def test_against_reference(case, gfx, emulator, record):
     errors = check.errors()
     record(case=case.name, gfx=gfx, error_over_allowance=errors)
     assert all(x <= 1 for x in errors.values()), errors
-    assert check.asked_for_other_kernels() == []
+    assert check.asked_otherwise() == []
 
 
 def test_queued_calls(record):
