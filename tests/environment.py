@@ -23,11 +23,17 @@ def environment() -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "cudnn": library.version_text if library.is_usable else library.unusable,
-        "cudnn_path": library.path,
+        "cudnn_path": _in_its_package(library.path),
         "jax": jax.__version__,
         "jaxlib": JAXLIB_VERSION,
         "attn_dispatch": attn_dispatch.__version__,
     }
+
+
+def _in_its_package(path: str) -> str:
+    """Where a file is inside of site-packages, or its name alone: not the machine's own folders."""
+    before, found, inside = path.partition("site-packages/")
+    return inside if found else before.rsplit("/", 1)[-1]
 
 
 def cuda_devices() -> list[Any]:
