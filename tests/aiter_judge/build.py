@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from attn_dispatch.aiter_build import run_generator
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ADAPTER = ROOT / "rocm_backend"
@@ -131,31 +133,12 @@ def _generate(found: Tools) -> Path:
     if _is_fresh(output / "stamp", wanted):
         return output
     output.mkdir(exist_ok=True)
-    environment = {
-        **os.environ,
-        "GPU_ARCHS": ";".join(ARCHS),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": str(_stand_ins()),
-        "PATH": f"{_stand_ins()}{os.pathsep}{os.environ.get('PATH', '')}",
-    }
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     for script, *arguments in scripts:
-        _run([sys.executable, str(script), *arguments], environment)
+        command = [run_generator.__file__, ";".join(ARCHS), str(script), *arguments]
+        _run([sys.executable, *command], environment)
     (output / "stamp").write_text(wanted)
     return output
-
-
-def _stand_ins() -> Path:
-    """What AITER's generators want to find beside them: ROCm's tools, and PyTorch."""
-    folder = BUILD / "stand_ins"
-    folder.mkdir(exist_ok=True)
-    for name, answer in (("hipconfig", "7.1.25424-abc"), ("rocminfo", "  Name: gfx942")):
-        (folder / name).write_text(f'#!/bin/sh\necho "{answer}"\n')
-        (folder / name).chmod(0o755)
-    (folder / "torch_guard.py").write_text(
-        "def torch_compile_guard(*_, **__):\n    return lambda function: function\n"
-    )
-    (folder / "cpp_extension.py").write_text("def executable_path(name):\n    return name\n")
-    return folder
 
 
 def _hip_headers() -> Path:

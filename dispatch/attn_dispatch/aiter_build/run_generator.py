@@ -1,4 +1,4 @@
-"""Runs one generator script of the wheel: run_generator.py ARCH SCRIPT ARGUMENTS...
+"""Runs one generator script of the wheel: run_generator.py ARCH[;ARCH...] SCRIPT ARGUMENTS...
 
 A program of its own, because it changes modules that the script imports.
 """
@@ -25,12 +25,13 @@ def _matches_what_is_asked(name: str, pattern: str) -> bool:
 
 def main() -> None:
     """Run the script as `python SCRIPT ARGUMENTS...` would, but for the two changes."""
-    arch, script, *arguments = sys.argv[1:]
+    archs, script, *arguments = sys.argv[1:]
     # CK's filters are fnmatch patterns, which cannot say what to leave out.
     fnmatch.fnmatch = _matches_what_is_asked
-    # AITER's own looks for hipconfig, rocminfo and a GPU to learn what is known here already.
+    # AITER's own looks for hipconfig, rocminfo and a GPU to learn what is known here already, and
+    # for setuptools, which environments of Python 3.12 do not have.
     chip_info = types.ModuleType("chip_info")
-    chip_info.__dict__["get_gfx_list"] = lambda: [arch]
+    chip_info.__dict__["get_gfx_list"] = lambda: archs.split(";")
     sys.modules["chip_info"] = chip_info
     sys.path[0] = str(Path(script).parent)
     sys.argv = [script, *arguments]
