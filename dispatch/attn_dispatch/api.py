@@ -147,17 +147,20 @@ def ragged_dot_product_attention(
       max_seqlen_q: static; no sequence may have more queries (the results of one that has are
         unspecified).
       max_seqlen_kv: static; no sequence may have more keys.
-      scale, is_causal, causal_alignment, local_window_size, logits_soft_cap, alibi_slopes, sinks,
-        dropout_rate, dropout_key, deterministic, implementation: as for `dot_product_attention`;
-        causality, windows, alignment and ALiBi count positions inside the sequence.
-      return_lse: also return the natural logarithm of the softmax denominator, [T, N] float32.
+      alibi_slopes, sinks: [N] floating, the same in every sequence.
+      scale, is_causal, causal_alignment, local_window_size, logits_soft_cap, dropout_rate,
+        dropout_key, deterministic, implementation: as for `dot_product_attention`; causality,
+        windows, alignment and ALiBi count positions inside the sequence.
+      return_lse: also return the natural logarithm of the softmax denominator, sink included:
+        [T, N] float32 (float64 for float64 inputs), differentiable.
 
     Returns:
       The output [T, N, V] in query's dtype; with return_lse a tuple of it and the lse.
 
     Raises:
       ValueError: the call is wrong; says what was expected and what was given.
-      NotImplementedError: no implementation that may run it can; says every reason.
+      NotImplementedError: no implementation that may run it can; says every reason. Raised when
+        the call is lowered, which under `jax.jit` means compiled.
     """
     arguments = locals()
     return _run(_normalise_ragged(arguments), return_residual=False, return_lse=return_lse)

@@ -1,69 +1,22 @@
-"""aiter_api.h for ctypes, read from the header itself, and a library that exports it."""
+"""A library that exports aiter_api.h, and what the judge adds to it."""
 
 from __future__ import annotations
 
 import ctypes
-import re
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from aiter_judge.build import ADAPTER
+from emulator.native import Backward, Forward, Table
 
-_TYPES: dict[str, Any] = {
-    "int32_t": ctypes.c_int32,
-    "float": ctypes.c_float,
-    "void*": ctypes.c_void_p,
-    "float*": ctypes.c_void_p,
-    "int32_t*": ctypes.c_void_p,
-    "uint64_t*": ctypes.c_void_p,
-}
 _MESSAGE = 1000
 
 
-@lru_cache(maxsize=1)
-def _structs() -> dict[str, type[ctypes.Structure]]:
-    text = re.sub(r"//.*", "", (ADAPTER / "aiter_api.h").read_text())
-    made: dict[str, type[ctypes.Structure]] = {}
-    for name in ("AttnAiterCall", "AttnAiterForward", "AttnAiterBackward"):
-        body = re.search(rf"struct {name} \{{(.*?)\n\}};", text, re.DOTALL)
-        assert body, name
-        fields = []
-        for declaration in filter(None, map(str.strip, body[1].split(";"))):
-            *kind, field = declaration.removeprefix("const ").split()
-            plain = " ".join(kind).removeprefix("struct ")
-            fields.append((field, made.get(plain) or _TYPES[plain]))
-        made[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
-    return made
-
-
 def forward_struct() -> Any:
-    return _structs()["AttnAiterForward"]()
+    return Forward()
 
 
 def backward_struct() -> Any:
-    return _structs()["AttnAiterBackward"]()
-
-
-_RUN = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32
-)
-_ASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32)
-_ARCH = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_int32
-)
-
-
-class _Table(ctypes.Structure):
-    _fields_ = (
-        ("api_version", ctypes.c_int32),
-        ("generation", ctypes.c_char_p),
-        ("device_arch", _ARCH),
-        ("forward", _RUN),
-        ("backward", _RUN),
-        ("forward_takes_asm", _ASK),
-        ("backward_takes_asm", _ASK),
-    )
+    return Backward()
 
 
 class Library:
@@ -72,7 +25,7 @@ class Library:
     def __init__(self, path: Path):
         self._library = ctypes.CDLL(str(path))
         self._library.judge_take_records.restype = ctypes.c_char_p
-        self._library.attn_dispatch_aiter.restype = ctypes.POINTER(_Table)
+        self._library.attn_dispatch_aiter.restype = ctypes.POINTER(Table)
         self.table = self._library.attn_dispatch_aiter().contents
 
     def set_gpu(self, arch: str, compute_units: int | None = None) -> None:
@@ -113,4 +66,4 @@ class Library:
 
 
 def _is_backward(call: Any) -> bool:
-    return type(call).__name__ == "AttnAiterBackward"
+    return isinstance(call, Backward)

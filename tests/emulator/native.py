@@ -52,7 +52,9 @@ _Arch = ctypes.CFUNCTYPE(
 )
 
 
-class _Aiter(ctypes.Structure):
+class Table(ctypes.Structure):
+    """AttnAiter."""
+
     _fields_ = [
         ("api_version", ctypes.c_int32),
         ("generation", ctypes.c_char_p),
@@ -73,7 +75,7 @@ class Emulator:
 
     def __init__(self, path: Path | str) -> None:
         self.library = ctypes.CDLL(str(path))
-        self.library.attn_dispatch_aiter.restype = ctypes.POINTER(_Aiter)
+        self.library.attn_dispatch_aiter.restype = ctypes.POINTER(Table)
         self.library.attn_emulator_calls.restype = ctypes.c_int64
         self._aiter = self.library.attn_dispatch_aiter().contents
         self.api_version = self._aiter.api_version
