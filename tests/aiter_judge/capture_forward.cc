@@ -1,23 +1,9 @@
 // Stands where AITER's mha_fwd does and writes down every argument it receives.
 #include "mha_fwd.h"
 #include "record.h"
+#include "write.h"
 
-namespace {
-
-std::string Text(const void* pointer) {
-  return std::to_string(reinterpret_cast<uintptr_t>(pointer));
-}
-std::string Text(double value) { return std::to_string(value); }
-std::string Text(int value) { return std::to_string(value); }
-std::string Text(bool value) { return value ? "1" : "0"; }
-std::string Text(uint64_t value) { return std::to_string(value); }
-
-template <typename T>
-void Write(const char* name, T value) {
-  judge::Record(std::string(name) + " " + Text(value));
-}
-
-}  // namespace
+using judge::Write;
 
 float aiter::mha_fwd(mha_fwd_args args, const ck_tile::stream_config& config, std::string dtype,
                      bool is_group_mode, mask_enum mask, bias_enum bias, bool has_lse,
