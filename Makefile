@@ -19,6 +19,8 @@ CUDA_SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda_backend -type f)
 HEADER_PACKAGES := 'nvidia-cudnn-frontend>=1.28,<1.30' nvidia-cudnn-cu13 nvidia-cuda-runtime \
   nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-nvrtc
 
+ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
+
 .PHONY: demo test lint clean
 
 ifeq ($(HAS_NVIDIA),yes)
@@ -30,9 +32,10 @@ demo: $(VENV)/demo-packages
 	$(BIN)/python -m examples.smollm2
 
 test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/cudnn-9.12 \
-    $(VENV)/amd-aiter
+    $(VENV)/amd-aiter $(VENV)/jax-source
 	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
 	  ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter \
+	  ATTN_DISPATCH_JAX_SOURCE=$(ATTN_DISPATCH_JAX_SOURCE) \
 	  $(BIN)/python -m pytest
 ifeq ($(HAS_NVIDIA),yes)
 	$(BIN)/python -m pytest tests/gpu
@@ -69,8 +72,8 @@ endif
 	touch $@ $(VENV)/pure-python
 
 $(VENV)/test-packages: pyproject.toml | $(BIN)/python
-	@# flatbuffers: jax.export serialises with it.
-	$(PIP) 'pytest>=8' 'hypothesis>=6.100' flatbuffers
+	@# jax.export serialises with flatbuffers, JAX's tests need absl-py, docs are drawn with matplotlib.
+	$(PIP) 'pytest>=8' 'hypothesis>=6.100' flatbuffers absl-py rich matplotlib
 	touch $@
 
 $(VENV)/demo-packages: examples/smollm2/requirements.txt | $(BIN)/python
@@ -92,6 +95,13 @@ $(VENV)/cudnn-9.12: | $(BIN)/python
 $(VENV)/amd-aiter: | $(BIN)/python
 	$(PIP) --no-deps --target $@.tmp amd-aiter==0.1.7.post2.dev18
 	mv $@.tmp $@
+
+# JAX's own tests, which neither its wheel nor its sdist has. Where git cannot clone them, the suite
+# goes without, unless ATTN_DISPATCH_JAX_SOURCE names a checkout.
+$(VENV)/jax-source: | $(VENV)/cuda-library $(VENV)/test-packages
+ifeq ($(origin ATTN_DISPATCH_JAX_SOURCE),file)
+	-$(BIN)/python tests/run_jax_tests.py --fetch $@ --only-fetch
+endif
 
 clean:
 	rm -rf $(VENV) build

@@ -13,18 +13,15 @@ import argparse
 import json
 import pathlib
 import statistics
-import sys
 import time
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
-
 import attn_dispatch
-from environment import environment
-from kernel_cases import SPEED_CASES
+from attn_dispatch.conformance.cases import SPEED_CASES
+from attn_dispatch.conformance.environment import environment
 
 SMALL = (1, 128, 8, 64)
 

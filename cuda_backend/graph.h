@@ -22,15 +22,28 @@ struct DeviceFacts {
 
 struct SdpaGraph {
   std::shared_ptr<cudnn_frontend::graph::Graph> graph;
-  // Size of each buffer of the custom call, operands first, then results, the workspace left out.
-  // The tensor behind buffer i has uid i + 1, so the call's pointers are cuDNN's in the same order.
+  // Size of each buffer that is a tensor of the graph, operands first, then results. The one behind
+  // buffer i has uid i + 1, so the call's pointers are cuDNN's in the same order.
   std::vector<int64_t> buffer_bytes;
 };
 
-// Operands and results, in this order:
-//   forward   query, key, value, [lengths_q, lengths_kv]                    -> out, [lse]
-//   backward  query, key, value, out, lse, out_grad, [lengths_q, lengths_kv] -> dq, dk, dv
-// Arrays are BTNH / BSKH and dense; lse is float32 [B, N, T].
+// Operands and results, in this order, those in brackets only where the spec says so:
+//
+//   [live_q, live_kv]   uint8 [rows], not of the graph: before all others, see clear_rows.h
+//   forward   query, key, value, OPTIONS -> out, [lse], [row_max, row_sum], [keep]
+//   backward  query, key, value, out, lse, out_grad, OPTIONS -> dq, dk, dv, [dbias]
+//
+//   OPTIONS   [lengths_q, lengths_kv]        int32 [batch]
+//             [offsets of query, key, value, out, [lse]]   int32 [batch + 1], in elements
+//             [bias]       bias_dtype [bias_batch, bias_heads, bias_rows, S rounded up to 8]
+//             [slopes]     float32 [num_heads]
+//             [sinks]      float32 [num_heads]
+//             [seed, offset]                 int64 [1] each
+//
+// Arrays are dense: BTNH / BSKH, or packed [rows, heads, dim], where sequence b begins at the
+// offset of b. lse, row_max and row_sum are float32 [B, N, T], packed [rows, N]; keep is float32
+// [B, N, T, S]; dbias is [bias_batch, bias_heads, T, S]
+// in the dtype of the call.
 Result<SdpaGraph> make_graph(const SdpaSpec& spec, DeviceFacts device);
 
 }  // namespace attn_dispatch

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <vector>
 
+#include "clear_rows.h"
 #include "library.h"
 #include "plan.h"
 #include "spec.h"
@@ -47,7 +48,7 @@ namespace attn_dispatch {
 namespace {
 
 constexpr int32_t kMaxDevices = 64;
-constexpr size_t kMaxBuffers = 16;
+constexpr size_t kMaxBuffers = 32;
 
 // State of one call site: its spec, and its plan on each device that has run it.
 class CallSite {
@@ -56,6 +57,8 @@ class CallSite {
   static ffi::TypeInfo info;
 
   explicit CallSite(SdpaSpec spec) : spec_(std::move(spec)) {}
+
+  const SdpaSpec& spec() const { return spec_; }
 
   // The plan on this device; loads it the first time.
   Result<const LoadedPlan*> on_device(int32_t ordinal) {
@@ -117,6 +120,9 @@ ffi::Error Initialize(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi:
                       ffi::RemainingRets, ffi::Dictionary) {
   auto plan = site->on_device(ordinal);
   if (!plan.ok()) return to_ffi(plan.status);
+  if (site->spec().clears_rows) {
+    if (Status status = load_clear_rows(ordinal); !status.ok()) return to_ffi(status);
+  }
   return to_ffi(thread_handle(ordinal, stream).status);
 }
 
@@ -133,16 +139,22 @@ bool poisons() {
 // Gathers the call's pointers and checks their sizes against the plan's.
 class Buffers {
  public:
-  Buffers(const Plan& plan, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets)
-      : plan_(plan), operands_(args.size()), count_(args.size() + rets.size() - 1) {
-    if (rets.size() < 1 || count_ != plan.buffer_bytes.size() || count_ > kMaxBuffers) {
-      fail("expected " + std::to_string(plan.buffer_bytes.size()) +
-           " buffers and a workspace, got " + std::to_string(args.size() + rets.size()));
+  Buffers(const SdpaSpec& spec, const Plan& plan, const ffi::RemainingArgs& args,
+          const ffi::RemainingRets& rets)
+      : flags_(spec.clears_rows ? 2 : 0) {
+    sizes_.reserve(flags_ + plan.buffer_bytes.size());
+    if (spec.clears_rows) sizes_ = {spec.rows_q(), spec.rows_kv()};
+    sizes_.insert(sizes_.end(), plan.buffer_bytes.begin(), plan.buffer_bytes.end());
+    first_result_ = args.size();
+    const size_t count = args.size() + rets.size();
+    if (rets.size() < 1 || count != sizes_.size() + 1 || count > kMaxBuffers) {
+      fail("expected " + std::to_string(sizes_.size()) + " buffers and a workspace, got " +
+           std::to_string(count));
       return;
     }
-    for (size_t i = 0; i < operands_; ++i) take(i, *args.get<ffi::AnyBuffer>(i));
-    for (size_t i = operands_; i < count_; ++i) {
-      take(i, **rets.get<ffi::AnyBuffer>(i - operands_));
+    for (size_t i = 0; i < first_result_; ++i) take(i, *args.get<ffi::AnyBuffer>(i));
+    for (size_t i = first_result_; i < sizes_.size(); ++i) {
+      take(i, **rets.get<ffi::AnyBuffer>(i - first_result_));
     }
     const ffi::AnyBuffer workspace = **rets.get<ffi::AnyBuffer>(rets.size() - 1);
     workspace_ = workspace.untyped_data();
@@ -155,12 +167,15 @@ class Buffers {
   }
 
   const Status& status() const { return status_; }
-  void** pointers() { return pointers_.data(); }
+  void** of_graph() { return pointers_.data() + flags_; }
+  const void* live_queries() const { return pointers_[0]; }
+  const void* live_keys() const { return pointers_[1]; }
+  void* result(size_t i) const { return pointers_[first_result_ + i]; }
   void* workspace() const { return workspace_; }
 
   Status poison(cudaStream_t stream) const {
-    for (size_t i = operands_; i < count_; ++i) {
-      ATTN_RETURN_IF_ERROR(fill(pointers_[i], 0xff, plan_.buffer_bytes[i], stream));
+    for (size_t i = first_result_; i < sizes_.size(); ++i) {
+      ATTN_RETURN_IF_ERROR(fill(pointers_[i], 0xff, sizes_[i], stream));
     }
     return fill(workspace_, 0xff, workspace_bytes_, stream);
   }
@@ -169,22 +184,39 @@ class Buffers {
   void take(size_t i, const ffi::AnyBuffer& buffer) {
     pointers_[i] = buffer.untyped_data();
     const auto bytes = static_cast<int64_t>(buffer.size_bytes());
-    if (bytes != plan_.buffer_bytes[i]) {
-      fail("buffer " + std::to_string(i) + ": expected " + std::to_string(plan_.buffer_bytes[i]) +
+    if (bytes != sizes_[i]) {
+      fail("buffer " + std::to_string(i) + ": expected " + std::to_string(sizes_[i]) +
            " bytes, got " + std::to_string(bytes));
     }
   }
 
   void fail(std::string message) { status_ = {Code::kWrongCall, std::move(message)}; }
 
-  const Plan& plan_;
-  const size_t operands_;
-  const size_t count_;
+  const size_t flags_;
+  size_t first_result_ = 0;
+  std::vector<int64_t> sizes_;
   std::array<void*, kMaxBuffers> pointers_{};
   void* workspace_ = nullptr;
   int64_t workspace_bytes_ = 0;
   Status status_;
 };
+
+// out, or dq, dk and dv.
+Status clear_results(const SdpaSpec& s, const Buffers& buffers, int32_t ordinal,
+                     cudaStream_t stream) {
+  constexpr int64_t kElementBytes = 2;
+  const auto clear = [&](size_t result, bool of_queries, int64_t dim) {
+    const int64_t heads = of_queries ? s.num_heads : s.num_kv_heads;
+    return clear_rows(buffers.result(result),
+                      of_queries ? buffers.live_queries() : buffers.live_keys(),
+                      of_queries ? s.rows_q() : s.rows_kv(), heads * dim * kElementBytes, ordinal,
+                      stream);
+  };
+  if (!s.backward) return clear(0, /*of_queries=*/true, s.head_dim_v);
+  ATTN_RETURN_IF_ERROR(clear(0, /*of_queries=*/true, s.head_dim));
+  ATTN_RETURN_IF_ERROR(clear(1, /*of_queries=*/false, s.head_dim));
+  return clear(2, /*of_queries=*/false, s.head_dim_v);
+}
 
 ffi::Error Execute(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::RemainingArgs args,
                    ffi::RemainingRets rets, ffi::Dictionary) {
@@ -192,12 +224,16 @@ ffi::Error Execute(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::Re
   if (!plan.ok()) return to_ffi(plan.status);
   auto handle = thread_handle(ordinal, stream);
   if (!handle.ok()) return to_ffi(handle.status);
-  Buffers buffers(plan.value->plan(), args, rets);
+  Buffers buffers(site->spec(), plan.value->plan(), args, rets);
   if (!buffers.status().ok()) return to_ffi(buffers.status());
   if (poisons()) {
     if (Status status = buffers.poison(stream); !status.ok()) return to_ffi(status);
   }
-  return to_ffi(plan.value->execute(handle.value, buffers.pointers(), buffers.workspace()));
+  Status status = plan.value->execute(handle.value, buffers.of_graph(), buffers.workspace());
+  if (status.ok() && site->spec().clears_rows) {
+    status = clear_results(site->spec(), buffers, ordinal, stream);
+  }
+  return to_ffi(status);
 }
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, ffi::Ffi::BindInstantiate().Attrs<SdpaSpec>());

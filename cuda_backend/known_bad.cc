@@ -23,14 +23,14 @@ constexpr KnownBad kTable[] = {
      "planning a backward pass with batch, heads and query length all 1 crashes cuDNN",
      "github.com/NVIDIA/cudnn-frontend/issues/1071"},
     {kFirst, kStillOpen,
-     [](const SdpaSpec& s, int64_t) { return s.backward && s.seq_len_q == 1 && !s.full_lengths; },
+     [](const SdpaSpec& s, int64_t) { return s.backward && s.seq_len_q == 1 && !s.has_lengths; },
      "a backward pass with query length 1 and no padding mask can return NaN dK and dV",
      "github.com/NVIDIA/cudnn-frontend/issues/1072 and 160"},
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t sm) {
        // Causality hides the key tile's tail from every row unless rows outnumber keys.
-       const bool tail_hidden = s.is_causal && s.seq_len_q <= s.seq_len_kv;
-       return s.backward && sm == 90 && s.seq_len_kv % 128 == 64 && !tail_hidden && !s.full_lengths;
+       const bool tail_hidden = s.window_right == 0 && s.seq_len_q <= s.seq_len_kv;
+       return s.backward && sm == 90 && s.seq_len_kv % 128 == 64 && !tail_hidden && !s.has_lengths;
      },
      "the SM90 backward pass with key length 64 modulo 128 returns NaN dQ for rows whose "
      "log-sum-exp is below -88.7",
@@ -39,7 +39,7 @@ constexpr KnownBad kTable[] = {
      [](const SdpaSpec& s, int64_t) { return s.batch > 65535 || s.num_heads > 65535; },
      "batch and heads beyond 65535 exceed the launch grid",
      "github.com/pytorch/pytorch/issues/180718"},
-    {91400, 91400, [](const SdpaSpec& s, int64_t) { return !s.is_causal && s.seq_len_kv > 1024; },
+    {91400, 91400, [](const SdpaSpec& s, int64_t) { return s.window_right < 0 && s.seq_len_kv > 1024; },
      "9.14.0 breaks when non-causal attention with more than 1024 keys is captured in a graph",
      "github.com/NVIDIA/TransformerEngine/pull/2344"},
     {91900, 92099,

@@ -129,6 +129,9 @@ Result<int64_t> load_cudnn(const std::string& path) {
                                       std::to_string(kOldestVersion) + " and below " +
                                       std::to_string(kFirstUnknownVersion)};
   }
+  // Lets cudnn-frontend plan deterministic backward passes on SM90 whose workspace grows with the
+  // length and not with its square; they need cuDNN 9.25.
+  setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "0", /*overwrite=*/0);
   lib.cudnn = cudnn_frontend::cudnn_dlhandle = handle;
   lib.path = file_of(reinterpret_cast<void*>(get_version));
   return lib.version = version;
@@ -171,10 +174,16 @@ Result<cudnnHandle_t> thread_handle(int32_t device_ordinal, cudaStream_t stream)
   return handle;
 }
 
+void* driver_symbol(const char* name) {
+  void* driver = library().driver;
+  return driver ? dlsym(driver, name) : nullptr;
+}
+
 Status fill(void* address, uint8_t value, size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return {};
-  static auto* memset_async = symbol<int(unsigned long long, unsigned char, size_t, cudaStream_t)>(
-      library().driver, "cuMemsetD8Async");
+  static auto* memset_async =
+      driver_symbol<int(unsigned long long, unsigned char, size_t, cudaStream_t)>(
+          "cuMemsetD8Async");
   const auto device_address = reinterpret_cast<unsigned long long>(address);
   const int status = memset_async ? memset_async(device_address, value, bytes, stream) : -1;
   if (status == 0) return {};

@@ -31,6 +31,14 @@ bool driver_is_stand_in();
 // ends; bound to `stream` on return. Never call it first inside a stream capture.
 Result<cudnnHandle_t> thread_handle(int32_t device_ordinal, cudaStream_t stream);
 
+// A function of the CUDA driver library, null if it has none of this name. Valid after load_cudnn.
+void* driver_symbol(const char* name);
+
+template <typename Function>
+Function* driver_symbol(const char* name) {
+  return reinterpret_cast<Function*>(driver_symbol(name));
+}
+
 // Fills `bytes` at the device address with `value`, on the stream.
 Status fill(void* address, uint8_t value, size_t bytes, cudaStream_t stream);
 

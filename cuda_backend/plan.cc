@@ -40,9 +40,17 @@ auto guarded(Function&& function) -> decltype(function()) {
   }
 }
 
+// cuDNN reports every engine that it tried, each with a page of warnings. The first reason says it.
+std::string brief(const std::string& message) {
+  const auto reason = message.find("Reason: ");
+  if (reason == std::string::npos) return message.substr(0, message.find('\n'));
+  const auto start = reason + std::string("Reason: ").size();
+  return message.substr(start, message.find_first_of("\n", start) - start);
+}
+
 Status from_cudnn(fe::error_t error, Code code, const char* step) {
   if (error.is_good()) return {};
-  return {code, std::string(step) + ": " + error.get_message()};
+  return {code, std::string(step) + ": " + brief(error.get_message())};
 }
 
 // What distinguishes kinds of device: the properties without the number of this very card.

@@ -17,27 +17,51 @@ struct Text : std::string {
 
 // FIRST(type, name), then FIELD(type, name) for every further field.
 // clang-format off
-#define ATTN_SDPA_SPEC(FIRST, FIELD)                                          \
-  FIRST(bool, backward)       /* else forward */                              \
-  FIELD(Text, dtype)          /* "float16" or "bfloat16" */                   \
-  FIELD(int64_t, batch)                                                       \
-  FIELD(int64_t, num_heads)                                                   \
-  FIELD(int64_t, num_kv_heads)                                                \
-  FIELD(int64_t, seq_len_q)                                                   \
-  FIELD(int64_t, seq_len_kv)                                                  \
-  FIELD(int64_t, head_dim)    /* of query and key, a multiple of 8 */         \
-  FIELD(int64_t, head_dim_v)  /* of value and output, a multiple of 8 */      \
-  FIELD(float, scale)                                                         \
-  FIELD(bool, is_causal)                                                      \
-  FIELD(bool, bottom_right)   /* causal alignment, else top left */           \
-  FIELD(bool, full_lengths)   /* two int32 [batch] operands give lengths */   \
-  FIELD(bool, needs_lse)      /* forward: write the log-sum-exp */
+#define ATTN_SDPA_SPEC(FIRST, FIELD)                                            \
+  FIRST(bool, backward)         /* else forward */                              \
+  FIELD(Text, dtype)            /* "float16" or "bfloat16" */                   \
+  FIELD(int64_t, batch)         /* packed: the sequences */                     \
+  FIELD(int64_t, num_heads)                                                     \
+  FIELD(int64_t, num_kv_heads)                                                  \
+  FIELD(int64_t, seq_len_q)     /* packed: of the longest sequence */           \
+  FIELD(int64_t, seq_len_kv)                                                    \
+  FIELD(int64_t, head_dim)      /* of query and key, a multiple of 8 */         \
+  FIELD(int64_t, head_dim_v)    /* of value and output, a multiple of 8 */      \
+  FIELD(float, scale)                                                           \
+  FIELD(int64_t, window_left)   /* keys seen left of the diagonal; -1: all */   \
+  FIELD(int64_t, window_right)  /* keys seen right of it; -1: all */            \
+  FIELD(bool, bottom_right)     /* where the diagonal ends, else top left */    \
+  FIELD(bool, has_lengths)      /* lengths_q, lengths_kv are operands */        \
+  FIELD(int64_t, packed_rows_q) /* rows of packed arrays; 0: not packed */      \
+  FIELD(int64_t, packed_rows_kv)                                                \
+  FIELD(float, soft_cap)        /* 0: none */                                   \
+  FIELD(bool, has_alibi)                                                        \
+  FIELD(int64_t, alibi_offset)  /* the key that query 0 lines up with */        \
+  FIELD(Text, bias_dtype)       /* "" where there is no bias */                 \
+  FIELD(int64_t, bias_batch)    /* 1 or batch */                                \
+  FIELD(int64_t, bias_heads)    /* 1 or num_heads */                            \
+  FIELD(int64_t, bias_rows)     /* 1 or seq_len_q */                            \
+  FIELD(bool, has_sinks)        /* forward; lse is all that backward needs */   \
+  FIELD(float, dropout_rate)    /* 0: none; else a seed is an operand */        \
+  FIELD(bool, needs_lse)        /* forward: write the log-sum-exp */            \
+  FIELD(bool, needs_max)        /* forward: write row maximum and sum */        \
+  FIELD(bool, needs_keep)       /* forward: write the dropout mask */           \
+  FIELD(bool, deterministic)    /* backward */                                  \
+  FIELD(bool, needs_dbias)      /* backward */                                  \
+  FIELD(bool, clears_rows)      /* flags of live rows are operands */
 // clang-format on
 
 struct SdpaSpec {
 #define FIELD(type, name) type name{};
   ATTN_SDPA_SPEC(FIELD, FIELD)
 #undef FIELD
+
+  int64_t rows_q() const { return is_packed() ? packed_rows_q : batch * seq_len_q; }
+  int64_t rows_kv() const { return is_packed() ? packed_rows_kv : batch * seq_len_kv; }
+  bool is_packed() const { return packed_rows_q > 0; }
+  bool has_bias() const { return !bias_dtype.empty(); }
+  bool has_statistics() const { return backward || needs_lse || needs_max; }
+  bool has_band() const { return window_left >= 0 || window_right >= 0; }
 
   // A name for this spec that no other spec has: the first part of every cache key.
   std::string key() const {

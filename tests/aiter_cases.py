@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cases import Case
+from attn_dispatch.conformance.case import Case
 
 
 def _case(name: str, **facts: Any) -> Case:
@@ -33,6 +33,19 @@ _TWO_ROWS: dict[str, Any] = {
     "cu_q": ((0, 7, 7, 20), (0, 0, 15, 24)),
     "cu_kv": ((0, 11, 29, 29), (0, 8, 16, 40)),
     "longest": (15, 24),
+}
+_SEGMENTS: dict[str, Any] = {
+    # Segments without queries, without keys, of an id that is nowhere; padding all around.
+    "b": 2,
+    "max_segments": 5,
+    "q_segments": (
+        (0,) * 2 + (1,) * 7 + (3,) * 8 + (0,) + (4,) * 6,
+        (1,) * 11 + (2,) * 12 + (0,),
+    ),
+    "kv_segments": (
+        (1,) * 9 + (2,) * 4 + (0,) * 3 + (3,) * 15 + (5,) * 9,
+        (2,) * 40,
+    ),
 }
 _ASM: dict[str, Any] = {"b": 1, "t": 144, "s": 160, "n": 2, "k": 1, "h": 128}
 _ASM_RAGGED: dict[str, Any] = {
@@ -98,6 +111,27 @@ AITER_CASES: tuple[Case, ...] = (
     _case("packed_window", **_ONE_ROW, window=(2, 3), alignment="bottom_right"),
     _case("packed_rows", **_TWO_ROWS, **_CAUSAL),
     _case("packed_rows_bottom_right", **_TWO_ROWS, **_BOTTOM_RIGHT, k=4),
+    _case("segments", **_SEGMENTS),
+    _case("segments_f16", **_SEGMENTS, dtype="float16", **_CAUSAL),
+    _case("segments_bottom_right", **_SEGMENTS, **_BOTTOM_RIGHT),
+    _case("segments_window", **_SEGMENTS, window=(2, 3), alignment="bottom_right"),
+    _case("segments_lengths", **_SEGMENTS, q_lengths=(20, 13), kv_lengths=(29, 33), **_CAUSAL),
+    _case("segments_above_the_most", **(_SEGMENTS | {"max_segments": 2})),
+    _case("segments_alibi", **_SEGMENTS, alibi=2, **_BOTTOM_RIGHT),
+    _case("segments_dropout", **_SEGMENTS, dropout=0.3, dtype="float16"),
+    _case("segments_deterministic", **_SEGMENTS, deterministic=True),
+    _case("segments_one", **(_SEGMENTS | {"max_segments": 1}), **_CAUSAL),
+    _case("lse_grad", lse_grad=True),
+    _case("lse_grad_f16", lse_grad=True, dtype="float16", **_CAUSAL),
+    _case("lse_grad_dead_rows", lse_grad=True, t=40, s=24, **_BOTTOM_RIGHT),
+    _case("lse_grad_odd_head_dims", lse_grad=True, h=20, v=13),  # the columns are there already
+    _case("lse_grad_bias", lse_grad=True, bias=(2, 4, 24, 40), bias_dtype="bfloat16"),
+    _case("lse_grad_alibi_window", lse_grad=True, alibi=1, window=(5, 4)),
+    _case("lse_grad_dropout", lse_grad=True, dropout=0.4, **_CAUSAL),
+    _case("lse_grad_deterministic", lse_grad=True, deterministic=True, s=300, h=128),
+    _case("lse_grad_lengths", lse_grad=True, **_LENGTHS, **_BOTTOM_RIGHT),
+    _case("lse_grad_packed", lse_grad=True, **_ONE_ROW, **_CAUSAL),
+    _case("lse_grad_segments", lse_grad=True, **_SEGMENTS),
     _case("large_scores", magnitude=10.0),
     _case("negative_scores", score_shift=-100.0, t=96, s=96, h=64, **_CAUSAL),
     _case("asm", **_ASM),
@@ -106,6 +140,7 @@ AITER_CASES: tuple[Case, ...] = (
     _case("asm_f16", **_ASM, dtype="float16"),
     _case("asm_d64", **(_ASM | {"h": 64, "b": 2}), **_BOTTOM_RIGHT),
     _case("asm_d192", **(_ASM | {"h": 192, "v": 128})),
+    _case("asm_lse_grad", lse_grad=True, **(_ASM | {"h": 126}), **_BOTTOM_RIGHT),
     _case("asm_packed", **_ASM_RAGGED),
     _case("asm_packed_bottom_right", **_ASM_RAGGED, **_BOTTOM_RIGHT),
 )

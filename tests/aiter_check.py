@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -18,11 +17,12 @@ from aiter_judge.calls import struct_of
 from attn_dispatch import aiter, aiter_arrays, aiter_kernels
 from attn_dispatch.aiter_call import AiterCall, call_of
 from attn_dispatch.aiter_kernels import Kernel
+from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.judge import allowances, error
+from attn_dispatch.conformance.naive import naive
+from attn_dispatch.conformance.reference import Operands, poison_padding, reference, segment_ids
 from attn_dispatch.device import Device
-from cases import Case, spec_of
 from emulator.native import Emulator
-from naive import naive
-from reference import Operands, poison_padding, reference
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,11 @@ class Check:
         """
         gradients = gradients_of(case, device)
         given = _with_residuals(case)
-        arrays = {x: jnp.asarray(y) for x, y in poison_padding(given).items()}
+        options = case.forward_options()
+        arrays = {x: jnp.asarray(y) for x, y in poison_padding(options, given).items()}
         keep = _keep_mask(case, emulator)
-        expected = reference(case.forward_options(), given, keep)
-        plain = naive(case.forward_options(), given, keep)
-        # design.md's rule: twice the error of plain XLA, three times with a soft cap.
-        factor = 2 if case.soft_cap is None else 3
-        names = ("out", "lse", *gradients)
-        allowance = {
-            x: factor * error(np.asarray(plain[x], np.float64), expected[x]) + 1e-5 for x in names
-        }
+        expected, plain = reference(options, given, keep), naive(options, given, keep)
+        allowance = allowances(options, expected, plain, ("out", "lse", *gradients))
         compiled = _program(case, device, gradients).lower(arrays).compile()
         chosen = Check.chosen_for(case, device)
         return Check(case, emulator, compiled, arrays, expected, allowance, chosen)
@@ -81,23 +76,30 @@ class Check:
         return {x: error(got[x], self.expected[x]) / self.allowance[x] for x in got}
 
     def asked_otherwise(self) -> list[str]:
-        """Where the last run asked AITER otherwise than the judge of its dispatch does.
+        """Where the last run asked AITER otherwise than the judge of its dispatch does."""
+        return asked_otherwise(self.case, self.chosen, self.emulator)
 
-        Compared is every field of aiter_api.h, pointers as being null or not, but for the strides
-        of a bias, which may be broadcast. Empty is right.
-        """
-        wrong = []
-        for direction, (call, kernel) in self.chosen.items():
-            got = self.emulator.last_call(direction)
-            expected = struct_of(
-                call,
-                use_asm=kernel.family == "asm",
-                rounding=kernel.bf16_rounding,
-                accumulator=kernel.accumulator,
-            )
-            expected.call.scale = self.case.scale
-            wrong += [f"{direction}: {x}" for x in _differences(got, expected)]
-        return wrong
+
+def asked_otherwise(
+    case: Case, chosen: dict[str, tuple[AiterCall, Kernel]], emulator: Emulator
+) -> list[str]:
+    """Where a case's last run asked AITER otherwise than the judge of its dispatch does.
+
+    Compared is every field of aiter_api.h, pointers as being null or not, but for the strides of a
+    bias, which may be broadcast. `chosen` is what `Check.chosen_for` says. Empty is right.
+    """
+    wrong = []
+    for direction, (call, kernel) in chosen.items():
+        got = emulator.last_call(direction)
+        expected = struct_of(
+            call,
+            use_asm=kernel.family == "asm",
+            rounding=kernel.bf16_rounding,
+            accumulator=kernel.accumulator,
+        )
+        expected.call.scale = case.scale
+        wrong += [f"{direction}: {x}" for x in _differences(got, expected)]
+    return wrong
 
 
 def _differences(got: Any, expected: Any) -> list[str]:
@@ -122,15 +124,6 @@ def gradients_of(case: Case, device: Device) -> tuple[str, ...]:
         return not aiter.not_supported_reasons(spec, device)
 
     return tuple(name for name in case.differentiable if can((name,)))
-
-
-def error(got: np.ndarray, expected: np.ndarray) -> float:
-    """Largest absolute difference; infinite where infinities or NaN are not where they belong."""
-    same_infinities = np.array_equal(np.isneginf(got), np.isneginf(expected))
-    finite = np.isfinite(expected)
-    if not same_infinities or not np.isfinite(got[finite]).all():
-        return float("inf")
-    return float(np.max(np.abs(got[finite] - expected[finite]), initial=0))
 
 
 def _with_residuals(case: Case) -> Operands:
@@ -165,7 +158,7 @@ def _call(function: Any, options: Any, operands: Any, device: Device) -> tuple[A
 
 
 def _keep_mask(case: Case, emulator: Emulator) -> np.ndarray | None:
-    """The emulator's dropout mask, bool [B, N, T, S]; False between packed sequences."""
+    """The emulator's dropout mask, bool [B, N, T, S]; False between sequences of one batch row."""
     if not case.dropout:
         return None
     operands = case.operands()
@@ -173,15 +166,30 @@ def _keep_mask(case: Case, emulator: Emulator) -> np.ndarray | None:
     words = np.asarray(aiter_arrays.rng_state(spec, jnp.asarray(operands["dropout_key"])))
     seed, offset = words.view(np.uint64)
     keep = np.zeros((case.b, case.n, case.t, case.s), bool)
-    if case.cu_q is None or case.cu_kv is None:
+    sequences = _sequences(case)
+    if not sequences:
         return emulator.keep((int(seed), int(offset)), case.dropout, keep.shape)
-    starts = list(zip(case.cu_q[0], case.cu_kv[0], strict=True))
-    longest = (int(np.diff(x).max()) for x in (case.cu_q[0], case.cu_kv[0]))
-    shape = (len(starts) - 1, case.n, *longest)
-    kept = emulator.keep((int(seed), int(offset)), case.dropout, shape)
-    for m, ((t0, s0), (t1, s1)) in enumerate(pairwise(starts)):
-        keep[0, :, t0:t1, s0:s1] = kept[m, :, : t1 - t0, : s1 - s0]
+    kept = emulator.keep((int(seed), int(offset)), case.dropout, (len(sequences), *keep.shape[1:]))
+    for x, (batch_row, queries, keys) in zip(kept, sequences, strict=True):
+        shape = (case.n, len(queries), len(keys))
+        keep[batch_row][np.ix_(range(case.n), queries, keys)] = x[tuple(map(slice, shape))]
     return keep
+
+
+def _sequences(case: Case) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    """Batch row, queries and keys of each sequence, in AITER's order; none if rows are whole."""
+    options, operands = case.forward_options(), case.operands()
+    if case.cu_q is not None:
+        number = len(case.cu_q[0]) - 1
+    elif case.max_segments is not None:
+        number = case.max_segments
+    else:
+        return []
+    found = []
+    for batch_row in range(case.b):
+        ids = segment_ids(options, operands, batch_row)
+        found += [(batch_row, *(np.flatnonzero(x == m + 1) for x in ids)) for m in range(number)]
+    return found
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch import cudnn_library
+from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.spec import AttentionSpec
-from cases import Case, spec_of
 
 needs_cudnn = pytest.mark.skipif(
     not cudnn_library.find().is_usable, reason=f"cuDNN: {cudnn_library.find().unusable}"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import pathlib
 
+# The float64 reference multiplies small matrices: BLAS's threads would wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported
+
 import jax
 import pytest
 

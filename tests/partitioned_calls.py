@@ -112,21 +112,91 @@ def shared_bias_under_shard_map(mesh: jax.sharding.Mesh) -> float:
     return error(gradients[:1], gradients[1:])
 
 
-def with_every_operand(mesh: jax.sharding.Mesh) -> float:
-    """A call that XLA partitions by itself, its batch sharded."""
+def with_operand(mesh: jax.sharding.Mesh, name: str, x: Any, spec: P, k: int) -> dict[str, Any]:
+    """A call with one operand more, its gradient among the results if it has one.
+
+    The operand itself lies whole on every device.
+    """
+    operands, more = arrays(k), OPTIONS.get(name, {})
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    if name.endswith("_segment_ids"):
+        more = {"key_value_segment_ids": x, "max_segments": 3}
+
+    @jax.jit
+    def call(x, q, k, v, out_grad):
+        def run(x, q, k, v):
+            return attn_dispatch.dot_product_attention(
+                q, k, v, **{name: x}, **more, return_lse=True, return_max_logits=True
+            )
+
+        (out, lse, maxima), pull = jax.vjp(run, x, q, k, v)
+        lse_grad = jnp.where(lse == -jnp.inf, 0, jnp.sin(out.sum(-1)))
+        gradients = pull((out_grad, lse_grad, jnp.zeros_like(maxima)))
+        return out, lse, maxima, *gradients[not is_float :]
+
+    return compared(call, x, *(place(x, mesh, spec) for x in operands), plain=(x, *operands))
+
+
+def compared(call: Any, *sharded: jax.Array, plain: tuple[jax.Array, ...]) -> dict[str, Any]:
+    compiled = call.lower(*sharded).compile()
+    text = compiled.as_text()
+    return {
+        "error": error(compiled(*sharded), call(*plain)),
+        "gathers": "all-gather" in text or "all-to-all" in text,
+    }
+
+
+def operands_to_try() -> dict[str, Any]:
+    """By name, what follows the "/" telling apart; in the order of batch, heads, queries, keys."""
+    key = jax.random.key(9)
+    ids = jnp.sort(jax.random.randint(key, (4, 64), 0, 4), axis=1)
+    shapes = ((4, 8, 64, 64), (1, 8, 64, 64), (4, 1, 64, 64), (1, 1, 1, 64), (4, 8, 1, 1))
+    tried = {f"bias/{i}": jax.random.normal(key, shape) for i, shape in enumerate(shapes)}
+    tried |= {
+        "mask/0": jax.random.bernoulli(key, 0.7, (4, 1, 64, 64)),
+        "query_seq_lengths/0": jnp.array([64, 10, 0, 33]),
+        "key_value_seq_lengths/0": jnp.array([5, 64, 3, 0]),
+        "query_segment_ids/0": ids,
+        "sinks/shared": jnp.linspace(-1, 1, 8),
+        "sinks/0": jax.random.normal(key, (4, 8)),
+        "alibi_slopes/shared": jnp.linspace(0.1, 0.5, 8),
+        "alibi_slopes/0": jax.random.uniform(key, (4, 8)),
+    }
+    return tried
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "key_value_seq_lengths": {"is_causal": True, "causal_alignment": "bottom_right"},
+    "bias": {"logits_soft_cap": 2.0},
+}
+
+
+def packed(mesh: jax.sharding.Mesh, spec: P) -> dict[str, Any]:
+    """Rows of packed sequences: a mapped call, whose mapped axis is sharded."""
     operands = arrays(2)
-    bias = jax.random.normal(jax.random.key(9), (1, 8, 64, 64))
-    lengths = jnp.array([64, 10, 0, 33])
-    sinks, slopes = jnp.linspace(-1, 1, 8), jnp.linspace(0.1, 0.5, 8)
+    cu = jnp.array([[0, 10, 10, 64], [0, 0, 5, 50], [0, 20, 40, 60], [0, 1, 2, 3]])
 
-    def call(bias, q, k, v, out_grad):
-        return step(
-            q, k, v, out_grad, bias=bias, key_value_seq_lengths=lengths, sinks=sinks,
-            alibi_slopes=slopes, query_segment_ids=jnp.ones((4, 64), int),
-        )  # fmt: skip
+    @jax.jit
+    def call(cu, q, k, v, out_grad):
+        def one(q, k, v, cu):
+            return attn_dispatch.ragged_dot_product_attention(
+                q, k, v, cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=64, max_seqlen_kv=64,
+                is_causal=True,
+            )  # fmt: skip
 
-    sharded = [place(x, mesh, P("x")) for x in operands]
-    return error(jax.jit(call)(bias, *sharded), jax.jit(call)(bias, *operands))
+        out, pull = jax.vjp(lambda q, k, v: jax.vmap(one)(q, k, v, cu), q, k, v)
+        return out, *pull(out_grad)
+
+    sharded = [place(x, mesh, spec) for x in operands]
+    return compared(call, cu, *sharded, plain=(cu, *operands))
+
+
+def with_dropout(mesh: jax.sharding.Mesh) -> float:
+    """XLA partitions it by itself, or the mask would be that of the first batch rows everywhere."""
+    operands = arrays(2)
+    options = {"dropout_rate": 0.4, "dropout_key": jax.random.key(3)}
+    call = jax.jit(lambda *x: step(*x, **options))
+    return error(call(*(place(x, mesh, P("x", None, "y")) for x in operands)), call(*operands))
 
 
 def main() -> None:
@@ -139,7 +209,15 @@ def main() -> None:
     }
     with jax.set_mesh(explicit):
         report["explicit"] = under_jit(explicit, 4, P("x"))
-    report["every_operand"] = with_every_operand(auto)
+    for name, x in operands_to_try().items():
+        for sharding in ("batch", "batch_and_heads", "heads_over_both"):
+            kv_heads = 8 if sharding == "heads_over_both" else 2
+            report[f"{name}-{sharding}"] = with_operand(
+                auto, name.split("/")[0], x, SHARDINGS[sharding], kv_heads
+            )
+    report["packed-batch"] = packed(auto, SHARDINGS["batch_over_both"])
+    report["packed-heads"] = packed(auto, SHARDINGS["heads"])
+    report["dropout"] = with_dropout(auto)
     report["shard_map"] = under_shard_map(auto)
     report["shard_map_window"] = under_shard_map(auto, local_window_size=5)
     report["shard_map_bias"] = shared_bias_under_shard_map(auto)

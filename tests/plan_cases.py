@@ -12,10 +12,10 @@ from dataclasses import asdict
 from typing import Any
 
 from attn_dispatch import cudnn, cudnn_library
+from attn_dispatch.conformance.cases import KERNEL_CASES
 from attn_dispatch.spec import AttentionSpec
 from attn_dispatch.target import parse
 from backend import backward_spec, forward_spec
-from kernel_cases import KERNEL_CASES
 
 CASES = (
     "float16_d64_full",
@@ -42,7 +42,7 @@ def outcome(spec: AttentionSpec, arch: str) -> dict[str, Any]:
 
 def main() -> None:
     library = cudnn_library.find()
-    by_name = {case.name: case for case in KERNEL_CASES}
+    by_name = {case.name.removeprefix("shapes/"): case for case in KERNEL_CASES}
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for name in sys.argv[1:] or CASES:
         case = by_name[name]

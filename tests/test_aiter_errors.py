@@ -21,9 +21,9 @@ from attn_dispatch import aiter, aiter_library
 from attn_dispatch.aiter_call import call_of
 from attn_dispatch.aiter_folder import ADAPTER, AiterBuild
 from attn_dispatch.aiter_kernels import Kernel
+from attn_dispatch.conformance.case import spec_of
 from attn_dispatch.device import Device
 from attn_dispatch.target import parse
-from cases import spec_of
 from emulator import build
 
 BY_NAME = {case.name: case for case in AITER_CASES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,12 @@ import pytest
 
 import aiter_emulated
 import attn_dispatch
-from attn_dispatch import dot_product_attention, primitive, ragged_dot_product_attention
+from attn_dispatch import (
+    dot_product_attention,
+    dropout_mask,
+    primitive,
+    ragged_dot_product_attention,
+)
 from attn_dispatch.target import device_for
 
 
@@ -61,6 +67,12 @@ def assert_close(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
         {"bias": np.linspace(-2, 2, 4 * 24 * 40).reshape(4, 24, 40).astype(jnp.bfloat16)},
         {"alibi_slopes": np.linspace(0.1, 1, 4, dtype=np.float32), "is_causal": True},
         {"deterministic": True},
+        {
+            "query_segment_ids": np.repeat([[1, 2, 4], [0, 1, 1]], 8, axis=1),
+            "key_value_segment_ids": np.repeat([[0, 1, 3, 4], [1, 1, 2, 0]], 10, axis=1),
+            "max_segments": 4,
+            "is_causal": True,
+        },
     ],
     ids=str,
 )
@@ -69,6 +81,39 @@ def test_agrees_with_xla(emulator, options):
     assert (emulator.calls("forward"), emulator.calls("backward")) == (1, 1)
     assert_close(got, value_and_gradients(*arrays(), **options, implementation="xla"))
     assert emulator.calls("forward") == 1
+
+
+def test_the_gradient_through_lse_is_aiters(emulator):
+    q, k, v = arrays()
+
+    def loss(q, k, v, implementation=None):
+        out, lse = dot_product_attention(
+            q, k, v, is_causal=True, return_lse=True, implementation=implementation
+        )
+        return (out.astype(jnp.float32) * jnp.cos(lse)[..., None]).sum() + (lse**2).sum()
+
+    gradients = jax.grad(loss, (0, 1, 2))
+    got = [np.asarray(x, np.float32) for x in gradients(q, k, v)]
+    assert (emulator.calls("forward"), emulator.calls("backward")) == (1, 1)
+    expected = [np.asarray(x, np.float32) for x in gradients(q, k, v, "xla")]
+    for x, y in zip(got, expected, strict=True):
+        assert np.abs(x - y).max() <= 0.02 * np.abs(y).max()
+
+
+def test_traced_segment_ids_that_are_wrong_mean_what_they_mean_to_xla():
+    ids = jnp.array([[2, 1, 2, 3, 3, 9, -1, 3] * 3, [1, 0, 1, 2, 2, 0, 7, 4] * 3])
+
+    @partial(jax.jit, static_argnums=1)
+    def call(ids, implementation):
+        x = arrays()[0]
+        return dot_product_attention(
+            x, x, x, query_segment_ids=ids, max_segments=5, is_causal=True, return_lse=True,
+            implementation=implementation,
+        )  # fmt: skip
+
+    (out, lse), (expected, expected_lse) = call(ids, "aiter"), call(ids, "xla")
+    np.testing.assert_array_equal(lse == -jnp.inf, expected_lse == -jnp.inf)
+    assert_close([np.asarray(out, np.float32)], [np.asarray(expected, np.float32)])
 
 
 def test_mapped_calls_are_one_call(emulator):
@@ -121,6 +166,26 @@ def test_dropout_under_jit_takes_the_key_as_an_operand(emulator):
     assert emulator.calls("forward") == 2
 
 
+def test_a_dropped_call_that_aiter_cannot_differentiate_is_not_begun(emulator):
+    """XLA would not draw the mask of AITER's forward pass again."""
+    options: dict[str, Any] = {
+        "logits_soft_cap": 2.0, "dropout_rate": 0.5, "dropout_key": jax.random.key(1)
+    }  # fmt: skip
+    with attn_dispatch.fallback("silent"):
+        got = value_and_gradients(*arrays(), **options)
+        assert (emulator.calls("forward"), emulator.calls("backward")) == (0, 0)
+        dot_product_attention(*arrays(), **options)
+    assert emulator.calls("forward") == 1
+    assert_close(got, value_and_gradients(*arrays(), **options, implementation="xla"))
+
+
+def test_aiter_tells_no_dropout_mask():
+    options = {"dropout_rate": 0.5, "dropout_key": jax.random.key(1)}
+    with pytest.raises(NotImplementedError, match=r"aiter:\n +- the dropout keep mask as a result"):
+        dropout_mask(*arrays(), **options)
+    assert dropout_mask(*arrays(), **options, implementation="xla").shape == (2, 4, 24, 40)
+
+
 def test_deterministic_calls_are_bit_equal():
     first = value_and_gradients(*arrays(s=300), deterministic=True)
     for x, y in zip(first, value_and_gradients(*arrays(s=300), deterministic=True), strict=True):
@@ -129,6 +194,11 @@ def test_deterministic_calls_are_bit_equal():
 
 def test_what_aiter_does_not_run_is_refused_with_every_reason():
     sinks, mask = jnp.zeros(4), jnp.ones((24, 40), bool)
+    ids = jnp.ones((2, 24), int)
+    with pytest.raises(NotImplementedError, match="- segment ids: pass max_segments, the largest"):
+        dot_product_attention(*arrays(s=24), query_segment_ids=ids)
+    with pytest.raises(NotImplementedError, match="- the row maximum: not run through AITER"):
+        dot_product_attention(*arrays(), return_max_logits=True)
     expected = r"(?s)falls back to xla.*- mask: not run.*- sinks: not run"
     with pytest.raises(NotImplementedError, match=expected):
         dot_product_attention(*arrays(), mask=mask, sinks=sinks)

@@ -89,6 +89,13 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"key_value_segment_ids": array(2, 5, dtype=int)},
      "segment ids: expected both query_segment_ids and key_value_segment_ids where query and key "
      "differ in length (3 and 5), got only key_value_segment_ids"),
+    ({"max_segments": 3},
+     "max_segments: expected query_segment_ids or key_value_segment_ids with max_segments=3, got "
+     "neither"),
+    *(
+        ({"max_segments": number}, f"max_segments: expected a static positive int, got {number!r}")
+        for number in (0, -1, 2.0, True, "many")
+    ),
     # per head
     ({"alibi_slopes": array(4, dtype=int)}, "alibi_slopes: expected a floating dtype, got int32"),
     ({"alibi_slopes": array(2)}, "alibi_slopes: expected shape [4] or [2, 4], got [2]"),
@@ -135,6 +142,7 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"is_causal": None}, "is_causal: expected True or False, got None"),
     ({"deterministic": "yes"}, "deterministic: expected True or False, got 'yes'"),
     ({"return_residual": 1}, "return_residual: expected True or False, got 1"),
+    ({"return_max_logits": 1}, "return_max_logits: expected True or False, got 1"),
     ({"return_lse": "lse"}, "return_lse: expected True or False, got 'lse'"),
     *(
         ({"causal_alignment": alignment},
@@ -189,6 +197,8 @@ _STATIC = {
     "deterministic": (True, "deterministic: expected True or False"),
     "return_lse": (True, "return_lse: expected True or False"),
     "return_residual": (True, "return_residual: expected True or False"),
+    "return_max_logits": (True, "return_max_logits: expected True or False"),
+    "max_segments": (2, "max_segments: expected a static positive int"),
     "local_window_size": (2, "local_window_size: expected a non-negative int or a pair"),
     "logits_soft_cap": (3.0, "logits_soft_cap: expected a static number"),
     "dropout_rate": (0.0, "dropout_rate: expected a static number"),

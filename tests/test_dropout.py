@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attn_dispatch import dot_product_attention, dropout_mask, explain, select, xla
+from attn_dispatch import ragged_dot_product_attention as ragged
 from attn_dispatch.dropout import dropout_keep_mask, dropout_row_keys
 from attn_dispatch.spec import AttentionOptions, AttentionSpec
 
@@ -67,3 +70,171 @@ def test_no_dropout_no_keys():
     keys = jax.random.key_data(jax.random.key(5))[None]
     spec = spec_of(2, keys, "threefry2x32", rate=0.0)
     assert dropout_row_keys(spec, {"dropout_key": keys}) is None
+
+
+RATE = 0.4
+KEY = jax.random.key(11)
+Q = np.random.default_rng(0).standard_normal((2, 5, 4, 8), np.float32)
+K = np.random.default_rng(1).standard_normal((2, 7, 2, 8), np.float32)
+# Each key has a column of its own, so that the output holds the probabilities.
+V = np.broadcast_to(np.eye(7, dtype=np.float32)[:, None], (2, 7, 2, 7))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True, "return_lse": True},
+        {"bias": np.ones((4, 5, 7), np.float32), "return_max_logits": True},
+        {"query_segment_ids": [[1, 1, 2, 2, 2]] * 2,
+         "key_value_segment_ids": [[1, 1, 1, 2, 2, 2, 2]] * 2, "max_segments": 2},
+        {"implementation": "xla"},
+    ],
+)  # fmt: skip
+def test_dropout_mask_is_the_one_of_the_call(options: dict[str, Any]):
+    options = options | {"dropout_rate": RATE, "dropout_key": KEY}
+    keep = dropout_mask(Q, K, V, **options)
+    assert (keep.shape, keep.dtype) == ((2, 4, 5, 7), jnp.bool_)
+    out = dot_product_attention(Q, K, V, **options)
+    dropped = np.swapaxes(out[0] if isinstance(out, tuple) else out, 1, 2)
+    whole = dot_product_attention(Q, K, V, **options | {"dropout_rate": 0.0})
+    p = np.swapaxes(whole[0] if isinstance(whole, tuple) else whole, 1, 2)
+    np.testing.assert_allclose(dropped, np.where(keep, p / (1 - RATE), 0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(jax.jit(lambda q: dropout_mask(q, K, V, **options))(Q), keep)
+
+
+def test_dropout_mask_of_other_calls():
+    unbatched = dropout_mask(Q[0], K[0], V[0], dropout_rate=RATE, dropout_key=KEY)
+    assert unbatched.shape == (4, 5, 7)
+    assert dropout_mask(Q, K, V).all()
+    assert dropout_mask(Q, K, V, dropout_key=KEY).all()  # at rate 0 a key draws nothing
+    assert dropout_mask(Q, K[:, :0], V[:, :0]).shape == (2, 4, 5, 0)
+    packed: dict[str, Any] = {
+        "cu_seqlens_q": [0, 2, 5], "cu_seqlens_kv": [0, 4, 7], "max_seqlen_q": 3,
+        "max_seqlen_kv": 4, "dropout_rate": RATE, "dropout_key": KEY,
+    }  # fmt: skip
+    keep = dropout_mask(Q[0], K[0], V[0], **packed)
+    out = np.swapaxes(ragged(Q[0], K[0], V[0], **packed), 0, 1)
+    assert keep.shape == out.shape
+    assert not out[~np.asarray(keep)].any() and out.any()
+
+
+def test_mask_is_that_of_key_position_and_shape_alone():
+    options: dict[str, Any] = {"dropout_rate": RATE, "dropout_key": KEY}
+    keep = dropout_mask(Q, K, V, **options)
+    others = dropout_mask(2 * Q, K - 1, V[..., :3], is_causal=True, scale=3.0, **options)
+    np.testing.assert_array_equal(keep, others)
+    assert (keep != dropout_mask(Q, K, V, **options | {"dropout_key": jax.random.key(12)})).any()
+    half = (x.astype(np.float16) for x in (Q, K, V))
+    np.testing.assert_array_equal(dropout_mask(*half, **options), keep)
+
+
+class _Other:
+    """XLA by another name: computes some calls, and tells no masks."""
+
+    NAME = "other"
+    PLATFORM = None
+    unusable_reason = staticmethod(xla.unusable_reason)
+    plan = staticmethod(xla.plan)
+
+    def __init__(self, refused: str):
+        self.refused = refused
+        self.ran: list[str] = []
+
+    def not_supported_reasons(self, spec, device):
+        del device
+        tells = ["tells no masks"] * spec.options.needs_keep
+        return (*tells, *[self.refused] * bool(self.refused and self.refused in str(spec)))
+
+    def forward(self, spec, device, operands):
+        self.ran.append("forward")
+        return xla.forward(spec, device, operands)
+
+    def backward(self, spec, device, operands):
+        self.ran.append("backward")
+        return xla.backward(spec, device, operands)
+
+
+def other(monkeypatch, refused: str) -> _Other:
+    implementation = _Other(refused)
+    monkeypatch.setattr(select, "IMPLEMENTATIONS", (implementation, xla))
+    return implementation
+
+
+def loss(q, rate: float = RATE, **options: Any):
+    out = dot_product_attention(q, K, V, dropout_rate=rate, dropout_key=KEY, **options)
+    return (out[0] if isinstance(out, tuple) else out).sum()
+
+
+def test_one_implementation_computes_both_directions(monkeypatch):
+    """Its mask is not that of another, so whoever cannot differentiate a call does not begin it."""
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
+    runs = other(monkeypatch, "")
+    jax.jit(jax.grad(loss))(Q)
+    assert runs.ran == ["forward", "backward"]
+
+    refuses = other(monkeypatch, "backward(")
+    jax.jit(jax.grad(loss))(Q)
+    assert refuses.ran == []
+    jax.jit(loss)(Q)  # nothing is differentiated
+    jax.jit(jax.grad(lambda x: x * loss(Q)))(1.0)
+    assert refuses.ran == ["forward", "forward"]
+    jax.jit(jax.grad(lambda q: loss(q, rate=0.0)))(Q)  # no mask, no matter
+    assert refuses.ran == ["forward"] * 3
+
+    only_backward = other(monkeypatch, "forward(")
+    jax.jit(jax.grad(loss))(Q)
+    assert only_backward.ran == []
+
+
+def test_whether_lse_has_a_gradient_is_the_same_for_both_directions(monkeypatch):
+    """lse's cotangent is nothing here, yet the forward pass could not know."""
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
+    refuses = other(monkeypatch, "lse_grad")
+    jax.jit(jax.grad(lambda q: loss(q, return_lse=True)))(Q)
+    assert refuses.ran == []
+    jax.jit(jax.grad(loss))(Q)
+    assert refuses.ran == ["forward", "backward"]
+
+
+def test_mapping_the_backward_call_alone_leaves_its_shape(monkeypatch):
+    """Else it could be another implementation's: here, that of calls with one key."""
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
+    refuses = other(monkeypatch, "dropout_key uint32[3, 2]")
+
+    def call(q):
+        return dot_product_attention(q, K, V, dropout_rate=RATE, dropout_key=KEY)
+
+    @jax.jit
+    def pulled(q, out_grads):
+        return jax.vmap(jax.vjp(call, q)[1])(out_grads)[0]
+
+    out_grads = np.random.default_rng(2).standard_normal((3, 2, 5, 4, 7), np.float32)
+    got = pulled(Q, out_grads)
+    assert refuses.ran == ["forward", "backward"]
+    for x, out_grad in zip(got, out_grads, strict=True):
+        np.testing.assert_allclose(x, jax.vjp(call, Q)[1](out_grad)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_mask_of_an_implementation_that_tells_none(monkeypatch):
+    """Another's would be a lie."""
+    other(monkeypatch, "")
+
+    def mask(q, **options: Any):
+        return dropout_mask(q, K, V, dropout_rate=RATE, dropout_key=KEY, **options)
+
+    with pytest.raises(NotImplementedError, match=r"(?s)other:\n +- tells no masks"):
+        jax.jit(mask)(Q)
+    assert not jax.jit(partial(mask, implementation="xla"))(Q).all()
+
+
+def test_explain_says_what_refuses_the_other_direction():
+    q = jax.ShapeDtypeStruct((1, 256, 2, 128), jnp.bfloat16)
+    slopes = jax.ShapeDtypeStruct((2,), jnp.float32)
+    options: dict[str, Any] = {"alibi_slopes": slopes, "target": "gfx942"}
+    assert explain(q, q, q, **options).chosen_forward == "aiter"
+    explanation = explain(q, q, q, **options, dropout_rate=0.1, dropout_key=KEY)
+    assert (explanation.chosen_forward, explanation.chosen_backward) == ("xla", "xla")
+    assert "(in the backward pass, which must draw the same dropout mask)" in " ".join(
+        str(explanation).split()
+    )

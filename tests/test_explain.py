@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-from attn_dispatch import cudnn, dot_product_attention, explain, select
+from attn_dispatch import aiter, cudnn, dot_product_attention, explain, select
 from attn_dispatch.implementation import Plan
 from attn_dispatch.target import CPU, default_device, device_for, parse
 from backend import needs_cudnn
@@ -61,8 +62,9 @@ def test_forward_and_backward_may_differ():
 
 def test_every_reason_is_in_the_table():
     q = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.float32)
-    explanation = explain(q, q, q, local_window_size=3, logits_soft_cap=2.0, target="gfx942")
-    reasons = explanation.forward[0].reasons
+    options = {"mask": np.ones((128, 128), bool), "sinks": np.zeros(2, np.float32)}
+    explanation = explain(q, q, q, **options, return_max_logits=True, target="gfx942")
+    reasons = explanation.forward[1].reasons
     assert len(reasons) == 4 and explanation.chosen_forward == "xla"
     unwrapped = " ".join(str(explanation).split())
     for reason in reasons:
@@ -87,13 +89,27 @@ def test_arrays_and_shapes_explain_alike_and_alike_the_call():
     shapes = explain(Q, KV, KV, **options)
     arrays = explain(*(jnp.zeros(x.shape, x.dtype) for x in (Q, KV, KV)), **options)
     assert shapes == arrays and hash(shapes) == hash(arrays)
-    backward = explain(Q, KV, KV, return_lse=True).backward[0]
-    assert any("through lse" in reason for reason in backward.reasons)
-    backward = explain(Q, KV, KV).backward[0]
-    assert not any("through lse" in reason for reason in backward.reasons)
 
 
-def test_explained_specs_are_those_of_the_call(monkeypatch):
+def test_lse_has_a_gradient_where_it_is_returned(monkeypatch):
+    asked = []
+    monkeypatch.setattr(aiter, "not_supported_reasons", lambda spec, _: asked.append(spec) or ())
+    monkeypatch.setattr(aiter, "plan", lambda spec, device: Plan("", 0))
+    for name in ("return_lse", "return_residual", "return_max_logits", "deterministic"):
+        explain(Q, KV, KV, **{name: True})
+    assert [spec.has("lse_grad") for spec in asked if spec.is_backward] == [True] + 3 * [False]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"return_lse": True},
+        {"return_lse": True, "dropout_rate": 0.1, "dropout_key": jax.random.key(0)},
+        {"return_max_logits": True, "dropout_rate": 0.1, "dropout_key": jax.random.key(0)},
+        {"return_max_logits": True},
+    ],
+)
+def test_explained_specs_are_those_of_the_call(monkeypatch, options):
     """What explain asks the implementations about is what a differentiated call asks them."""
     asked: list = []
 
@@ -105,7 +121,8 @@ def test_explained_specs_are_those_of_the_call(monkeypatch):
 
         @staticmethod
         def not_supported_reasons(spec, device):
-            asked.append(spec)
+            # A differentiated call keeps its lse, asked for or not.
+            asked.append(replace(spec, options=replace(spec.options, needs_lse=True, partner=None)))
             return ()
 
         @staticmethod
@@ -117,16 +134,16 @@ def test_explained_specs_are_those_of_the_call(monkeypatch):
     monkeypatch.setattr(select, "IMPLEMENTATIONS", (Recorder,))
     q, kv = jnp.ones((2, 16, 4, 8)), jnp.ones((2, 24, 2, 8))
     bias, mask = jnp.ones((4, 1, 24)), jnp.ones((16, 24), bool)
-    explain(q, kv, kv, bias, mask, return_lse=True)
+    explain(q, kv, kv, bias, mask, **options)
     explained, asked[:] = list(asked), []
 
     def loss(q, k, v, bias):
-        out, lse = dot_product_attention(q, k, v, bias, mask, return_lse=True)
-        return out.sum() + lse.sum()
+        out, *more = dot_product_attention(q, k, v, bias, mask, **options)
+        return out.sum() + sum(x.sum() for x in more)
 
     jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(q, kv, kv, bias)
-    assert [spec.is_backward for spec in explained] == [False, True]
-    assert set(asked) == set(explained)
+    assert {spec.is_backward for spec in explained} == {False, True}
+    assert set(asked) == set(explained) and len(set(asked)) == 2
 
 
 @needs_cudnn

@@ -17,9 +17,9 @@ from jax import export
 
 import attn_dispatch
 from attn_dispatch import aiter, cudnn, dot_product_attention
+from attn_dispatch.conformance.case import Case
 from attn_dispatch.target import device_for
 from backend import backward_spec, forward_spec, needs_cudnn
-from cases import Case
 
 CUSTOM_CALLS = (cudnn.FORWARD_TARGET, cudnn.BACKWARD_TARGET)
 AITER_CALLS = (aiter.FORWARD_TARGET, aiter.BACKWARD_TARGET)

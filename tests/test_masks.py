@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attn_dispatch.conformance.reference import Operands, segment_ids
+from attn_dispatch.conformance.reference import allowed as reference_allowed
 from attn_dispatch.masks import allowed
 from attn_dispatch.positions import Positions
 from attn_dispatch.spec import AttentionOptions, AttentionSpec
-from reference import Operands, segment_ids
-from reference import allowed as reference_allowed
 
 BATCH = 2
 
@@ -56,9 +56,19 @@ def example(t: int, s: int, **more: Any) -> Operands:
     return operands | {x: np.array(y, np.int32) for x, y in more.items() if y is not None}
 
 
+def runs_alone(ids: list[int], length: int, largest: int | None) -> list[int]:
+    """The ids of one row, everything made 0 that is padding, by walking along it."""
+    found: list[int] = []
+    for place, x in enumerate(ids):
+        is_real = x > 0 and place < length and (largest is None or x <= largest)
+        is_next = x >= max(found, default=0) and (x not in found or found[-1] == x)
+        found.append(x if is_real and is_next else 0)
+    return found
+
+
 @st.composite
 def calls(draw) -> tuple[AttentionOptions, Operands]:
-    """Any lengths, segments, window and alignment."""
+    """Any lengths, segments, window and alignment; ids that are wrong among them."""
     # Few shapes, so that few are compiled.
     t, s = draw(st.sampled_from([(5, 8), (8, 5)]))
 
@@ -66,10 +76,12 @@ def calls(draw) -> tuple[AttentionOptions, Operands]:
         return draw(st.none() | st.lists(st.integers(0, limit), min_size=BATCH, max_size=BATCH))
 
     def packed(length: int) -> list[list[int]]:
+        is_ordered = draw(st.booleans())
         rows = []
         for _ in range(BATCH):
-            ids = sorted(draw(st.lists(st.integers(1, 4), min_size=length, max_size=length)))
+            ids = draw(st.lists(st.integers(-1, 4), min_size=length, max_size=length))
             padding = draw(st.sets(st.integers(0, length - 1)))
+            ids = sorted(ids) if is_ordered else ids
             rows.append([0 if i in padding else x for i, x in enumerate(ids)])
         return rows
 
@@ -89,11 +101,24 @@ def calls(draw) -> tuple[AttentionOptions, Operands]:
         is_causal=draw(st.booleans()),
         causal_alignment=draw(st.sampled_from(["top_left", "bottom_right"])),
         window=(draw(side), draw(side)),
+        max_segments=draw(st.none() | st.integers(1, 4)) if has_segments else None,
     )
     return options, operands
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+def with_runs_alone(options: AttentionOptions, operands: Operands) -> Operands:
+    operands = dict(operands)
+    for side in ("query", "key_value"):
+        ids = operands.get(f"{side}_segment_ids")
+        if ids is not None:
+            lengths = operands.get(f"{side}_seq_lengths", [ids.shape[1]] * BATCH)
+            rows = zip(ids.tolist(), lengths, strict=True)
+            cleaned = [runs_alone(row, length, options.max_segments) for row, length in rows]
+            operands[f"{side}_segment_ids"] = np.array(cleaned, np.int32)
+    return operands
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(calls(), st.data())
 def test_any_lengths_segments_windows(call, data):
     options, operands = call
@@ -101,8 +126,9 @@ def test_any_lengths_segments_windows(call, data):
     size = data.draw(st.sampled_from([2, t]))
     start = data.draw(st.integers(0, t - size))
     mask = mask_of(options, operands, start, size)
+    operands = with_runs_alone(options, operands)
     for batch_row in range(BATCH):
-        query_ids, key_ids = (x.tolist() for x in segment_ids(operands, batch_row))
+        query_ids, key_ids = (x.tolist() for x in segment_ids(options, operands, batch_row))
         expected = by_hand(options, query_ids, key_ids)
         for head in range(2):
             np.testing.assert_array_equal(mask[batch_row, head], expected[start : start + size])
@@ -153,17 +179,24 @@ def test_window_moves_with_the_alignment_even_without_causality():
 
 
 def test_positions_are_counted_inside_segments():
-    query_ids, key_ids = [[1, 1, 2, 2, 0]] * 2, [[1, 2, 2, 0, 2]] * 2
+    query_ids, key_ids = [[1, 1, 2, 2, 0]] * 2, [[1, 0, 2, 2, 2]] * 2
     operands = example(5, 5, query_segment_ids=query_ids, key_value_segment_ids=key_ids)
     options = options_of(operands, is_causal=True, causal_alignment="bottom_right")
     # One key for two queries in segment 1; three keys for two queries in segment 2.
-    assert drawing(options, operands) == [".....", "x....", ".xx..", ".xx.x", "....."]
+    assert drawing(options, operands) == [".....", "x....", "..xx.", "..xxx", "....."]
 
 
-def test_segments_need_no_order_where_no_position_counts():
-    ids = {"query_segment_ids": [[3, 1, 3]] * 2, "key_value_segment_ids": [[1, 3, 1, 0]] * 2}
+def test_an_id_out_of_order_or_come_back_is_padding():
+    ids = {"query_segment_ids": [[3, 1, 3, 4]] * 2, "key_value_segment_ids": [[3, 0, 3, 4]] * 2}
+    operands = example(4, 4, **ids)
+    assert drawing(options_of(operands), operands) == ["x...", "....", "....", "...x"]
+
+
+def test_ids_above_max_segments_are_padding():
+    ids = {"query_segment_ids": [[1, 9, 2]] * 2, "key_value_segment_ids": [[9, 1, 2, 3]] * 2}
     operands = example(3, 4, **ids)
-    assert drawing(options_of(operands), operands) == [".x..", "x.x.", ".x.."]
+    options = options_of(operands, max_segments=2)
+    assert drawing(options, operands) == [".x..", "....", "..x."]
 
 
 def test_ids_below_zero_are_padding():

@@ -51,8 +51,29 @@ def test_explicit_axes(report):
     assert report["explicit"]["error"] <= TOLERANCE
 
 
-def test_every_operand(report):
-    assert report["every_operand"] <= TOLERANCE
+_OPERANDS = (
+    *(f"bias/{i}" for i in range(5)), "mask/0", "query_seq_lengths/0", "key_value_seq_lengths/0",
+    "query_segment_ids/0", "sinks/shared", "sinks/0", "alibi_slopes/shared", "alibi_slopes/0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sharding", ["batch", "batch_and_heads", "heads_over_both"])
+@pytest.mark.parametrize("operand", _OPERANDS)
+def test_further_operands(report, operand, sharding):
+    """A shared operand's gradient is a sum over the devices; nothing is gathered for it."""
+    found = report[f"{operand}-{sharding}"]
+    assert found["error"] <= 5e-5  # gradients of shared operands sum over all rows
+    assert not found["gathers"]
+
+
+@pytest.mark.parametrize("sharding", ["batch", "heads"])
+def test_packed_sequences(report, sharding):
+    found = report[f"packed-{sharding}"]
+    assert found["error"] <= TOLERANCE and not found["gathers"]
+
+
+def test_dropout_masks_are_those_of_the_whole_call(report):
+    assert report["dropout"] <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["shard_map", "shard_map_window", "shard_map_bias"])

@@ -93,10 +93,18 @@ def test_vmap_and_jit_over_the_boundaries():
 
 
 def test_boundaries_out_of_range_reach_no_other_memory():
+    """Traced, for they are looked at otherwise."""
     q, k, v = arrays()
-    out = ragged(q, k, v, cu_seqlens_q=[0, 5, 99, 3, 12], cu_seqlens_kv=[-4, 2, 99, 1, 14],
-                 max_seqlen_q=12, max_seqlen_kv=14)  # fmt: skip
-    assert np.isfinite(out).all()
+    call = jax.jit(lambda cu_q, cu_kv: ragged_dot_product_attention(
+        q, k, v, cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv, max_seqlen_q=12, max_seqlen_kv=14,
+        return_lse=True,
+    ))  # fmt: skip
+    # They ascend within the array: what is wrong takes the nearest value that is not.
+    got = call(jnp.array([0, 5, 99, 3, 12]), jnp.array([-4, 2, 99, 1, 14]))
+    expected = call(jnp.array([0, 5, 12, 12, 12]), jnp.array([0, 2, 14, 14, 14]))
+    for x, y in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert np.isfinite(got[0]).all()
 
 
 @pytest.mark.parametrize(
@@ -111,6 +119,11 @@ def test_boundaries_out_of_range_reach_no_other_memory():
         ({"max_seqlen_q": 0}, "max_seqlen_q: expected a static positive int, got 0"),
         ({"max_seqlen_kv": 2.0}, "max_seqlen_kv: expected a static positive int, got 2.0"),
         ({"max_seqlen_kv": True}, "max_seqlen_kv: expected a static positive int, got True"),
+        (
+            {"max_seqlen_q": 5},
+            "cu_seqlens_q: expected no sequence longer than max_seqlen_q=5, got one of 6",
+        ),
+        ({"return_max_logits": 1}, "return_max_logits: expected True or False, got 1"),
     ],
 )
 def test_wrong_call(change, message):

@@ -13,11 +13,11 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import AttentionFallbackWarning, dot_product_attention, select, settings
+from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.device import Device
 from attn_dispatch.implementation import Plan
 from attn_dispatch.spec import AttentionSpec
 from attn_dispatch.target import CPU, parse
-from cases import Case, spec_of
 
 CUDA, ROCM = parse("sm90"), parse("gfx942")
 

@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attn_dispatch.spec import AttentionOptions, AttentionSpec, Operand, backward_options
+from attn_dispatch.spec import (
+    AttentionOptions,
+    AttentionSpec,
+    Operand,
+    as_partners,
+    backward_options,
+)
 
 SHAPES = {"query": (2, 3, 8, 16), "key": (2, 5, 4, 16), "value": (2, 5, 4, 24)}
 OPTIONS = AttentionOptions(operands=tuple(SHAPES), scale=0.25)
@@ -74,6 +80,18 @@ def test_forward_results(dtype: str, lse: str):
         ]
 
 
+def test_forward_results_in_order():
+    spec = AttentionSpec.of(avals(), replace(OPTIONS, needs_max=True, needs_keep=True))
+    assert spec.result_names == ("out", "row_max", "keep")
+    assert [(x.shape, x.dtype) for x in spec.results[1:]] == [
+        ((2, 8, 3), "float32"), ((2, 8, 3, 5), "bool")
+    ]  # fmt: skip
+    with_lse = replace(spec.options, needs_lse=True)
+    assert AttentionSpec.of(avals(), with_lse).result_names == ("out", "lse", "row_max", "keep")
+    backward = backward_options(with_lse, ("key",), has_lse_grad=False)
+    assert not (backward.needs_max or backward.needs_keep)
+
+
 def test_backward_results_are_the_wanted_gradients_in_order():
     spec = backward("value", "query")
     assert spec.is_backward
@@ -96,6 +114,20 @@ def test_backward_options():
     assert replace(options, operands=OPTIONS.operands, gradients=()) == OPTIONS
 
 
+def test_partners_know_each_other_where_there_is_dropout():
+    backward = backward_options(OPTIONS, ("key", "query"), has_lse_grad=True)
+    assert as_partners(OPTIONS, backward) == (OPTIONS, backward)
+    options = replace(OPTIONS, dropout_rate=0.5, needs_max=True)
+    backward = backward_options(options, ("key", "query"), has_lse_grad=True)
+    forward, with_partner = as_partners(options, backward)
+    spec = AttentionSpec.of(avals(), forward)
+    assert spec.partner is not None and spec.partner.options == backward
+    assert [x.name for x in spec.partner.operands] == list(backward.operands)
+    again = AttentionSpec.of(spec.partner.operands, with_partner).partner
+    assert again == AttentionSpec.of(avals(), options)
+    assert again.partner is None
+
+
 def test_a_spec_is_a_value():
     spec, again = (AttentionSpec.of(avals(), OPTIONS) for _ in range(2))
     assert spec == again and hash(spec) == hash(again)
@@ -116,6 +148,7 @@ _CHANGES = (
     {"window": (1, None)}, {"logits_soft_cap": 2.0}, {"dropout_rate": 0.5},
     {"dropout_impl": "rbg"}, {"deterministic": True}, {"score_mod": max},
     {"implementation": ("xla",)}, {"needs_lse": True}, {"max_seq_lens": (3, 5)},
+    {"max_segments": 4}, {"needs_max": True}, {"needs_keep": True}, {"partner": OPTIONS},
 )  # fmt: skip
 
 
@@ -147,10 +180,12 @@ def test_str():
     options = replace(
         OPTIONS, is_causal=True, causal_alignment="bottom_right", window=(3, None),
         logits_soft_cap=30.0, dropout_rate=0.1, deterministic=True, score_mod=max,
+        max_segments=7, needs_max=True, needs_keep=True,
     )  # fmt: skip
     assert str(AttentionSpec.of(avals(), options)) == (
         f"forward({arrays}, scale=0.25, causal bottom_right, window=(3, None), "
-        "logits_soft_cap=30, dropout_rate=0.1, deterministic, score_mod)"
+        "logits_soft_cap=30, max_segments=7, dropout_rate=0.1, deterministic, score_mod, "
+        "row maximum, dropout keep mask)"
     )
     text = str(backward("query", "value"))
     assert text.startswith("backward(query bfloat16[2, 3, 8, 16], ")

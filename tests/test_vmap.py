@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention
+from attn_dispatch import dot_product_attention, dropout_mask
 
 SIZE = 3
 
@@ -168,3 +168,49 @@ def test_dropout(mapped: str, impl: str):
     assert not np.array_equal(out[0] == 0, out[1] == 0) or mapped == "call"
     if mapped == "call":  # one key, one mask
         assert np.array_equal(out[0] == 0, out[1] == 0)
+
+
+def test_maxima_and_dropout_masks():
+    """Results beside out and lse, of mapped calls and of shared segment ids."""
+    stacked = {x: varied(x) for x in ("query", "key", "value")}
+    ids = {x: CALL[x] for x in ("query_segment_ids", "key_value_segment_ids")}
+    keys = jax.random.split(jax.random.key(3), SIZE)
+
+    def both(operands, ids, key):
+        options = {"dropout_rate": 0.5, "dropout_key": key, "max_segments": 2}
+        results = dot_product_attention(**operands, **ids, **options, return_max_logits=True)
+        return *results, dropout_mask(**operands, **ids, **options)
+
+    for axes in ((0, None, 0), (None, None, 0), (0, None, None), (0, 0, 0)):
+        given = (
+            stacked if axes[0] == 0 else {name: x[0] for name, x in stacked.items()},
+            {name: varied(name) for name in ids} if axes[1] == 0 else ids,
+            keys if axes[2] == 0 else keys[0],
+        )
+        got = jax.vmap(both, in_axes=axes)(*given)
+        for i in range(SIZE):
+            alone = both(*(_one(x, i, axis) for x, axis in zip(given, axes, strict=True)))
+            for x, y in zip(got, alone, strict=True):
+                np.testing.assert_allclose(x[i], y, rtol=2e-5, atol=2e-6)
+
+
+def _one(stacked: Any, i: int, axis: int | None) -> Any:
+    return stacked if axis is None else jax.tree.map(lambda x: x[i], stacked)
+
+
+def test_gradients_of_calls_with_max_segments():
+    names = ("query", "key", "value")
+    ids = {x: varied(x) for x in ("query_segment_ids", "key_value_segment_ids")}
+
+    def total(arrays, ids):
+        out, maxima = dot_product_attention(
+            **arrays, **ids, max_segments=2, is_causal=True, return_max_logits=True
+        )
+        return (out * OUT_GRAD).sum() + jnp.where(maxima == -jnp.inf, 0, maxima).sum()
+
+    arrays = {x: varied(x) for x in names}
+    got = jax.vmap(jax.grad(total))(arrays, ids)
+    for i in range(SIZE):
+        alone = jax.grad(total)(*({x: y[i] for x, y in z.items()} for z in (arrays, ids)))
+        for name in names:
+            np.testing.assert_allclose(got[name][i], alone[name], rtol=2e-5, atol=2e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attn_dispatch import xla
+from attn_dispatch import dot_product_attention, ragged_dot_product_attention, xla
 from attn_dispatch.device import Device
 from attn_dispatch.spec import AttentionOptions, AttentionSpec, backward_options
 
@@ -85,3 +86,43 @@ def test_compiled_memory(direction):
     assert memory is not None
     one_dense_array = arrays["query"].shape[2] * LONG * LONG * 4
     assert memory.temp_size_in_bytes < one_dense_array / 4
+
+
+def packed_call(kind: str, direction: str) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+    """A causal call of packed sequences by the public API, and its abstract arguments."""
+    row = jax.ShapeDtypeStruct((LONG, 2, 64), jnp.bfloat16)
+    if kind == "segment ids":
+        packing = jax.ShapeDtypeStruct((LONG,), jnp.int32)
+
+        def forward(q, k, v, ids):
+            return dot_product_attention(
+                q, k, v, is_causal=True, query_segment_ids=ids, max_segments=64
+            )
+
+    else:
+        packing = jax.ShapeDtypeStruct((65,), jnp.int32)
+
+        def forward(q, k, v, cu):
+            return ragged_dot_product_attention(
+                q, k, v, is_causal=True, cu_seqlens_q=cu, cu_seqlens_kv=cu,
+                max_seqlen_q=LONG, max_seqlen_kv=LONG,
+            )  # fmt: skip
+
+    def backward(q, k, v, packing):
+        def loss(*qkv):
+            return forward(*qkv, packing).astype(jnp.float32).sum()
+
+        return jax.grad(loss, (0, 1, 2))(q, k, v)
+
+    return (forward if direction == "forward" else backward), [row, row, row, packing]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("kind", ["segment ids", "cu_seqlens"])
+def test_packed_sequences_of_32k_tokens(kind, direction):
+    function, arguments = packed_call(kind, direction)
+    compiled = jax.jit(function).lower(*arguments).compile()
+    assert not re.search(rf"\[(\d+,)*{LONG},{LONG}(,\d+)*\]", compiled.as_text())
+    memory = compiled.memory_analysis()
+    # A few chunks of scores, and nothing near [T, S] even of booleans.
+    assert memory is not None and memory.temp_size_in_bytes < 6 * xla.SCORE_BYTES < LONG * LONG

@@ -2,7 +2,12 @@
 
 from attn_dispatch._version import __version__
 from attn_dispatch.aiter import register as register_aiter_calls
-from attn_dispatch.api import dot_product_attention, explain, ragged_dot_product_attention
+from attn_dispatch.api import (
+    dot_product_attention,
+    dropout_mask,
+    explain,
+    ragged_dot_product_attention,
+)
 from attn_dispatch.cudnn import register as register_cudnn_calls
 from attn_dispatch.explain import Explanation
 from attn_dispatch.select import AttentionFallbackWarning
@@ -14,6 +19,7 @@ __all__ = [
     "Explanation",
     "__version__",
     "dot_product_attention",
+    "dropout_mask",
     "explain",
     "fallback",
     "ragged_dot_product_attention",

@@ -16,7 +16,6 @@ from attn_dispatch.aiter_arrays import (
     inputs,
     lse_from_rows,
     lse_to_rows,
-    padded,
     sum_groups,
     sum_to_bias,
     to_rows,
@@ -30,9 +29,11 @@ from attn_dispatch.aiter_buffers import (
 )
 from attn_dispatch.aiter_call import AiterCall, call_of
 from attn_dispatch.aiter_kernels import Kernel
+from attn_dispatch.aiter_lse_grad import with_lse_grad
 from attn_dispatch.aiter_sequences import Sequences
 from attn_dispatch.device import UNKNOWN_ARCH, Device
 from attn_dispatch.implementation import Plan
+from attn_dispatch.padding import pad_last
 from attn_dispatch.spec import AttentionSpec
 
 NAME = "aiter"
@@ -89,9 +90,12 @@ def backward(
     arrays = inputs(spec, call, operands, sequences)
     # Where a row attends nothing, exp(-inf - lse) must be 0 whatever the kernel makes of -inf.
     lse = jnp.where(operands["lse"] == -jnp.inf, 0, operands["lse"])
-    arrays["out"] = to_rows(padded(operands["out"]), call)
+    out, out_grad = operands["out"], operands["out_grad"]
+    if spec.has("lse_grad"):
+        out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
+    arrays["out"] = to_rows(pad_last(out, call.head_dim_v), call)
     arrays["lse"] = lse_to_rows(lse, call)
-    arrays["out_grad"] = to_rows(padded(operands["out_grad"]), call)
+    arrays["out_grad"] = to_rows(pad_last(out_grad, call.head_dim_v), call)
     buffers = backward_results(call, kernel)
     results = _call(BACKWARD_TARGET, spec, device, kernel, arrays, buffers)
     dq, dk, dv = (from_rows(results[name], spec.batch) for name in ("dq", "dk", "dv"))
@@ -152,19 +156,19 @@ def _unsupported_options(spec: AttentionSpec) -> list[str]:
     o = spec.options
     not_run = {
         "mask": spec.has("mask"),
-        "segment ids (packed sequences are: ragged_dot_product_attention)": spec.has(
-            "query_segment_ids"
-        ),
         "sinks": spec.has("sinks"),
         "bias and alibi_slopes in one call": spec.has("bias") and spec.has("alibi_slopes"),
         "the gradient of alibi_slopes": "alibi_slopes" in o.gradients,
-        "the gradient through lse": spec.has("lse_grad"),
         "several dropout keys in one call": o.dropout_rate > 0 and spec.shape("dropout_key")[0] > 1,
+        "the row maximum": o.needs_max,
+        "the dropout keep mask as a result": o.needs_keep,
         "score_mod": o.score_mod is not None,
     }
     reasons = [f"{x}: not run through AITER by this version" for x, yes in not_run.items() if yes]
     if spec.dtype not in ("float16", "bfloat16"):
         reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
+    if spec.has("query_segment_ids") and o.max_segments is None:
+        reasons.append("segment ids: pass max_segments, the largest id")
     if "bias" in o.gradients and spec.shape("bias")[3] == 1:
         # They cancel, and AITER has rounded each of them to 16 bits by then.
         reasons.append("the gradient of a bias that is the same for all keys would be inaccurate")

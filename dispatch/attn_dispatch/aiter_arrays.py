@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.aiter_call import HEAD_DIM_MULTIPLE, AiterCall
+from attn_dispatch.aiter_call import AiterCall
 from attn_dispatch.aiter_sequences import Sequences
-from attn_dispatch.padding import pad_last, round_up
+from attn_dispatch.padding import pad_last
 from attn_dispatch.spec import AttentionSpec
 
 Arrays = dict[str, jax.Array]
@@ -26,8 +26,11 @@ def inputs(
     sequences: Sequences,
 ) -> Arrays:
     """What both directions take first, in the order of rocm_backend/fill.cc."""
-    names = {"q": "query", "k": "key", "v": "value"}
-    arrays = {short: to_rows(padded(operands[name]), call) for short, name in names.items()}
+    arrays = {
+        "q": to_rows(pad_last(operands["query"], call.head_dim), call),
+        "k": to_rows(pad_last(operands["key"], call.head_dim), call),
+        "v": to_rows(pad_last(operands["value"], call.head_dim_v), call),
+    }
     if call.bias == "bias":
         arrays["bias"] = _whole_rows(spec, operands["bias"])
     if call.bias == "alibi":
@@ -52,10 +55,6 @@ def rng_state(spec: AttentionSpec, key_data: jax.Array) -> jax.Array:
     """{seed, offset}, two u64 as u32 words, drawn from the caller's key."""
     key = jax.random.wrap_key_data(key_data[0], impl=spec.options.dropout_impl)
     return jnp.append(jax.random.bits(key, (2,), jnp.uint32), jnp.zeros(2, jnp.uint32))
-
-
-def padded(x: jax.Array) -> jax.Array:
-    return pad_last(x, round_up(x.shape[-1], HEAD_DIM_MULTIPLE))
 
 
 def to_rows(x: jax.Array, call: AiterCall) -> jax.Array:

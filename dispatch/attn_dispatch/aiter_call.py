@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from attn_dispatch import aiter_lse_grad
 from attn_dispatch.padding import round_up
 from attn_dispatch.spec import AttentionSpec
 
@@ -61,16 +62,17 @@ class AiterCall:
 def call_of(spec: AttentionSpec) -> AiterCall:
     """The call in AITER's terms."""
     mask, left, right = _mask(spec)
-    is_packed = spec.has("cu_seqlens_q")
-    is_group = is_packed or spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
+    sequences = _sequences(spec)
+    is_group = sequences is not None
     longest = spec.options.max_seq_lens or (spec.seq_len_q, spec.seq_len_kv)
     rows = spec.batch if is_group else 1
     return AiterCall(
         backward=spec.is_backward,
         dtype=spec.dtype,
         is_group=is_group,
-        has_gaps=is_group and (not is_packed or spec.batch > 1),
-        batch=spec.batch * (spec.shape("cu_seqlens_q")[1] - 1 if is_packed else 1),
+        # What is packed without gaps is one row of sequences, each ending where the next starts.
+        has_gaps=is_group and not (spec.has("cu_seqlens_q") and spec.batch == 1),
+        batch=spec.batch * (sequences or 1),
         seq_len_q=rows * spec.seq_len_q,
         seq_len_kv=rows * spec.seq_len_kv,
         max_seq_len_q=min(longest[0], spec.seq_len_q),
@@ -78,7 +80,7 @@ def call_of(spec: AttentionSpec) -> AiterCall:
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=round_up(spec.head_dim, HEAD_DIM_MULTIPLE),
-        head_dim_v=round_up(spec.head_dim_v, HEAD_DIM_MULTIPLE),
+        head_dim_v=round_up(spec.head_dim_v + _lse_grad_columns(spec), HEAD_DIM_MULTIPLE),
         mask=mask,
         window_left=left,
         window_right=right,
@@ -89,6 +91,20 @@ def call_of(spec: AttentionSpec) -> AiterCall:
         deterministic=spec.options.deterministic and spec.is_backward,
         needs_lse=spec.options.needs_lse and not spec.is_backward,
     )
+
+
+def _sequences(spec: AttentionSpec) -> int | None:
+    """How many sequences a batch row is made of; None where it is all there is, whole."""
+    if spec.has("cu_seqlens_q"):
+        return spec.shape("cu_seqlens_q")[1] - 1
+    if spec.has("query_segment_ids"):
+        return spec.options.max_segments or 1  # without it no kernel is asked
+    has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
+    return 1 if has_lengths else None
+
+
+def _lse_grad_columns(spec: AttentionSpec) -> int:
+    return aiter_lse_grad.COLUMNS if spec.has("lse_grad") else 0
 
 
 def _mask(spec: AttentionSpec) -> tuple[Mask, int, int]:

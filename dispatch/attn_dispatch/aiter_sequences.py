@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.aiter_call import AiterCall
-from attn_dispatch.packing import ascending, sequence_of
+from attn_dispatch.packing import SequenceRanges, ascending
 from attn_dispatch.spec import AttentionSpec
 
 
@@ -33,42 +33,38 @@ class Sequences:
 
     @staticmethod
     def of(spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]) -> Sequences:
-        """The sequences of a call that has lengths, packed sequences or neither."""
-        if spec.has("cu_seqlens_q"):
-            return _packed(spec, call, operands)
-        queries, keys = _iota(spec.seq_len_q), _iota(spec.seq_len_kv)
+        """The sequences of a call with lengths, segment ids, packed sequences or none of them."""
         if not call.is_group:
             if not _has_dead_rows(call):
                 return Sequences((), None, None)
-            live = _attends(call, queries, jnp.int32(spec.seq_len_q), jnp.int32(spec.seq_len_kv))
-            return Sequences((), live, None)
-        length_q = _lengths(operands, "query_seq_lengths", spec.batch, spec.seq_len_q)
-        length_k = _lengths(operands, "key_value_seq_lengths", spec.batch, spec.seq_len_kv)
-        rows = jnp.arange(spec.batch + 1, dtype=jnp.int32)
-        starts = (rows * spec.seq_len_q, rows * spec.seq_len_kv)
-        live = (queries < length_q[:, None]) & _attends(
-            call, queries, length_q[:, None], length_k[:, None]
-        )
-        is_read = (keys < length_k[:, None]) & (length_q[:, None] > 0)
-        return Sequences((*starts, length_q, length_k), live, is_read)
+            length_q, length_k = jnp.int32(spec.seq_len_q), jnp.int32(spec.seq_len_kv)
+            return Sequences((), _attends(call, _iota(spec.seq_len_q), length_q, length_k), None)
+        ranges = SequenceRanges.of(spec, operands)
+        of_query, of_key = ranges.sequence_of_query, ranges.sequence_of_key
+        position = _iota(spec.seq_len_q) - _pick(ranges.starts_q, of_query)
+        length_q, length_k = (_pick(x, of_query) for x in (ranges.lengths_q, ranges.lengths_kv))
+        live = (of_query > 0) & _attends(call, position, length_q, length_k)
+        is_read = (of_key > 0) & (_pick(ranges.lengths_q, of_key) > 0)
+        return Sequences(_seqstarts(spec, call, operands, ranges), live, is_read)
 
 
-def _packed(spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]) -> Sequences:
-    cu_q = ascending(operands["cu_seqlens_q"], spec.seq_len_q)
-    cu_k = ascending(operands["cu_seqlens_kv"], spec.seq_len_kv)
-    of_query = sequence_of(cu_q, spec.seq_len_q)
-    of_key = sequence_of(cu_k, spec.seq_len_kv)
-    length_q, length_k = jnp.diff(cu_q, axis=1), jnp.diff(cu_k, axis=1)
-    start = _pick(cu_q[:, :-1], of_query)
-    position = _iota(spec.seq_len_q) - start
-    live = (of_query > 0) & _attends(
-        call, position, _pick(length_q, of_query), _pick(length_k, of_query)
-    )
-    is_read = (of_key > 0) & (_pick(length_q, of_key) > 0)
+def _seqstarts(
+    spec: AttentionSpec,
+    call: AiterCall,
+    operands: Mapping[str, jax.Array],
+    ranges: SequenceRanges,
+) -> tuple[jax.Array, ...]:
+    """Where the sequences start, and with gaps how long they are."""
     if not call.has_gaps:
-        return Sequences((cu_q[0], cu_k[0]), live, is_read)
-    starts = (_flat_starts(cu_q, spec.seq_len_q), _flat_starts(cu_k, spec.seq_len_kv))
-    return Sequences((*starts, length_q.reshape(-1), length_k.reshape(-1)), live, is_read)
+        cu_q = ascending(operands["cu_seqlens_q"], spec.seq_len_q)
+        cu_k = ascending(operands["cu_seqlens_kv"], spec.seq_len_kv)
+        return cu_q[0], cu_k[0]
+    return (
+        _flat_starts(ranges.starts_q, spec.seq_len_q),
+        _flat_starts(ranges.starts_kv, spec.seq_len_kv),
+        ranges.lengths_q.reshape(-1),
+        ranges.lengths_kv.reshape(-1),
+    )
 
 
 def _attends(
@@ -92,23 +88,16 @@ def _has_dead_rows(call: AiterCall) -> bool:
     return starts_late or ends_early
 
 
-def _flat_starts(cu_seqlens: jax.Array, length: int) -> jax.Array:
+def _flat_starts(starts: jax.Array, length: int) -> jax.Array:
     """[B · M + 1]: where the sequences start once the batch rows lie one after the other."""
-    batch = cu_seqlens.shape[0]
+    batch = starts.shape[0]
     first = length * jnp.arange(batch, dtype=jnp.int32)[:, None]
-    return jnp.append((first + cu_seqlens[:, :-1]).reshape(-1), jnp.int32(batch * length))
+    return jnp.append((first + starts).reshape(-1), jnp.int32(batch * length))
 
 
 def _pick(per_sequence: jax.Array, sequence: jax.Array) -> jax.Array:
     """The value of each place's sequence, [B, L]; anything where it has none."""
     return jnp.take_along_axis(per_sequence, jnp.maximum(sequence - 1, 0), axis=1)
-
-
-def _lengths(operands: Mapping[str, jax.Array], name: str, batch: int, full: int) -> jax.Array:
-    given = operands.get(name)
-    if given is None:
-        return jnp.full((batch,), full, jnp.int32)
-    return jnp.clip(given, 0, full).astype(jnp.int32)
 
 
 def _iota(length: int) -> jax.Array:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attn_dispatch.arguments import ARRAY_ARGUMENTS, Call, Window, check_max_seqlen, normalise
+from attn_dispatch.arguments import ARRAY_ARGUMENTS, Call, normalise
 from attn_dispatch.explain import Explanation, explain_call
 from attn_dispatch.primitive import attention
 from attn_dispatch.spec import AttentionOptions, AttentionSpec, CausalAlignment
+from attn_dispatch.static_arguments import Window, check_positive_int
 from attn_dispatch.target import default_device
 from attn_dispatch.target import target as target_block
 
@@ -41,10 +43,12 @@ def dot_product_attention(
     deterministic: bool = False,
     query_segment_ids: ArrayLike | None = None,
     key_value_segment_ids: ArrayLike | None = None,
+    max_segments: int | None = None,
     score_mod: ScoreMod | None = None,
     implementation: str | Sequence[str] | None = None,
     return_residual: bool = False,
     return_lse: bool = False,
+    return_max_logits: bool = False,
 ) -> Any:
     """Attention: softmax(scale · query · keyᵀ, masked) · value, by the best kernel for the device.
 
@@ -55,6 +59,10 @@ def dot_product_attention(
     A score goes through, in this order: scale, soft cap, bias, ALiBi, mask, softmax over the keys
     and the sink. A row that may attend to no key has output and gradients 0 and lse -inf. NaN and
     Inf in padding reach nothing.
+
+    Lengths and segment ids are checked where that costs no wait: in NumPy arrays, lists, numbers,
+    and JAX arrays on a CPU that are not traced. Elsewhere, under `jax.jit` above all, wrong ones
+    have the meaning that is given below for them, on every implementation.
 
     Args:
       query: [B, T, N, H]; float16, bfloat16, float32, or float64 under x64.
@@ -69,8 +77,9 @@ def dot_product_attention(
       causal_alignment: offset 0 for "top_left", as in jax.nn; S - T for "bottom_right", taken from
         a row's actual lengths, or its segment's, where they are given. Windows and ALiBi shift
         with it.
-      query_seq_lengths: [B] integers; rows at or past the length attend nothing.
-      key_value_seq_lengths: [B] integers; keys at or past the length are not attended.
+      query_seq_lengths: [B] integers from 0 to T; rows at or past the length attend nothing.
+        Traced lengths are clamped to that range.
+      key_value_seq_lengths: [B] integers from 0 to S; keys at or past the length are not attended.
       local_window_size: w or (left, right), inclusive: query i sees keys j with
         i + offset - left <= j <= i + offset + right; None on a side leaves it open.
       logits_soft_cap: c > 0; scores become c · tanh(score / c) (arXiv:2408.00118).
@@ -81,12 +90,16 @@ def dot_product_attention(
       dropout_rate: static, 0 <= rate < 1; probabilities are dropped after the softmax, the kept
         ones divided by 1 - rate.
       dropout_key: a JAX PRNG key; needed if dropout_rate > 0. The same key gives the same mask on
-        the same implementation.
+        the same implementation; see `dropout_mask`.
       deterministic: ask for bit-equal gradients from call to call; honoured, or a reason.
-      query_segment_ids: [B, T] integers, contiguous and ascending along the row; a query attends
-        to keys of its own segment, 0 is padding and attends nothing. Causality, windows and
-        alignment count positions inside the segment.
+      query_segment_ids: [B, T] integers from 0 on, contiguous and ascending along the row; a query
+        attends to keys of its own segment, 0 is padding and attends nothing. Padding may stand
+        before, between and after segments. Causality, windows and alignment count positions inside
+        the segment. Traced ids that are negative, lower than an id before them, or come back after
+        padding are padding.
       key_value_segment_ids: [B, S]; if one of the two is missing and T == S, they are equal.
+      max_segments: static; the largest segment id there may be. Kernels that take packed sequences
+        by their starts and lengths run segment ids only with it. Traced ids above it are padding.
       score_mod: reserved; no implementation runs it in this version.
       implementation: None takes the best available for the platform, then XLA, and says so where
         that means leaving the vendor's kernel (see `fallback`). A name ("cudnn", "aiter", "xla") or
@@ -94,10 +107,15 @@ def dot_product_attention(
       return_residual: also return jax.nn's residual: lse as [B, T, N] in key's dtype, no gradient.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
         [B, T, N] float32 (float64 for float64 inputs), differentiable.
+      return_max_logits: also return the largest score that each row may attend, as the softmax sees
+        it but without the sink: [B, T, N] float32 (float64 for float64 inputs), -inf where a row
+        attends nothing, no gradient. Its maximum over B and T is what QK-Clip watches
+        (arXiv:2507.20534).
 
     Returns:
-      The output [B, T, N, V] in query's dtype; with return_residual or return_lse a tuple of it,
-      the residual and the lse, in this order, as far as asked for.
+      The output [B, T, N, V] in query's dtype; with return_residual, return_lse or
+      return_max_logits a tuple of it, the residual, the lse and the maxima, in this order, as far
+      as asked for.
 
     Raises:
       ValueError: the call is wrong; says what was expected and what was given.
@@ -105,8 +123,12 @@ def dot_product_attention(
         the call is lowered, which under `jax.jit` means compiled.
     """
     arguments = locals()  # exactly the parameters: nothing is defined before this line
-    call = normalise(**arguments)
-    return _run(call, return_residual=return_residual, return_lse=return_lse)
+    return _run(
+        normalise(**arguments),
+        return_residual=return_residual,
+        return_lse=return_lse,
+        return_max_logits=return_max_logits,
+    )
 
 
 def ragged_dot_product_attention(
@@ -130,6 +152,7 @@ def ragged_dot_product_attention(
     deterministic: bool = False,
     implementation: str | Sequence[str] | None = None,
     return_lse: bool = False,
+    return_max_logits: bool = False,
 ) -> Any:
     """Attention inside each of M sequences that lie one after the other in the arrays.
 
@@ -138,14 +161,18 @@ def ragged_dot_product_attention(
     empty. Rows after the last sequence attend nothing: their output and gradients are 0, their lse
     is -inf, and what stands in them reaches nothing.
 
+    cu_seqlens are checked where that costs no wait: in NumPy arrays, lists, and JAX arrays on a CPU
+    that are not traced. Elsewhere they are clamped to the arrays and made to ascend, so that wrong
+    ones reach no other memory.
+
     Args:
       query: [T, N, H]; float16, bfloat16, float32, or float64 under x64.
       key: [S, K, H], query's dtype.
       value: [S, K, V], query's dtype.
       cu_seqlens_q: [M + 1] integers, ascending from 0 to at most T.
       cu_seqlens_kv: [M + 1] integers, ascending from 0 to at most S.
-      max_seqlen_q: static; no sequence may have more queries (the results of one that has are
-        unspecified).
+      max_seqlen_q: static; no sequence may have more queries (where that is not checked, the
+        results of one that has are unspecified).
       max_seqlen_kv: static; no sequence may have more keys.
       alibi_slopes, sinks: [N] floating, the same in every sequence.
       scale, is_causal, causal_alignment, local_window_size, logits_soft_cap, dropout_rate,
@@ -153,9 +180,12 @@ def ragged_dot_product_attention(
         windows, alignment and ALiBi count positions inside the sequence.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
         [T, N] float32 (float64 for float64 inputs), differentiable.
+      return_max_logits: also return the largest score that each row may attend, as for
+        `dot_product_attention`: [T, N].
 
     Returns:
-      The output [T, N, V] in query's dtype; with return_lse a tuple of it and the lse.
+      The output [T, N, V] in query's dtype; with return_lse or return_max_logits a tuple of it, the
+      lse and the maxima, in this order, as far as asked for.
 
     Raises:
       ValueError: the call is wrong; says what was expected and what was given.
@@ -163,14 +193,20 @@ def ragged_dot_product_attention(
         the call is lowered, which under `jax.jit` means compiled.
     """
     arguments = locals()
-    return _run(_normalise_ragged(arguments), return_residual=False, return_lse=return_lse)
+    return _run(
+        _normalise_ragged(**arguments),
+        return_residual=False,
+        return_lse=return_lse,
+        return_max_logits=return_max_logits,
+    )
 
 
-def _normalise_ragged(arguments: dict[str, Any]) -> Call:
-    arguments = dict(arguments)
-    lengths = (
-        check_max_seqlen("max_seqlen_q", arguments.pop("max_seqlen_q")),
-        check_max_seqlen("max_seqlen_kv", arguments.pop("max_seqlen_kv")),
+def _normalise_ragged(
+    *, max_seqlen_q: int, max_seqlen_kv: int, needs_keep: bool = False, **arguments: Any
+) -> Call:
+    max_seq_lens = (
+        check_positive_int("max_seqlen_q", max_seqlen_q),
+        check_positive_int("max_seqlen_kv", max_seqlen_kv),
     )
     for name, axes in (("query", "[T, N, H]"), ("key", "[S, K, H]"), ("value", "[S, K, V]")):
         if jnp.ndim(arguments[name]) != 3:
@@ -178,20 +214,50 @@ def _normalise_ragged(arguments: dict[str, Any]) -> Call:
     for name in ("cu_seqlens_q", "cu_seqlens_kv"):
         if arguments[name] is None:
             raise ValueError(f"{name}: expected an array of integers, got None")
-    return normalise(**arguments, max_seq_lens=lengths, score_mod=None, return_residual=False)
+    return normalise(
+        **arguments,
+        max_seq_lens=max_seq_lens,
+        needs_keep=needs_keep,
+        score_mod=None,
+        return_residual=False,
+    )
 
 
-def _run(call: Call, *, return_residual: bool, return_lse: bool) -> Any:
-    out, *lse = attention(call.options, call.operands)
+def _run(call: Call, *, return_residual: bool, return_lse: bool, return_max_logits: bool) -> Any:
+    out, *rows = attention(call.options, call.operands)
     results = [_unfold(call, out)]
-    if lse:
-        # Inside lse is [B, N, T]; outside it has the layout of query.
-        by_row = _unfold(call, jnp.swapaxes(lse[0], 1, 2))
+    if rows:
+        # Inside lse and the maxima are [B, N, T]; outside they have the layout of query.
+        lse, *row_max = (_unfold(call, jnp.swapaxes(x, 1, 2)) for x in rows)
         if return_residual:
-            results.append(jax.lax.stop_gradient(by_row).astype(out.dtype))
+            results.append(jax.lax.stop_gradient(lse).astype(out.dtype))
         if return_lse:
-            results.append(by_row)
+            results.append(lse)
+        if return_max_logits:
+            results.append(jax.lax.stop_gradient(row_max[0]))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
+    """The dropout mask that a call draws, on the implementation that computes the call.
+
+    For tests, and for computing the same attention elsewhere. The mask is as large as the scores.
+
+    Args:
+      args, kwargs: those of `dot_product_attention`, or with `cu_seqlens_q` those of
+        `ragged_dot_product_attention`; what the call returns is of no account.
+
+    Returns:
+      bool [B, N, T, S], for packed sequences [N, T, S]: True where a probability is kept, which is
+      everywhere if dropout_rate is 0. Unspecified where the query may not attend to the key.
+
+    Raises:
+      ValueError: the call is wrong.
+      NotImplementedError: the implementation that computes the call does not tell its mask.
+    """
+    call = _named(args, kwargs).normalised(needs_keep=True)
+    keep = attention(call.options, call.operands)[-1]
+    return _unfold(call, keep)
 
 
 def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation:
@@ -212,22 +278,41 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     if target is not None:
         with target_block(target):
             return explain(*args, **kwargs)
-    is_ragged = "cu_seqlens_q" in kwargs
-    function = ragged_dot_product_attention if is_ragged else dot_product_attention
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    arguments = bound.arguments
-    arrays = {name: arguments.pop(name) for name in ARRAY_ARGUMENTS if name in arguments}
+    named = _named(args, kwargs)
+    arrays = {x: y for x, y in named.arguments.items() if x in ARRAY_ARGUMENTS}
     options: list[AttentionOptions] = []
 
     def operands(arrays: dict[str, Any]) -> tuple[jax.Array, ...]:
-        everything = {**arrays, **arguments}
-        call = _normalise_ragged(everything) if is_ragged else normalise(**everything)
+        call = named.replaced(arrays).normalised()
         options.append(call.options)
         return call.operands
 
     avals = jax.eval_shape(operands, arrays)
-    return explain_call(AttentionSpec.of(avals, options[0]), default_device())
+    spec = AttentionSpec.of(avals, options[0])
+    return explain_call(spec, default_device(), has_lse_grad=named.arguments["return_lse"])
+
+
+@dataclass(frozen=True)
+class _NamedCall:
+    """The arguments of one of the two public calls by name, defaults among them."""
+
+    is_ragged: bool
+    arguments: dict[str, Any]
+
+    def replaced(self, arguments: dict[str, Any]) -> _NamedCall:
+        return replace(self, arguments=self.arguments | arguments)
+
+    def normalised(self, *, needs_keep: bool = False) -> Call:
+        normal = _normalise_ragged if self.is_ragged else normalise
+        return normal(**self.arguments, needs_keep=needs_keep)
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _NamedCall:
+    is_ragged = "cu_seqlens_q" in kwargs
+    function = ragged_dot_product_attention if is_ragged else dot_product_attention
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return _NamedCall(is_ragged, bound.arguments)
 
 
 def _unfold(call: Call, x: jax.Array) -> jax.Array:

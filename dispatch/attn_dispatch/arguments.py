@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from attn_dispatch import select
 from attn_dispatch.spec import AttentionOptions, CausalAlignment
-
-Window = int | Sequence[int | None] | None
+from attn_dispatch.static_arguments import (
+    Window,
+    check_bool,
+    check_choice,
+    check_dropout,
+    check_implementation,
+    check_positive_int,
+    check_scale,
+    check_score_mod,
+    check_soft_cap,
+    check_window,
+)
+from attn_dispatch.values import check_values
 
 
 @dataclass(frozen=True)
@@ -49,12 +57,16 @@ def normalise(
     implementation: str | Sequence[str] | None,
     return_residual: bool,
     return_lse: bool,
+    return_max_logits: bool,
+    max_segments: int | None = None,
     max_seq_lens: tuple[int, int] | None = None,
+    needs_keep: bool = False,
     **arrays: Any,
 ) -> Call:
     """Check a call and bring it to normal form; spec.py has the shapes.
 
-    Args: those of the public calls, those of ARRAY_ARGUMENTS in `arrays`.
+    Args: those of the public calls, those of ARRAY_ARGUMENTS in `arrays`; max_seq_lens and
+      needs_keep as in `AttentionOptions`.
 
     Raises:
       ValueError: with expected and got, for whatever does not fit together.
@@ -65,6 +77,8 @@ def normalise(
             raise ValueError(f"{name}: expected an array, got None")
     shape = _check_qkv(given["query"], given["key"], given["value"])
     _complete_segment_ids(given, shape)
+    if max_segments is not None:
+        max_segments = _check_max_segments(max_segments, "query_segment_ids" in given)
 
     operands = {name: _fold(given[name]) for name in ("query", "key", "value")}
     for name, x in given.items():
@@ -78,28 +92,38 @@ def normalise(
             operands[name] = _cu_seqlens(name, x, given["cu_seqlens_q"].shape)
         elif name in ("alibi_slopes", "sinks"):
             operands[name] = _per_head(name, x, shape)
-    dropout_rate = _check_dropout(dropout_rate, "dropout_key" in given)
+    check_values(
+        arrays,
+        lengths=(shape.seq_len_q, shape.seq_len_kv),
+        max_segments=max_segments,
+        max_seq_lens=max_seq_lens,
+    )
+    dropout_rate = check_dropout(dropout_rate, "dropout_key" in given)
     dropout_impl = None
     if "dropout_key" in given and dropout_rate > 0:
         operands["dropout_key"], dropout_impl = _key_data(given["dropout_key"])
 
     options = AttentionOptions(
         operands=tuple(operands),
-        scale=_check_scale(scale, shape.head_dim),
-        is_causal=_check_bool("is_causal", is_causal),
-        causal_alignment=_check_choice(
+        scale=check_scale(scale, shape.head_dim),
+        is_causal=check_bool("is_causal", is_causal),
+        causal_alignment=check_choice(
             "causal_alignment", causal_alignment, get_args(CausalAlignment)
         ),
-        window=_check_window(local_window_size),
-        logits_soft_cap=_check_soft_cap(logits_soft_cap),
+        window=check_window(local_window_size),
+        logits_soft_cap=check_soft_cap(logits_soft_cap),
+        max_segments=max_segments,
         max_seq_lens=max_seq_lens,
         dropout_rate=dropout_rate,
         dropout_impl=dropout_impl,
-        deterministic=_check_bool("deterministic", deterministic),
-        score_mod=_check_score_mod(score_mod),
-        implementation=_check_implementation(implementation),
-        needs_lse=_check_bool("return_residual", return_residual)
-        | _check_bool("return_lse", return_lse),
+        deterministic=check_bool("deterministic", deterministic),
+        score_mod=check_score_mod(score_mod),
+        implementation=check_implementation(implementation),
+        needs_lse=check_bool("return_residual", return_residual)
+        | check_bool("return_lse", return_lse)
+        | check_bool("return_max_logits", return_max_logits),
+        needs_max=bool(return_max_logits),
+        needs_keep=needs_keep,
     )
     return Call(options, tuple(operands.values()), shape.leading)
 
@@ -203,6 +227,16 @@ def _complete_segment_ids(given: dict[str, jax.Array], shape: _Shape) -> None:
     given.update(dict.fromkeys(sides, ids))
 
 
+def _check_max_segments(value: Any, has_ids: bool) -> int:
+    number = check_positive_int("max_segments", value)
+    if not has_ids:
+        raise ValueError(
+            "max_segments: expected query_segment_ids or key_value_segment_ids with "
+            f"max_segments={number}, got neither"
+        )
+    return number
+
+
 def _segment_ids(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     """[B, T] or [B, S] int32."""
     _check_integer(name, x)
@@ -224,21 +258,6 @@ def _cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array
     return x[None].astype(jnp.int32)
 
 
-def check_max_seqlen(name: str, value: Any) -> int:
-    """The static length of the longest packed sequence.
-
-    Raises:
-      ValueError: if it is no positive integer.
-    """
-    try:
-        length = operator.index(value)
-    except TypeError:
-        length = 0
-    if isinstance(value, bool) or length < 1:
-        raise ValueError(f"{name}: expected a static positive int, got {value!r}")
-    return length
-
-
 def _check_integer(name: str, x: jax.Array) -> None:
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(f"{name}: expected an integer dtype, got {x.dtype.name}")
@@ -254,15 +273,6 @@ def _per_head(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
             f"{[*shape.leading, shape.num_heads]}, got {list(x.shape)}"
         )
     return _fold(x, inner_dims=1)
-
-
-def _check_dropout(rate: Any, has_key: bool) -> float:
-    rate = _static_float("dropout_rate", rate)
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout_rate: expected 0 <= rate < 1, got {rate}")
-    if rate > 0 and not has_key:
-        raise ValueError(f"dropout_key: expected a JAX PRNG key with dropout_rate={rate}, got None")
-    return rate
 
 
 def _key_data(key: jax.Array) -> tuple[jax.Array, str]:
@@ -284,78 +294,3 @@ def _key_data(key: jax.Array) -> tuple[jax.Array, str]:
     if data.ndim != 1:
         raise ValueError(f"dropout_key: expected a single key, got keys of shape {key.shape}")
     return data[None], impl
-
-
-def _static_float(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, jax.errors.ConcretizationTypeError) as error:
-        raise ValueError(f"{name}: expected a static number, got {type(value).__name__}") from error
-
-
-def _check_scale(scale: Any, head_dim: int) -> float:
-    if scale is None:
-        # 1 / sqrt(d) of arXiv:1706.03762, section 3.2.1; any number will do where d is 0.
-        return 1 / math.sqrt(max(head_dim, 1))
-    scale = _static_float("scale", scale)
-    if not math.isfinite(scale):
-        raise ValueError(f"scale: expected a finite number, got {scale}")
-    return scale
-
-
-def _check_bool(name: str, value: Any) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name}: expected True or False, got {value!r}")
-    return bool(value)
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> Any:
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
-    return value
-
-
-def _check_window(window: Window) -> tuple[int | None, int | None]:
-    if window is None:
-        return (None, None)
-    pair = tuple(window) if isinstance(window, Sequence) else (window, window)
-    try:
-        sides = tuple(None if side is None else operator.index(side) for side in pair)
-    except TypeError:
-        sides = ()
-    is_flag = any(isinstance(side, bool) for side in pair)
-    if is_flag or len(sides) != 2 or any(side is not None and side < 0 for side in sides):
-        raise ValueError(
-            "local_window_size: expected a non-negative int or a pair (left, right) of "
-            f"non-negative ints or None, got {window!r}"
-        )
-    return sides
-
-
-def _check_soft_cap(cap: Any) -> float | None:
-    if cap is None:
-        return None
-    cap = _static_float("logits_soft_cap", cap)
-    if not (cap > 0 and math.isfinite(cap)):
-        raise ValueError(f"logits_soft_cap: expected a positive number or None, got {cap}")
-    return cap
-
-
-def _check_score_mod(score_mod: Any) -> Callable[..., Any] | None:
-    if score_mod is not None and not callable(score_mod):
-        raise ValueError(f"score_mod: expected a function or None, got {score_mod!r}")
-    return score_mod
-
-
-def _check_implementation(implementation: str | Sequence[str] | None) -> tuple[str, ...]:
-    if implementation is None:
-        return ()
-    wanted = (implementation,) if isinstance(implementation, str) else implementation
-    wanted = tuple(wanted) if isinstance(wanted, Sequence) else ()
-    known = select.names()
-    if not wanted or any(name not in known for name in wanted):
-        raise ValueError(
-            f"implementation: expected None, one of {known}, or a list of them in order of "
-            f"preference; got {implementation!r}"
-        )
-    return wanted

@@ -36,12 +36,14 @@ def fold_batch(
         for name, x, dim in zip(options.operands, operands, dims, strict=True)
     }
     batch = mapped["query"].shape[1]
+    # In dropout forward and backward must see the same shapes, to be computed by the same code.
+    wanted = options.gradients or (options.partner.gradients if options.partner else ())
     is_mapped = dict(zip(options.operands, (dim is not None for dim in dims), strict=True))
 
     def fold(name: str) -> jax.Array:
         x = mapped[name]
         if name in _SHAREABLE and x.shape[1] == 1:
-            if not is_mapped[name] and name not in options.gradients:
+            if not is_mapped[name] and name not in wanted:
                 return x[0]
             x = jnp.broadcast_to(x, (size, batch, *x.shape[2:]))
         return x.reshape(size * x.shape[1], *x.shape[2:])

@@ -10,6 +10,7 @@ from jaxlib.version import __version__ as JAXLIB_VERSION
 from attn_dispatch import aiter_folder, cudnn_library, select, settings
 from attn_dispatch._version import __version__
 from attn_dispatch.aiter_build import command as build_aiter
+from attn_dispatch.conformance import command as verify
 from attn_dispatch.target import device_for, parse, platform_of
 
 
@@ -25,6 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     show_info.set_defaults(run=lambda _: print(info()))
     build_aiter.add_parser(commands)
+    verify.add_parser(commands)
     chosen = parser.parse_args(arguments)
     chosen.run(chosen)
 

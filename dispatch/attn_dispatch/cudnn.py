@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -11,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch import cudnn_library
+from attn_dispatch import cudnn_arrays, cudnn_library, cudnn_rules
+from attn_dispatch.cudnn_call import CudnnCall, calls_of
 from attn_dispatch.device import UNKNOWN_ARCH, Device
 from attn_dispatch.implementation import Plan
-from attn_dispatch.padding import pad_last, prepend, round_up
 from attn_dispatch.spec import AttentionSpec
 
 NAME = "cudnn"
@@ -22,33 +23,16 @@ PLATFORM = "cuda"
 FORWARD_TARGET = "attn_dispatch_cudnn_forward"
 BACKWARD_TARGET = "attn_dispatch_cudnn_backward"
 
-_HEAD_DIM_MULTIPLE = 8  # strides must be multiples of 16 bytes (cudnn-frontend issue 1571)
 _OLDEST_SM = 80
 
-
-@dataclass(frozen=True)
-class _Attributes:
-    """The custom call's attributes: field for field ATTN_SDPA_SPEC of cuda_backend/spec.h."""
-
-    backward: bool
-    dtype: str
-    batch: int
-    num_heads: int
-    num_kv_heads: int
-    seq_len_q: int
-    seq_len_kv: int
-    head_dim: int
-    head_dim_v: int
-    scale: float
-    is_causal: bool
-    bottom_right: bool
-    full_lengths: bool
-    needs_lse: bool
+_WORKSPACE_SHARE = 4
+"""A deterministic backward pass may need this many times the memory of its arrays. More means that
+cuDNN keeps all scores, whose memory grows with the square of the length."""
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     """This version's own limits first; cuDNN itself is asked only where there are none."""
-    reasons = [*_unsupported_device(device), *_unsupported_options(spec)]
+    reasons = [*_unsupported_device(device), *cudnn_rules.not_supported_reasons(spec)]
     if reasons:
         return tuple(reasons)
     planned = _planned(spec, device)
@@ -57,10 +41,7 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
     """cuDNN's engine with its knobs, and the workspace of the custom call in bytes."""
-    planned = _planned(spec, device)
-    if isinstance(planned, str):
-        raise NotImplementedError(planned)
-    return planned.plan
+    return _must_plan(spec, device).plan
 
 
 def unusable_reason(device: Device) -> str:
@@ -70,33 +51,21 @@ def unusable_reason(device: Device) -> str:
 def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    dead = _dead_rows(spec)
-    q, k, v = _padded(operands["query"][:, dead:], operands["key"], operands["value"])
-    b, t, n, _ = q.shape
-    results = [jax.ShapeDtypeStruct((b, t, n, v.shape[-1]), q.dtype)]
-    if spec.options.needs_lse:
-        results.append(jax.ShapeDtypeStruct((b, n, t), jnp.float32))
-    out, *lse = _call(FORWARD_TARGET, spec, device, (q, k, v), results)
-    out = prepend(out[..., : spec.head_dim_v], dead, axis=1, value=0)
-    return (out, *(prepend(x, dead, axis=2, value=-np.inf) for x in lse))
+    planned = _must_plan(spec, device)
+    arrays = cudnn_arrays.forward_operands(spec, planned.call, operands)
+    shapes = cudnn_arrays.forward_shapes(planned.call)
+    results = _run(FORWARD_TARGET, planned, arrays, shapes)
+    return cudnn_arrays.forward_results(spec, planned.call, operands, results)
 
 
 def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    dead = _dead_rows(spec)
-    names = ("query", "key", "value", "out", "out_grad")
-    rows = {name: operands[name][:, dead:] for name in ("query", "out", "out_grad")}
-    q, k, v, out, out_grad = _padded(*(rows.get(name, operands[name]) for name in names))
-    lse = operands["lse"][:, :, dead:]
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
-    dq, dk, dv = _call(BACKWARD_TARGET, spec, device, (q, k, v, out, lse, out_grad), results)
-    gradients = {
-        "query": prepend(dq[..., : spec.head_dim], dead, axis=1, value=0),
-        "key": dk[..., : spec.head_dim],
-        "value": dv[..., : spec.head_dim_v],
-    }
-    return tuple(gradients[name] for name in spec.options.gradients)
+    planned = _must_plan(spec, device)
+    arrays = cudnn_arrays.backward_operands(spec, planned.call, operands)
+    shapes = cudnn_arrays.backward_shapes(planned.call)
+    results = _run(BACKWARD_TARGET, planned, arrays, shapes)
+    return cudnn_arrays.backward_results(spec, planned.call, operands, results)
 
 
 @lru_cache(maxsize=1)
@@ -132,52 +101,45 @@ def _unsupported_device(device: Device) -> list[str]:
     return reasons
 
 
-def _unsupported_options(spec: AttentionSpec) -> list[str]:
-    o = spec.options
-    not_run = {
-        "bias": spec.has("bias"),
-        "mask": spec.has("mask"),
-        "query_seq_lengths and key_value_seq_lengths": spec.has("query_seq_lengths")
-        or spec.has("key_value_seq_lengths"),
-        "segment ids": spec.has("query_segment_ids"),
-        "packed sequences": spec.has("cu_seqlens_q"),
-        "local_window_size": o.window != (None, None),
-        "logits_soft_cap": o.logits_soft_cap is not None,
-        "alibi_slopes": spec.has("alibi_slopes"),
-        "sinks": spec.has("sinks"),
-        "dropout": o.dropout_rate > 0,
-        "score_mod": o.score_mod is not None,
-        "a deterministic backward pass": o.deterministic and spec.is_backward,
-        "the gradient through lse": spec.has("lse_grad"),
-    }
-    reasons = [f"{x}: not run through cuDNN by this version" for x, yes in not_run.items() if yes]
-    if spec.dtype not in ("float16", "bfloat16"):
-        reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
-    if spec.is_empty or 0 in (spec.head_dim, spec.head_dim_v):
-        reasons.append("an axis has length zero, so there is nothing to compute")
-    return reasons
-
-
 @dataclass(frozen=True)
 class _Planned:
-    attributes: _Attributes
+    call: CudnnCall
     plan: Plan
 
 
 def _planned(spec: AttentionSpec, device: Device) -> _Planned | str:
     """The first variant of the call that cuDNN plans, or why it plans none."""
     backend, refusal = _backend(), ""
-    for full_lengths in (False, True):
-        attributes = _attributes(spec, full_lengths=full_lengths)
+    for call in calls_of(spec):
         try:
-            engine, workspace_bytes = backend.plan(asdict(attributes), device.properties)
+            engine, workspace_bytes = backend.plan(asdict(call), device.properties)
         except backend.CudnnError as error:
             # The padding mask of the second variant steers clear of several known bugs; what
             # it cannot help with is refused for the first reason.
             refusal = refusal or f"{error} (cuDNN {cudnn_library.find().version_text})"
             continue
-        return _Planned(attributes, Plan(engine, workspace_bytes))
+        if call.deterministic and workspace_bytes > (limit := _workspace_limit(spec)):
+            refusal = refusal or (
+                f"deterministic: cuDNN {cudnn_library.find().version_text} would need a workspace "
+                f"of {workspace_bytes:,} bytes, and {limit:,} is what is allowed"
+            )
+            continue
+        return _Planned(call, Plan(engine, workspace_bytes))
     return refusal
+
+
+def _must_plan(spec: AttentionSpec, device: Device) -> _Planned:
+    planned = _planned(spec, device)
+    if isinstance(planned, str):
+        raise NotImplementedError(planned)
+    return planned
+
+
+def _workspace_limit(spec: AttentionSpec) -> int:
+    """Bytes a deterministic backward pass may use, linear in the lengths."""
+    arrays = ("query", "key", "value", "out", "out_grad")
+    elements = sum(math.prod(spec.shape(name)) for name in arrays)
+    return _WORKSPACE_SHARE * elements * 2 + 2**24
 
 
 def _backend() -> ModuleType:
@@ -187,64 +149,21 @@ def _backend() -> ModuleType:
     return library.backend
 
 
-def _attributes(spec: AttentionSpec, *, full_lengths: bool) -> _Attributes:
-    live_rows = spec.seq_len_q - _dead_rows(spec)
-    return _Attributes(
-        backward=spec.is_backward,
-        dtype=spec.dtype,
-        batch=spec.batch,
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        seq_len_q=live_rows,
-        seq_len_kv=spec.seq_len_kv,
-        head_dim=round_up(spec.head_dim, _HEAD_DIM_MULTIPLE),
-        head_dim_v=round_up(spec.head_dim_v, _HEAD_DIM_MULTIPLE),
-        scale=spec.options.scale,
-        is_causal=spec.options.is_causal,
-        # Where lengths are equal both alignments mean the same, and top left has fewer limits.
-        bottom_right=_is_bottom_right(spec) and live_rows < spec.seq_len_kv,
-        full_lengths=full_lengths,
-        needs_lse=spec.options.needs_lse and not spec.is_backward,
-    )
-
-
-def _is_bottom_right(spec: AttentionSpec) -> bool:
-    return spec.options.is_causal and spec.options.causal_alignment == "bottom_right"
-
-
-def _dead_rows(spec: AttentionSpec) -> int:
-    """How many leading rows attend nothing: cuDNN has no bottom-right mask with them."""
-    return max(spec.seq_len_q - spec.seq_len_kv, 0) if _is_bottom_right(spec) else 0
-
-
-def _padded(*arrays: jax.Array) -> list[jax.Array]:
-    return [pad_last(x, round_up(x.shape[-1], _HEAD_DIM_MULTIPLE)) for x in arrays]
-
-
-def _call(
+def _run(
     target: str,
-    spec: AttentionSpec,
-    device: Device,
-    operands: tuple[jax.Array, ...],
-    results: list[jax.ShapeDtypeStruct],
-) -> list[jax.Array]:
+    planned: _Planned,
+    operands: list[jax.Array],
+    shapes: dict[str, jax.ShapeDtypeStruct],
+) -> dict[str, jax.Array]:
     register()
-    planned = _planned(spec, device)
-    if isinstance(planned, str):
-        raise NotImplementedError(planned)
-    attributes = planned.attributes
-    if attributes.full_lengths:
-        lengths_q = jnp.full((attributes.batch,), attributes.seq_len_q, jnp.int32)
-        lengths_kv = jnp.full((attributes.batch,), attributes.seq_len_kv, jnp.int32)
-        operands = (*operands, lengths_q, lengths_kv)
     workspace = jax.ShapeDtypeStruct((planned.plan.workspace_bytes,), jnp.uint8)
-    call = jax.ffi.ffi_call(target, [*results, workspace])
-    return list(call(*operands, **_ffi_attributes(attributes)))[:-1]
+    call = jax.ffi.ffi_call(target, [*shapes.values(), workspace])
+    results = call(*operands, **_ffi_attributes(planned.call))
+    return dict(zip(shapes, results[:-1], strict=True))
 
 
-def _ffi_attributes(attributes: _Attributes) -> dict[str, bool | str | np.generic]:
+def _ffi_attributes(call: CudnnCall) -> dict[str, bool | str | np.generic]:
     widths = {int: np.int64, float: np.float32}
     return {
-        name: widths.get(type(value), lambda x: x)(value)
-        for name, value in asdict(attributes).items()
+        name: widths.get(type(value), lambda x: x)(value) for name, value in asdict(call).items()
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jaxlib.version import __version__ as JAXLIB_VERSION
@@ -11,7 +11,7 @@ from jaxlib.version import __version__ as JAXLIB_VERSION
 from attn_dispatch import aiter_folder, cudnn_library, select
 from attn_dispatch._version import __version__
 from attn_dispatch.device import Device
-from attn_dispatch.spec import DIFFERENTIABLE, AttentionSpec, Operand, backward_options
+from attn_dispatch.spec import DIFFERENTIABLE, AttentionSpec, as_partners, backward_options
 
 _WIDTH = 100
 
@@ -60,34 +60,26 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain_call(spec: AttentionSpec, device: Device) -> Explanation:
-    """The explanation of a forward call and the backward call that belongs to it."""
+def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> Explanation:
+    """The explanation of a forward call and the backward call that belongs to it.
+
+    The latter is that for the gradient of everything that has one, through lse too if
+    `has_lse_grad`. Both are those of training: with dropout, what refuses one refuses both.
+    """
+    options = spec.options
+    # As primitive.py has it: in dropout the forward pass must know, and so counts every lse.
+    has_lse_grad |= options.dropout_rate > 0 and options.needs_lse
+    wanted = tuple(name for name in options.operands if name in DIFFERENTIABLE)
+    forward, backward = as_partners(
+        options, backward_options(options, wanted, has_lse_grad=has_lse_grad)
+    )
     return Explanation(
         call=spec,
         device=device,
         versions=_versions(device),
-        forward=select.verdicts(spec, device),
-        backward=select.verdicts(_backward_of(spec), device),
+        forward=select.verdicts(replace(spec, options=forward), device),
+        backward=select.verdicts(spec.backward(backward), device),
     )
-
-
-def _backward_of(spec: AttentionSpec) -> AttentionSpec:
-    """The backward call with the gradient of everything that has one, lse included if returned."""
-    options = spec.options
-    wanted = tuple(name for name in options.operands if name in DIFFERENTIABLE)
-    options = backward_options(options, wanted, has_lse_grad=options.needs_lse)
-    batch, t, n = spec.batch, spec.seq_len_q, spec.num_heads
-    out = (batch, t, n, spec.head_dim_v)
-    lse = (batch, n, t)
-    shapes = {
-        "out": (out, spec.dtype),
-        "lse": (lse, spec.lse_dtype),
-        "out_grad": (out, spec.dtype),
-        "lse_grad": (lse, spec.lse_dtype),
-    }
-    residuals = options.operands[len(spec.operands) :]
-    extra = tuple(Operand(name, *shapes[name]) for name in residuals)
-    return AttentionSpec(options, spec.operands + extra)
 
 
 def _versions(device: Device) -> tuple[tuple[str, str], ...]:

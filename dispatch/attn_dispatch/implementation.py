@@ -49,7 +49,7 @@ class Implementation(Protocol):
     def forward(
         self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, ...]:
-        """(out,) or (out, lse): `spec.results`."""
+        """out and what else was asked for: `spec.results`."""
         ...
 
     def backward(

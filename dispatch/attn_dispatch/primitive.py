@@ -23,18 +23,21 @@ from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import select
 from attn_dispatch.batching import fold_batch
+from attn_dispatch.device import Device
+from attn_dispatch.implementation import Implementation
 from attn_dispatch.partitioning import can_partition, partitioned
 from attn_dispatch.spec import (
     DIFFERENTIABLE,
     AttentionOptions,
     AttentionSpec,
+    as_partners,
     backward_options,
 )
 from attn_dispatch.target import device_for
 
 
 def attention(options: AttentionOptions, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """(out,) or, if options.needs_lse, (out, lse), differentiable; see spec.py for shapes."""
+    """out and what else the options ask for; out and lse are differentiable. See spec.py."""
     # jax.custom_vjp forgets the type of what it wraps.
     return cast("tuple[jax.Array, ...]", _attention(options, _vary_alike(operands)))
 
@@ -72,8 +75,9 @@ def _attention_fwd(options, operands):
         for name, operand in zip(options.operands, operands, strict=True)
         if operand.perturbed and name in DIFFERENTIABLE
     )
-    out, lse = attn_fwd_p.bind(*arrays, options=replace(options, needs_lse=True))
-    results = (out, lse) if options.needs_lse else (out,)
+    forward, _ = _both_options(options, wanted, has_lse_grad=options.needs_lse)
+    out, lse, *others = attn_fwd_p.bind(*arrays, options=forward)
+    results = (out, lse, *others) if options.needs_lse else (out, *others)
     return results, (_Wanted(wanted), arrays, out, lse)
 
 
@@ -81,14 +85,29 @@ def _attention_bwd(options, residuals, cotangents):
     wanted, arrays, out, lse = residuals
     if not wanted.names:
         return (tuple(None for _ in arrays),)
-    out_grad, *lse_grads = cotangents
-    # A cotangent that is zero for certain costs nothing unless it is the only one.
-    lse_grads = [g for g in lse_grads if not _is_zero(g)]
+    # Of the results, row_max and keep have no gradient: what they are handed is not looked at.
+    out_grad, lse_grads = cotangents[0], cotangents[1:2] if options.needs_lse else ()
+    if options.dropout_rate:
+        # Whether there is one has been decided in the forward pass.
+        lse_grads = [jnp.zeros_like(lse) if _is_zero(g) else g for g in lse_grads]
+    else:
+        # A cotangent that is zero for certain costs nothing unless it is the only one.
+        lse_grads = [g for g in lse_grads if not _is_zero(g)]
     out_grad = jnp.zeros_like(out) if _is_zero(out_grad) else out_grad
-    bwd_options = backward_options(options, wanted.names, has_lse_grad=bool(lse_grads))
-    gradients = attn_bwd_p.bind(*arrays, out, lse, out_grad, *lse_grads, options=bwd_options)
+    _, backward = _both_options(options, wanted.names, has_lse_grad=bool(lse_grads))
+    gradients = attn_bwd_p.bind(*arrays, out, lse, out_grad, *lse_grads, options=backward)
     by_name = dict(zip(wanted.names, gradients, strict=True))
     return (tuple(by_name.get(name) for name in options.operands),)
+
+
+def _both_options(
+    options: AttentionOptions, gradients: tuple[str, ...], *, has_lse_grad: bool
+) -> tuple[AttentionOptions, AttentionOptions]:
+    """The options of the forward call, which keeps its lse, and of the backward call."""
+    forward = replace(options, needs_lse=True)
+    if not gradients:
+        return forward, forward
+    return as_partners(forward, backward_options(forward, gradients, has_lse_grad=has_lse_grad))
 
 
 def _is_zero(cotangent) -> bool:
@@ -108,23 +127,40 @@ def _abstract_eval(*avals, options: AttentionOptions):
 
 
 def _result_shardings(spec: AttentionSpec, avals) -> list[NamedSharding]:
-    """Results are sharded as their operands are: gradients alike, out and lse as query."""
+    """Results are sharded as their operands are: gradients alike, the others as query."""
     by_name = dict(zip(spec.options.operands, avals, strict=True))
     if spec.is_backward:
         return [by_name[name].sharding for name in spec.options.gradients]
     sharding = by_name["query"].sharding
     batch, _, heads, _ = sharding.spec
-    specs = (P(batch, None, heads, None), P(batch, heads, None))
-    return [NamedSharding(sharding.mesh, x) for x in specs[: len(spec.results)]]
+    by_row = P(batch, heads, None)
+    specs = {
+        "out": P(batch, None, heads, None),
+        "lse": by_row,
+        "row_max": by_row,
+        "keep": P(batch, heads, None, None),
+    }
+    return [NamedSharding(sharding.mesh, specs[name]) for name in spec.result_names]
 
 
 def _compute(*operands: jax.Array, options: AttentionOptions, platform: str):
     """The call as the chosen implementation computes it on this platform."""
     spec = AttentionSpec.of(operands, options)
     device = device_for(platform)
-    implementation = select.choose(spec, device)
+    implementation = _chosen(spec, device)
     run = implementation.backward if spec.is_backward else implementation.forward
     return run(spec, device, dict(zip(options.operands, operands, strict=True)))
+
+
+def _chosen(spec: AttentionSpec, device: Device) -> Implementation:
+    """Who computes the call: where its dropout mask is wanted, who would without that."""
+    if not spec.options.needs_keep:
+        return select.choose(spec, device)
+    options = replace(spec.options, needs_keep=False)
+    name = select.choose(replace(spec, options=options), device).NAME
+    # A NotImplementedError if it cannot tell its mask: another's is not the mask of this call.
+    named = replace(spec.options, implementation=(name,))
+    return select.choose(replace(spec, options=named), device)
 
 
 def _lower(ctx, *operands, options: AttentionOptions, platform: str | None = None):
@@ -144,8 +180,26 @@ def _lower_as(function: Callable[..., Any], ctx, operands):
 
 
 def _batch(primitive: Primitive, operands: Sequence[jax.Array], dims, *, options: AttentionOptions):
+    bind = _bind(primitive, options)
+    if options.partner is not None and options.gradients:
+        num_forward = len(options.partner.operands)
+        if all(dim is None for dim in dims[:num_forward]):
+            # The forward call is not mapped. One of another shape might be computed, and its
+            # dropout mask drawn, by another implementation.
+            return _map_calls(bind, operands, dims)
     folded, unfold = fold_batch(options, operands, dims)
-    results = unfold(primitive.bind(*folded, options=options))
+    results = unfold(bind(*folded))
+    return results, [0] * len(results)
+
+
+def _map_calls(bind, operands: Sequence[jax.Array], dims):
+    """A call after the other, each with its slice of the operands that are mapped."""
+    mapped = {i: jnp.moveaxis(operands[i], dim, 0) for i, dim in enumerate(dims) if dim is not None}
+
+    def one(slices: dict[int, jax.Array]):
+        return bind(*(slices.get(i, x) for i, x in enumerate(operands)))
+
+    results = jax.lax.map(one, mapped)
     return results, [0] * len(results)
 
 

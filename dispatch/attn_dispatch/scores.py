@@ -89,8 +89,14 @@ class Scores:
         """Dropout on x, [B, N, R, S]: kept and divided by 1 - rate, or 0."""
         if self.row_keys is None:
             return x
-        keep = dropout_keep_mask(self.spec, self.row_keys, start, x.shape[2])
-        return jnp.where(keep, x / (1 - self.spec.options.dropout_rate), 0)
+        return jnp.where(self.kept(start, x.shape[2]), x / (1 - self.spec.options.dropout_rate), 0)
+
+    def kept(self, start: jax.Array | int, size: int) -> jax.Array:
+        """Whether dropout keeps each pair of the query rows from `start` on, bool [B, N, R, S]."""
+        spec = self.spec
+        if self.row_keys is None:
+            return jnp.ones((spec.batch, spec.num_heads, size, spec.seq_len_kv), bool)
+        return dropout_keep_mask(spec, self.row_keys, start, size)
 
     def dot(self, rows: jax.Array, keys: jax.Array) -> jax.Array:
         """[B, N, R, H] · [B, K, S, H], summed over H: wide [B, N, R, S]."""

@@ -44,7 +44,7 @@ def verdicts(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
     """The verdict of every implementation on this call, in order of preference."""
     result = []
     for implementation in _preferred(spec):
-        reasons = implementation.not_supported_reasons(spec, device)
+        reasons = _reasons(implementation, spec, device)
         plan = None if reasons else implementation.plan(spec, device)
         result.append(Verdict(implementation.NAME, reasons, plan))
     return tuple(result)
@@ -64,7 +64,7 @@ def choose(spec: AttentionSpec, device: Device) -> Implementation:
     for implementation in _preferred(spec):
         if is_open and implementation.PLATFORM not in (None, device.platform):
             continue  # the other vendor's: nobody expected it here
-        reasons = implementation.not_supported_reasons(spec, device)
+        reasons = _reasons(implementation, spec, device)
         if not reasons:
             if refused and is_open:
                 _announce_fallback(spec, device, implementation.NAME, refused)
@@ -73,6 +73,22 @@ def choose(spec: AttentionSpec, device: Device) -> Implementation:
     raise NotImplementedError(
         _message("no implementation can run this attention call", spec, device, refused)
     )
+
+
+def _reasons(
+    implementation: Implementation, spec: AttentionSpec, device: Device
+) -> tuple[str, ...]:
+    """Why it cannot run the call, or the one of the other direction that it must run as well."""
+    reasons = implementation.not_supported_reasons(spec, device)
+    if spec.partner is not None:
+        direction = "forward" if spec.is_backward else "backward"
+        others = implementation.not_supported_reasons(spec.partner, device)
+        reasons += tuple(
+            f"{reason} (in the {direction} pass, which must draw the same dropout mask)"
+            for reason in others
+            if reason not in reasons
+        )
+    return reasons
 
 
 def _preferred(spec: AttentionSpec) -> Sequence[Implementation]:

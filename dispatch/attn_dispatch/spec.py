@@ -28,6 +28,21 @@ lse, lse_grad          [B, N, T]                  `lse_dtype`
 
 The last row pairs belong to the backward pass alone (`lse_grad` only where lse was returned).
 Row d of dropout_key draws the mask of the B / D consecutive batch rows starting at d·B/D.
+
+Forward returns, in this order and as far as the options ask for them:
+
+======= ============ =========== =================================================================
+result  shape        dtype
+======= ============ =========== =================================================================
+out     [B, T, N, V] the call's
+lse     [B, N, T]    `lse_dtype` log of the softmax denominator, sink included
+row_max [B, N, T]    `lse_dtype` largest score the row may attend, sink left out: after scale, soft
+                                 cap, bias, ALiBi and mask; -inf where it attends nothing
+keep    [B, N, T, S] bool        True where dropout keeps a pair (everywhere without dropout);
+                                 unspecified where the pair may not attend
+======= ============ =========== =================================================================
+
+out and lse are differentiable, row_max and keep are not. Backward returns the gradients wanted.
 """
 
 from __future__ import annotations
@@ -55,6 +70,8 @@ class AttentionOptions:
     window: tuple[int | None, int | None] = (None, None)
     """Keys a query may see to its (left, right), inclusive; None is open."""
     logits_soft_cap: float | None = None
+    max_segments: int | None = None
+    """With segment ids: the largest id; rows with a larger one are padding. None: not known."""
     max_seq_lens: tuple[int, int] | None = None
     """With cu_seqlens: the longest sequence of queries and of keys."""
     dropout_rate: float = 0.0
@@ -66,8 +83,15 @@ class AttentionOptions:
     """The caller's preference list; empty means the best available for the platform."""
     needs_lse: bool = False
     """Forward: lse is wanted, by the caller or as a residual."""
+    needs_max: bool = False
+    """Forward: row_max is wanted; implies needs_lse."""
+    needs_keep: bool = False
+    """Forward: the dropout keep mask is wanted."""
     gradients: tuple[str, ...] = ()
     """Backward: the operands whose gradient is wanted. Empty means this is the forward pass."""
+    partner: AttentionOptions | None = None
+    """With dropout, where gradients are wanted: the options of the call of the other direction.
+    Whatever computes the one must compute the other, because each draws a mask of its own."""
 
 
 DIFFERENTIABLE = ("query", "key", "value", "bias", "alibi_slopes", "sinks")
@@ -82,7 +106,22 @@ def backward_options(
     Its operands are the forward's, then out, lse and out_grad, then lse_grad where there is one.
     """
     residuals = ("out", "lse", "out_grad") + (("lse_grad",) if has_lse_grad else ())
-    return replace(options, operands=options.operands + residuals, gradients=gradients)
+    return replace(
+        options,
+        operands=options.operands + residuals,
+        needs_max=False,
+        needs_keep=False,
+        gradients=gradients,
+    )
+
+
+def as_partners(
+    forward: AttentionOptions, backward: AttentionOptions
+) -> tuple[AttentionOptions, AttentionOptions]:
+    """The two as options of calls of which each knows the other, where that matters: in dropout."""
+    if not forward.dropout_rate:
+        return forward, backward
+    return replace(forward, partner=backward), replace(backward, partner=forward)
 
 
 @dataclass(frozen=True)
@@ -117,6 +156,26 @@ class AttentionSpec:
             for name, aval in zip(options.operands, avals, strict=True)
         )
         return AttentionSpec(options, operands)
+
+    @property
+    def partner(self) -> AttentionSpec | None:
+        """The call of the other direction that must be computed by whatever computes this one."""
+        options = self.options.partner
+        if options is None:
+            return None
+        if self.is_backward:
+            return AttentionSpec(options, self.operands[: len(options.operands)])
+        return self.backward(options)
+
+    def backward(self, options: AttentionOptions) -> AttentionSpec:
+        """The backward call with these options that belongs to this forward call."""
+        out = ((self.batch, self.seq_len_q, self.num_heads, self.head_dim_v), self.dtype)
+        lse = ((self.batch, self.num_heads, self.seq_len_q), self.lse_dtype)
+        residuals = {"out": out, "lse": lse, "out_grad": out, "lse_grad": lse}
+        names = options.operands[len(self.operands) :]
+        return AttentionSpec(
+            options, self.operands + tuple(Operand(name, *residuals[name]) for name in names)
+        )
 
     @cached_property
     def _by_name(self) -> dict[str, Operand]:
@@ -182,17 +241,30 @@ class AttentionSpec:
         return 0 in self.shape("query")[:3] + self.shape("key")[:3]
 
     @property
+    def result_names(self) -> tuple[str, ...]:
+        """Forward: "out" and what else the options ask for; backward: `options.gradients`."""
+        o = self.options
+        if self.is_backward:
+            return o.gradients
+        extra = {"lse": o.needs_lse, "row_max": o.needs_max, "keep": o.needs_keep}
+        return ("out", *(name for name, wanted in extra.items() if wanted))
+
+    @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """What the call returns: (out,) or (out, lse) forward, the wanted gradients backward."""
+        """What the call returns: those of `result_names`, in that order."""
         if self.is_backward:
             return tuple(
                 jax.ShapeDtypeStruct(self.shape(name), self._by_name[name].dtype)
                 for name in self.options.gradients
             )
         b, t, n = self.batch, self.seq_len_q, self.num_heads
-        out = jax.ShapeDtypeStruct((b, t, n, self.head_dim_v), self.dtype)
-        lse = jax.ShapeDtypeStruct((b, n, t), self.lse_dtype)
-        return (out, lse) if self.options.needs_lse else (out,)
+        by_name = {
+            "out": jax.ShapeDtypeStruct((b, t, n, self.head_dim_v), self.dtype),
+            "lse": jax.ShapeDtypeStruct((b, n, t), self.lse_dtype),
+            "row_max": jax.ShapeDtypeStruct((b, n, t), self.lse_dtype),
+            "keep": jax.ShapeDtypeStruct((b, n, t, self.seq_len_kv), jnp.bool_),
+        }
+        return tuple(by_name[name] for name in self.result_names)
 
     def __str__(self) -> str:
         direction = "backward" if self.is_backward else "forward"
@@ -208,6 +280,8 @@ class AttentionSpec:
             features.append(f"window={o.window}")
         if o.logits_soft_cap is not None:
             features.append(f"logits_soft_cap={o.logits_soft_cap:g}")
+        if o.max_segments is not None:
+            features.append(f"max_segments={o.max_segments}")
         if o.max_seq_lens is not None:
             features.append(f"max_seq_lens={o.max_seq_lens}")
         if o.dropout_rate:
@@ -216,6 +290,10 @@ class AttentionSpec:
             features.append("deterministic")
         if o.score_mod is not None:
             features.append("score_mod")
+        if o.needs_max:
+            features.append("row maximum")
+        if o.needs_keep:
+            features.append("dropout keep mask")
         if o.gradients:
             features.append(f"gradients of {'/'.join(o.gradients)}")
         return features

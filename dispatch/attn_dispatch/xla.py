@@ -72,11 +72,12 @@ def unusable_reason(device: Device) -> str:
 def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """(out,) or (out, lse), as `spec.results` says."""
+    """out and whatever else `spec.result_names` says."""
     if spec.is_empty:
-        nothing = (0, -jnp.inf)[: len(spec.results)]
+        nothing = {"out": 0, "lse": -jnp.inf, "row_max": -jnp.inf, "keep": True}
         return tuple(
-            jnp.full(r.shape, x, r.dtype) for r, x in zip(spec.results, nothing, strict=True)
+            jnp.full(r.shape, nothing[name], r.dtype)
+            for name, r in zip(spec.result_names, spec.results, strict=True)
         )
     scores = Scores.of(spec, device, operands)
     q, k, v = heads_first(operands["query"]), scores.keys("key"), scores.keys("value")
@@ -84,9 +85,9 @@ def forward(
 
     def step(start: jax.Array | int, size: int, results: Results) -> Results:
         score, _ = scores.masked(take_rows(q, start, size), k, start)
-        top = score.max(axis=-1)  # [B, N, size]
-        is_dead = top == -jnp.inf
-        top = jnp.where(is_dead, 0, top)
+        row_max = score.max(axis=-1)  # [B, N, size]
+        is_dead = row_max == -jnp.inf
+        top = jnp.where(is_dead, 0, row_max)
         if sinks is not None:
             top = jnp.maximum(top, sinks)
         p = jnp.exp(score - top[..., None])
@@ -97,19 +98,17 @@ def forward(
         # Dividing after the product keeps p near 1, where float16 is finest.
         out = scores.sum_over_keys(scores.drop(p, start), v) / total[..., None]
         lse = jnp.where(is_dead, -jnp.inf, top + jnp.log(total))
-        return {
-            "out": _put_rows(results["out"], out, start),
-            "lse": _put_rows(results["lse"], lse, start),
-        }
+        rows = {"out": out, "lse": lse, "row_max": row_max}
+        if "keep" in results:
+            rows["keep"] = scores.kept(start, size)
+        return {name: _put_rows(x, rows[name], start) for name, x in results.items()}
 
-    b, t, n = spec.batch, spec.seq_len_q, spec.num_heads
-    empty = {
-        "out": jnp.zeros((b, n, t, spec.head_dim_v), spec.dtype),
-        "lse": jnp.zeros((b, n, t), spec.lse_dtype),
-    }
-    results = _for_each_chunk(step, empty, t, _rows_per_chunk(spec))
-    out = heads_first(results["out"])
-    return (out, results["lse"]) if spec.options.needs_lse else (out,)
+    shapes = dict(zip(spec.result_names, spec.results, strict=True))
+    empty = {name: jnp.zeros(r.shape, r.dtype) for name, r in shapes.items()}
+    empty["out"] = heads_first(empty["out"])
+    results = _for_each_chunk(step, empty, spec.seq_len_q, _rows_per_chunk(spec))
+    results["out"] = heads_first(results["out"])
+    return tuple(results[name] for name in spec.result_names)
 
 
 def backward(

@@ -11,9 +11,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from attn_dispatch.conformance.reference import reference
 from attn_dispatch.spec import AttentionOptions
 from emulator.native import CONSTANTS, Backward, Call, Emulator, Forward
-from reference import reference
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 RNG_STATE = (0x123456789ABCDEF0, 7)

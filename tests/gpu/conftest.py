@@ -15,7 +15,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import pytest
 
-from environment import cuda_devices, environment
+from attn_dispatch.conformance.environment import cuda_devices, environment
 
 ROWS: dict[str, list[dict]] = {}
 

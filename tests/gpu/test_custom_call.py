@@ -15,11 +15,11 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import cudnn
+from attn_dispatch.conformance.case import spec_of
+from attn_dispatch.conformance.cases import BY_NAME
 from attn_dispatch.target import default_device
-from cases import spec_of
-from kernel_cases import KERNEL_CASES
 
-CASE = next(case for case in KERNEL_CASES if case.name == "bfloat16_d64_causal")
+CASE = BY_NAME["shapes/bfloat16_d64_causal"]
 
 
 def arrays() -> list[jax.Array]:

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +20,13 @@ import numpy as np
 import pytest
 from test_runtime import in_new_process
 
-import aiter_check
 import hip_on_nvidia
 from aiter_cases import AITER_CASES, CASES_BY_GFX, SIXTEEN_BIT_CASES
-from aiter_check import Check, error, sixteen_bit_atomics
+from aiter_check import Check, sixteen_bit_atomics
 from attn_dispatch import aiter
+from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.judge import error
 from attn_dispatch.target import parse
-from cases import Case, spec_of
-from naive import naive
-from reference import Operands
 
 MODULE = os.environ.get(hip_on_nvidia.VARIABLE, "")
 pytestmark = pytest.mark.skipif(
@@ -48,15 +45,8 @@ RUNS = 20
 @pytest.fixture(autouse=True)
 def emulator():
     found = hip_on_nvidia.emulator(MODULE)
-    with mock.patch.object(aiter_check, "naive", naive_on_cpu):
-        yield found
+    yield found
     found.reset()
-
-
-def naive_on_cpu(*arguments) -> Operands:
-    """What errors are measured by: a GPU would round float32 products to TF32."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        return naive(*arguments)
 
 
 @pytest.mark.parametrize(("case", "gfx"), (*CASES_BY_GFX, *SIXTEEN_BIT_CASES), ids=str)

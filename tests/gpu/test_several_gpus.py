@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from test_runtime import arrays, step
 
 from attn_dispatch import cudnn
-from environment import cuda_devices
+from attn_dispatch.conformance.environment import cuda_devices
 
 pytestmark = pytest.mark.skipif(len(cuda_devices()) < 2, reason="needs two NVIDIA GPUs")
 

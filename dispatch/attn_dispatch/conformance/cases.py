@@ -1,25 +1,20 @@
-"""Cases at the sizes kernels are made for, to plan without a GPU and to check and time on one.
-
-Each uses the default scale, 1 / sqrt(h).
-"""
+"""The table of cases: the same for every implementation, for the tests and the benchmarks."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-from cases import Case
+from attn_dispatch.conformance import further_cases, masked_cases, scored_cases
+from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.sizes import BOTTOM_RIGHT as _BOTTOM_RIGHT
+from attn_dispatch.conformance.sizes import CAUSAL as _CAUSAL
+from attn_dispatch.conformance.sizes import case
 
 
 def _case(name: str, **facts: Any) -> Case:
-    facts = {"b": 2, "t": 256, "s": 256, "n": 8, "k": 2, "h": 64, "dtype": "bfloat16"} | facts
-    facts.setdefault("v", facts["h"])
-    return Case(name, scale=1 / math.sqrt(facts["h"]), **facts)
+    return case(f"shapes/{name}", **{"n": 8} | facts)
 
-
-_CAUSAL: dict[str, Any] = {"is_causal": True}
-_BOTTOM_RIGHT: dict[str, Any] = {"is_causal": True, "alignment": "bottom_right"}
 
 KERNEL_CASES: tuple[Case, ...] = (
     *(
@@ -50,8 +45,8 @@ KERNEL_CASES: tuple[Case, ...] = (
     _case("decode_bottom_right", t=1, s=500, **_BOTTOM_RIGHT),
     _case("one_key", t=256, s=1),
     _case("short_odd", t=33, s=17),
-    _case("long_odd", t=1000, s=777),
-    _case("odd_causal", t=777, s=777, **_CAUSAL),
+    _case("long_odd", b=1, n=4, t=1000, s=777),
+    _case("odd_causal", b=1, n=4, t=777, s=777, **_CAUSAL),
     # Key length 64 modulo 128 and query length 1 have bugs of their own, see known_bad.cc.
     _case("half_tile_full", t=192, s=192),
     _case("half_tile_causal", t=192, s=192, **_CAUSAL),
@@ -65,9 +60,36 @@ KERNEL_CASES: tuple[Case, ...] = (
     _case("negative_scores_half_tile_more_queries", t=256, s=192, score_shift=-200.0, **_CAUSAL),
     _case("negative_scores_half_tile_cross", t=100, s=320, score_shift=-200.0, **_BOTTOM_RIGHT),
     _case("negative_scores_decode", t=1, s=128, n=2, k=2, score_shift=-200.0),
-    _case("negative_scores_odd", t=200, s=777, score_shift=-200.0),
+    _case("negative_scores_odd", b=1, t=200, s=777, score_shift=-200.0),
     _case("everything_one", b=1, t=1, s=128, n=1, k=1),
 )
+
+
+CASES: tuple[Case, ...] = (
+    *KERNEL_CASES,
+    *masked_cases.PLAIN,
+    *masked_cases.WINDOWS,
+    *masked_cases.LENGTHS,
+    *masked_cases.MASKS,
+    *masked_cases.PACKED,
+    *masked_cases.RAGGED,
+    *scored_cases.BIASES,
+    *scored_cases.ALIBI,
+    *scored_cases.SOFT_CAPS,
+    *scored_cases.SINKS,
+    *scored_cases.EXTREMES,
+    *further_cases.DROPOUT,
+    *further_cases.LSE_GRADIENTS,
+    *further_cases.ROW_MAXIMA,
+    *further_cases.DETERMINISTIC,
+    *further_cases.ONE_QUERY_CASES,
+    *further_cases.INFERENCE,
+    *further_cases.TRANSFORMS,
+    *further_cases.COMBINATIONS,
+)
+"""Everything, in float16 and bfloat16, at sizes that kernels are made for."""
+
+BY_NAME: dict[str, Case] = {case.name: case for case in CASES}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,134 @@
+"""Speed of packed sequences on one GPU: against padding, and against flash_attn3_jax where it is.
+
+usage: python benchmarks/packed.py [--rounds N] [--results FOLDER]
+
+16 sequences, the longest 4096 and the mean a quarter of it, 32 query and 8 key/value heads of 128,
+bfloat16, causal. All take turns in one run. The work is the same for all of them: what padding adds
+is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import pathlib
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from timing import Program, by_turns, median_ratio
+
+import attn_dispatch
+from attn_dispatch.conformance.environment import environment
+
+LENGTHS = (4096, 2731, 1910, 1502, 1213, 980, 812, 690, 586, 480, 393, 310, 249, 190, 147, 95)
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+LONGEST, ROWS = max(LENGTHS), sum(LENGTHS)
+assert ROWS == len(LENGTHS) * LONGEST // 4
+
+def ragged(q, k, v, cu_seqlens):
+    return attn_dispatch.ragged_dot_product_attention(
+        q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens,
+        max_seqlen_q=LONGEST, max_seqlen_kv=LONGEST, is_causal=True, implementation="cudnn",
+    )  # fmt: skip
+
+
+def segments(q, k, v, ids):
+    return attn_dispatch.dot_product_attention(
+        q, k, v, query_segment_ids=ids, max_segments=len(LENGTHS), is_causal=True,
+        implementation="cudnn",
+    )  # fmt: skip
+
+
+def padded(q, k, v, lengths):
+    return attn_dispatch.dot_product_attention(
+        q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths,
+        is_causal=True, implementation="cudnn",
+    )  # fmt: skip
+
+
+def jax_nn_padded(q, k, v, lengths):
+    return jax.nn.dot_product_attention(
+        q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths,
+        is_causal=True, implementation="cudnn",
+    )  # fmt: skip
+
+
+def flash_attn3(q, k, v, cu_seqlens):
+    from flash_attn3_jax import flash_mha_varlen
+
+    return flash_mha_varlen(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen_q=LONGEST, max_seqlen_k=LONGEST, is_causal=True
+    )
+
+
+def programs(direction: str) -> dict[str, Program]:
+    """Every contestant with its arrays; the lengths are arrays as well, as they are in training."""
+    cu_seqlens = jnp.asarray(np.cumsum((0, *LENGTHS)), jnp.int32)
+    ids = jnp.asarray(np.repeat(np.arange(len(LENGTHS)) + 1, LENGTHS), jnp.int32)[None]
+    lengths = jnp.asarray(LENGTHS, jnp.int32)
+    rows, row, batch = _arrays(ROWS), _arrays(1, ROWS), _arrays(len(LENGTHS), LONGEST)
+    found = {
+        "ragged": (_program(ragged, direction), [*rows, cu_seqlens]),
+        "segment_ids": (_program(segments, direction), [*row, ids]),
+        "padded": (_program(padded, direction), [*batch, lengths]),
+        "jax_nn_padded": (_program(jax_nn_padded, direction), [*batch, lengths]),
+    }
+    if importlib.util.find_spec("flash_attn3_jax") is not None:
+        found["flash_attn3_jax"] = (_program(flash_attn3, direction), [*rows, cu_seqlens])
+    return found
+
+
+def _arrays(*leading: int) -> list[jax.Array]:
+    """query, key, value and the output's gradient."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    heads = (HEADS, KV_HEADS, KV_HEADS, HEADS)
+    return [
+        jax.random.normal(key, (*leading, n, HEAD_DIM), jnp.bfloat16)
+        for key, n in zip(keys, heads, strict=True)
+    ]
+
+
+def _program(call: Callable[..., Any], direction: str) -> Callable[..., Any]:
+    if direction == "forward":
+        return jax.jit(lambda q, k, v, out_grad, where: call(q, k, v, where))
+
+    def both(q, k, v, out_grad, where):
+        out, pull = jax.vjp(lambda q, k, v: call(q, k, v, where), q, k, v)
+        return out, *pull(out_grad)
+
+    return jax.jit(both)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Speed of packed sequences.")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.15, help="length of one measurement")
+    parser.add_argument("--results", type=pathlib.Path, help="folder for the JSON")
+    args = parser.parse_args()
+
+    facts = environment()
+    print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
+    report: dict[str, Any] = {"environment": facts, "lengths": LENGTHS}
+    for direction in ("forward", "forward_backward"):
+        times = by_turns(programs(direction), args.rounds, args.seconds)
+        report[direction] = {
+            name: {
+                "us": 1e6 * statistics.median(seconds),
+                "over_ragged": median_ratio(times, name, "ragged"),
+            }
+            for name, seconds in times.items()
+        }
+        for name, row in report[direction].items():
+            print(f"{direction:18s}{name:18s}{row['us']:10.0f} us {row['over_ragged']:7.2f} x ragged")
+    if args.results:
+        name = f"packed-{facts['device']}-{facts['cudnn']}".replace(" ", "_").replace(".", "_")
+        (args.results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""One attention call of the conformance suite: its options, and arrays drawn from its name."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch.conformance.reference import Operands
+from attn_dispatch.spec import (
+    DIFFERENTIABLE,
+    AttentionOptions,
+    AttentionSpec,
+    CausalAlignment,
+    backward_options,
+)
+
+Rows = tuple[tuple[int, ...], ...]
+Shape = tuple[int, ...]
+Transform = Literal["jit", "eager", "checkpoint", "vmap", "scan", "donate"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention call; shapes by the letters of `attn_dispatch.spec`."""
+
+    name: str
+    """"family/what is particular about it"; it also seeds the arrays."""
+    b: int = 2
+    t: int = 10
+    s: int = 14
+    n: int = 4
+    k: int = 2
+    h: int = 8
+    v: int = 8
+    dtype: str = "float32"
+    is_causal: bool = False
+    alignment: CausalAlignment = "top_left"
+    window: tuple[int | None, int | None] = (None, None)
+    soft_cap: float | None = None
+    dropout: float = 0.0
+    dropout_keys: int = 1
+    dropout_impl: str = "threefry2x32"
+    q_lengths: tuple[int, ...] | None = None
+    kv_lengths: tuple[int, ...] | None = None
+    q_segments: Rows | None = None
+    kv_segments: Rows | None = None
+    max_segments: int | None = None
+    cu_q: Rows | None = None
+    cu_kv: Rows | None = None
+    longest: tuple[int, int] | None = None
+    """The longest packed sequences of queries and of keys."""
+    mask: Shape | None = None
+    dead_rows: bool = False
+    """The mask forbids everything to some rows."""
+    bias: Shape | None = None
+    bias_dtype: str = "float32"
+    infinite_bias: bool = False
+    """Some biases are -inf, among them those of a whole row."""
+    alibi: int | None = None
+    """Length of the batch axis of the slopes."""
+    sinks: int | None = None
+    """Length of the batch axis of the sinks."""
+    lse_grad: bool = False
+    needs_max: bool = False
+    inference: bool = False
+    """Forward alone, and neither lse nor anything else asked for."""
+    deterministic: bool = False
+    transform: Transform = "jit"
+    """How the call is made; vmap and scan go over `mapped` equal parts of the batch."""
+    mapped: int = 2
+    scale: float = 0.3
+    magnitude: float = 1.0
+    """Of query and key."""
+    score_shift: float = 0.0
+    """Added to every score, through a constant in query and key, and to the sinks."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def family(self) -> str:
+        """What the name begins with, as far as the slash."""
+        return self.name.split("/")[0] if "/" in self.name else "others"
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` makes this case of again."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(facts: dict[str, Any]) -> Case:
+        """The case with these fields, as JSON has them: lists for tuples."""
+        return Case(**{name: _tuples(x) for name, x in facts.items()})
+
+    @property
+    def operand_names(self) -> tuple[str, ...]:
+        """The names of `operands`, in their order."""
+        given = {
+            "bias": self.bias,
+            "mask": self.mask,
+            "query_seq_lengths": self.q_lengths,
+            "key_value_seq_lengths": self.kv_lengths,
+            "query_segment_ids": self.q_segments,
+            "key_value_segment_ids": self.kv_segments,
+            "cu_seqlens_q": self.cu_q,
+            "cu_seqlens_kv": self.cu_kv,
+            "alibi_slopes": self.alibi,
+            "sinks": self.sinks,
+            "dropout_key": self.dropout or None,
+        }
+        return ("query", "key", "value", *(x for x, y in given.items() if y is not None))
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """The operands of this case that have gradients."""
+        return tuple(name for name in DIFFERENTIABLE if name in self.operand_names)
+
+    def operands(self) -> Operands:
+        """The arrays of the forward call."""
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+
+        def normal(*shape: int, dtype: str = self.dtype) -> np.ndarray:
+            return rng.standard_normal(shape).astype(jnp.dtype(dtype))
+
+        b, t, s, n = self.b, self.t, self.s, self.n
+        q = self.magnitude * rng.standard_normal((b, t, n, self.h))
+        k = self.magnitude * rng.standard_normal((b, s, self.k, self.h))
+        if self.score_shift:
+            # Half of the columns of each are constant, so that every score moves alike. Those of
+            # query are the larger ones: a fused backward pass takes delta from the rounded output,
+            # and that rounding times key's constant is an error of every row of query's gradient,
+            # while times query's constant it mostly cancels in key's.
+            columns = max(1, self.h // 2)
+            root = np.sqrt(abs(self.score_shift) / (self.scale * columns))
+            q[..., :columns] = 3 * root
+            k[..., :columns] = np.copysign(root / 3, self.score_shift)
+        operands = {
+            "query": q.astype(jnp.dtype(self.dtype)),
+            "key": k.astype(jnp.dtype(self.dtype)),
+            "value": normal(b, s, self.k, self.v),
+        }
+        if self.bias is not None:
+            bias = normal(*self.bias, dtype=self.bias_dtype)
+            if self.infinite_bias:
+                bias[rng.random(self.bias) < 0.2] = -np.inf
+                bias[..., 1, :] = -np.inf
+            operands["bias"] = bias
+        if self.mask is not None:
+            mask = rng.random(self.mask) < 0.7
+            if self.dead_rows:
+                mask[..., ::3, :] = False
+            operands["mask"] = mask
+        integers = {
+            "query_seq_lengths": self.q_lengths,
+            "key_value_seq_lengths": self.kv_lengths,
+            "query_segment_ids": self.q_segments,
+            "key_value_segment_ids": self.kv_segments,
+            "cu_seqlens_q": self.cu_q,
+            "cu_seqlens_kv": self.cu_kv,
+        }
+        operands |= {x: np.array(y, np.int32) for x, y in integers.items() if y is not None}
+        if self.alibi is not None:
+            operands["alibi_slopes"] = np.abs(normal(self.alibi, n, dtype="float32")) / 2
+        if self.sinks is not None:
+            # Where the scores are, so that neither hides the other.
+            sinks = normal(self.sinks, n, dtype="float32") + self.score_shift
+            operands["sinks"] = sinks.astype(np.float32)
+        if self.dropout:
+            keys = jax.random.split(jax.random.key(7, impl=self.dropout_impl), self.dropout_keys)
+            operands["dropout_key"] = np.array(jax.random.key_data(keys))
+        return operands
+
+    def cotangents(self) -> Operands:
+        """out_grad, and lse_grad where the case has one; no two entries alike."""
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()) + 1)
+        shape = (self.b, self.t, self.n, self.v)
+        cotangents = {"out_grad": rng.standard_normal(shape).astype(jnp.dtype(self.dtype))}
+        if self.lse_grad:
+            lse_grad = rng.standard_normal((self.b, self.n, self.t))
+            cotangents["lse_grad"] = lse_grad.astype(lse_dtype(self.dtype))
+        return cotangents
+
+    def forward_options(
+        self,
+        *,
+        needs_lse: bool = True,
+        needs_keep: bool = False,
+        implementation: tuple[str, ...] = (),
+    ) -> AttentionOptions:
+        """The options of the forward call."""
+        return AttentionOptions(
+            operands=self.operand_names,
+            scale=self.scale,
+            is_causal=self.is_causal,
+            causal_alignment=self.alignment,
+            window=self.window,
+            logits_soft_cap=self.soft_cap,
+            max_segments=self.max_segments,
+            max_seq_lens=self.longest,
+            dropout_rate=self.dropout,
+            deterministic=self.deterministic,
+            dropout_impl=self.dropout_impl if self.dropout else None,
+            implementation=implementation,
+            needs_lse=needs_lse,
+            needs_max=self.needs_max and needs_lse,
+            needs_keep=needs_keep,
+        )
+
+    def backward_options(self, gradients: tuple[str, ...] | None = None) -> AttentionOptions:
+        """The options of the backward call, for these gradients or all that there are."""
+        return backward_options(
+            self.forward_options(),
+            self.differentiable if gradients is None else gradients,
+            has_lse_grad=self.lse_grad,
+        )
+
+
+def _tuples(x: Any) -> Any:
+    return tuple(_tuples(y) for y in x) if isinstance(x, list) else x
+
+
+def lse_dtype(dtype: str) -> str:
+    """The dtype of lse in a call of this dtype."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def spec_of(options: AttentionOptions, operands: dict[str, Any]) -> AttentionSpec:
+    """The spec of a call with these arrays, or abstract values."""
+    return AttentionSpec.of([operands[name] for name in options.operands], options)

@@ -1,0 +1,156 @@
+"""The `attn-dispatch verify` command."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from attn_dispatch import select
+from attn_dispatch.conformance import pool
+from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.cases import CASES
+from attn_dispatch.conformance.environment import environment
+from attn_dispatch.conformance.report import Report
+from attn_dispatch.target import default_device
+
+_DESCRIPTION = """\
+Run the conformance suite on the device that is here: some hundred attention calls, each compared
+with a float64 reference in results and gradients. NaN stands in all padding, and in results and
+workspaces before each call. Every case runs in a process of its own kind, so that one that crashes
+is reported as such and the others go on.
+
+The report says what was run with which versions. Exit status 1: something failed or crashed, or
+nothing passed.
+"""
+_MOST_JOBS = 8
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `verify` to the parser of `attn-dispatch`."""
+    parser = commands.add_parser(
+        "verify",
+        help="check an implementation on this device, case by case",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--implementation", choices=select.names(), help="default: the vendor's for this device"
+    )
+    parser.add_argument(
+        "--cases", metavar="GLOB", default="*", help="only cases named like this: 'window/*_d64_*'"
+    )
+    parser.add_argument(
+        "--jobs", type=_at_least(1), default=default_jobs(), metavar="N",
+        help="cases run at the same time (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--random", type=_at_least(0), default=0, metavar="N", help="also run N drawn cases"
+    )
+    parser.add_argument(
+        "--seed", type=_at_least(0), metavar="SEED", help="draw the cases of an earlier run again"
+    )
+    parser.add_argument(
+        "--report", type=Path, default=Path(), metavar="FOLDER",
+        help="where the report is written, as JSON and Markdown (default: here)",
+    )  # fmt: skip
+    parser.set_defaults(run=main)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Run the chosen cases; ends the process with status 1 if something is wrong."""
+    # This process, which only asks the device what it is, must leave its memory to the workers.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        screen = _screen_module()
+        implementation = args.implementation or default_implementation()
+        cases = [case for case in CASES if fnmatch.fnmatchcase(case.name, args.cases)]
+        options: dict[str, object] = {"cases": args.cases, "jobs": args.jobs}
+        if args.random:
+            seed = random.randrange(2**32) if args.seed is None else args.seed
+            print(
+                f"{args.random} drawn cases; --random {args.random} --seed {seed} draws them again"
+            )
+            options |= {"random": args.random, "seed": seed}
+            cases += _drawn(args.random, seed)
+        if not cases:
+            sys.exit(f"error: no case is named like {args.cases!r}")
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: {error}")
+    print(f"{len(cases)} cases of {implementation}, {args.jobs} at a time")
+    try:
+        report = run(cases, implementation, args.jobs, options, screen)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    screen.show(report)
+    for path in report.write(args.report):
+        print(path)
+    sys.exit(0 if report.is_good else 1)
+
+
+def run(
+    cases: Sequence[Case],
+    implementation: str,
+    jobs: int,
+    options: dict[str, object],
+    screen: ModuleType,
+) -> Report:
+    """The report of these cases, in their order."""
+    started = time.monotonic()
+    outcomes = pool.run(cases, pool.command(implementation), jobs)
+    by_name = {x.case: x for x in screen.watched(outcomes, len(cases))}
+    return Report(
+        environment=environment(),
+        implementation=implementation,
+        options=options,
+        outcomes=tuple(by_name[case.name] for case in cases),
+        seconds=time.monotonic() - started,
+    )
+
+
+def default_implementation() -> str:
+    """The vendor's for the device that is here, XLA where there is none."""
+    platform = default_device().platform
+    vendors = {x.PLATFORM: x.NAME for x in select.IMPLEMENTATIONS if x.PLATFORM is not None}
+    return vendors.get(platform, select.IMPLEMENTATIONS[-1].NAME)
+
+
+def default_jobs() -> int:
+    """One for every two processors, at most 8."""
+    return max(1, min(_MOST_JOBS, len(os.sched_getaffinity(0)) // 2))
+
+
+def _at_least(least: int):
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
+        return value
+
+    return parse
+
+
+def _drawn(count: int, seed: int) -> list[Case]:
+    try:
+        from attn_dispatch.conformance import draws
+    except ImportError:
+        raise ModuleNotFoundError(
+            "--random draws cases with hypothesis: pip install 'attn-dispatch[verify]'"
+        ) from None
+    return draws.examples(count, seed)
+
+
+def _screen_module() -> ModuleType:
+    try:
+        from attn_dispatch.conformance import screen
+    except ImportError:
+        raise ModuleNotFoundError(
+            "verify shows its progress with rich: pip install 'attn-dispatch[verify]'"
+        ) from None
+    return screen

@@ -1,0 +1,66 @@
+"""The dropout mask that an implementation draws, asked for or found out from what it computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.reference import Operands, allowed
+
+Draw = Callable[[Operands], np.ndarray]
+"""The keep mask, bool [B, N, T, S], of a call with these operands; True = kept."""
+
+
+def probe(forward: Callable[[Operands], np.ndarray], case: Case) -> Draw:
+    """A `Draw` by way of the output of `forward`.
+
+    Where all scores are equal and the values of V keys in turn are the unit vectors, the output
+    says which of those keys were kept.
+    """
+
+    def draw(operands: Operands) -> np.ndarray:
+        operands = dict(operands)
+        operands["query"] = np.zeros_like(operands["query"])
+        operands["key"] = np.zeros_like(operands["key"])
+        if "bias" in operands:
+            operands["bias"] = np.where(operands["bias"] == -np.inf, -np.inf, 0).astype(
+                operands["bias"].dtype
+            )
+        if "alibi_slopes" in operands:
+            operands["alibi_slopes"] = np.zeros_like(operands["alibi_slopes"])
+        keep = np.zeros((case.b, case.n, case.t, case.s), bool)
+        for first in range(0, case.s, case.v):
+            columns = np.arange(min(case.v, case.s - first))
+            value = np.zeros((case.b, case.s, case.k, case.v), jnp.dtype(case.dtype))
+            value[:, first + columns, :, columns] = 1
+            out = np.asarray(forward(operands | {"value": value}), np.float32)
+            kept = np.moveaxis(out[..., : len(columns)] != 0, 1, 2)
+            keep[..., first : first + len(columns)] = kept
+        return keep
+
+    return draw
+
+
+def check(case: Case, draw: Draw, operands: Operands) -> tuple[np.ndarray, list[str]]:
+    """The mask of a case, and what is wrong with it: its rate, and what it depends on."""
+    keep = draw(operands)
+    pairs = allowed(case.forward_options(), operands)
+    failures = []
+    if not np.array_equal(keep & pairs, draw(operands) & pairs):
+        failures.append("the same key dropped other entries the second time")
+    dropped, count = float((~keep & pairs).sum()), int(pairs.sum())
+    rate = case.dropout
+    # Of few entries two keys may well drop the same.
+    chance_of_same = (1 - 2 * rate * (1 - rate)) ** count
+    other = operands | {"dropout_key": operands["dropout_key"] ^ np.uint32(0x5BD1E995)}
+    if chance_of_same < 1e-9 and np.array_equal(keep & pairs, draw(other) & pairs):
+        failures.append("another key dropped the same entries")
+    # Some kernels draw 8 bits: the rate is right to 1/256.
+    spread = 5 * math.sqrt(rate * (1 - rate) * count) + count / 256
+    if abs(dropped - rate * count) > spread:
+        failures.append(f"dropped {dropped:.0f} of {count} entries, expected a share of {rate:g}")
+    return keep, failures

@@ -1,0 +1,82 @@
+"""Where and with what something was measured, for reports and committed results."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+from jaxlib.version import __version__ as JAXLIB_VERSION
+
+from attn_dispatch import aiter_folder, cudnn_library
+from attn_dispatch._version import __version__
+
+
+def environment() -> dict[str, Any]:
+    """Date, device, driver and versions; the commit from git, or from $ATTN_DISPATCH_COMMIT."""
+    library = cudnn_library.find()
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": os.environ.get("ATTN_DISPATCH_COMMIT") or _commit(),
+        "device": jax.devices()[0].device_kind,
+        "platform": jax.devices()[0].client.platform_version.splitlines()[0],
+        "driver": _driver(),
+        "cudnn": library.version_text if library.is_usable else library.unusable,
+        "cudnn_path": _in_its_package(library.path),
+        "aiter": _aiter(),
+        "jax": jax.__version__,
+        "jaxlib": JAXLIB_VERSION,
+        "python": platform.python_version(),
+        "attn_dispatch": __version__,
+    }
+
+
+def _commit() -> str:
+    """Of the checkout that this file belongs to, with a + where files differ from it."""
+    here = Path(__file__)
+    git = ("git", "-C", str(here.parent))
+    if _run(*git, "ls-files", "--error-unmatch", here.name) == "unknown":
+        return "unknown"  # installed, perhaps inside of somebody else's repository
+    changed = _run(*git, "status", "--porcelain", "--untracked-files=no")
+    return _run(*git, "rev-parse", "HEAD") + ("+" if changed != "unknown" else "")
+
+
+def _driver() -> str:
+    version = Path("/sys/module/amdgpu/version")
+    if version.is_file():
+        return version.read_text().strip()
+    return _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def _aiter() -> str:
+    """The versions that AITER was built from here, by architecture."""
+    builds = {arch: aiter_folder.read(aiter_folder.folder(arch)) for arch in aiter_folder.ARCHS}
+    found = [f"{build.wheel_version} for {arch}" for arch, build in builds.items() if build]
+    return ", ".join(found) or "not built here"
+
+
+def _in_its_package(path: str) -> str:
+    """Where a file is inside of site-packages, or its name alone: not the machine's own folders."""
+    before, found, inside = path.partition("site-packages/")
+    return inside if found else before.rsplit("/", 1)[-1]
+
+
+def cuda_devices() -> list[Any]:
+    """The CUDA devices of this process; empty where there are none."""
+    try:
+        return jax.devices("cuda")
+    except RuntimeError:
+        return []
+
+
+def _run(*command: str) -> str:
+    """The first line that a command prints; "unknown" if it fails or prints nothing."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else "unknown"

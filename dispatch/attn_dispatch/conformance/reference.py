@@ -1,0 +1,217 @@
+"""Attention written out in float64 NumPy: what every implementation is tested against.
+
+Nothing is shared with the library but `AttentionOptions`, and nothing is clever: one batch row at
+a time, every pair of query and key explicit, positions counted by comparing ids pair by pair,
+softmax with its full Jacobian-vector product. Operands and shapes are those of
+`attn_dispatch.spec`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attn_dispatch.spec import DIFFERENTIABLE, AttentionOptions
+
+Operands = dict[str, np.ndarray]
+
+
+def reference(
+    options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None
+) -> Operands:
+    """out [B, T, N, V] and lse [B, N, T], with needs_max row_max [B, N, T].
+
+    With out_grad among the operands all gradients as well. `keep` [B, N, T, S] is the dropout
+    mask, True = kept; `dropout_key` is not looked at.
+    """
+    b = operands["query"].shape[0]
+    rows = [_Row(options, operands, keep, batch_row) for batch_row in range(b)]
+    results = {
+        "out": np.array([row.out.swapaxes(0, 1) for row in rows]),
+        "lse": np.array([row.lse for row in rows]),
+    }
+    if options.needs_max:
+        results["row_max"] = np.array([row.row_max for row in rows])
+    if "out_grad" in operands:
+        gradients = {x: np.zeros(operands[x].shape) for x in DIFFERENTIABLE if x in operands}
+        for row in rows:
+            row.add_gradients(gradients)
+        results |= gradients
+    return results
+
+
+def segment_ids(
+    options: AttentionOptions, operands: Operands, batch_row: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of the queries [T] and keys [S] of one batch row; 0 is padding."""
+    found = []
+    for side, array in (("query", "query"), ("key_value", "key")):
+        length = operands[array].shape[1]
+        ids = operands.get(f"{side}_segment_ids")
+        ids = np.ones(length, int) if ids is None else np.array(ids[batch_row], int)
+        if options.max_segments is not None:
+            ids[ids > options.max_segments] = 0
+        cu_seqlens = operands.get("cu_seqlens_q" if side == "query" else "cu_seqlens_kv")
+        if cu_seqlens is not None:
+            ids[:] = 0
+            starts = list(cu_seqlens[batch_row])
+            for m in range(len(starts) - 1):
+                ids[starts[m] : starts[m + 1]] = m + 1
+        lengths = operands.get(f"{side}_seq_lengths")
+        if lengths is not None:
+            ids[max(int(lengths[batch_row]), 0) :] = 0
+        found.append(np.maximum(ids, 0))
+    return found[0], found[1]
+
+
+def relative_positions(
+    options: AttentionOptions, query_ids: np.ndarray, key_ids: np.ndarray
+) -> np.ndarray:
+    """j - (i + offset) for every pair [T, S]; meaningful where the ids are equal."""
+    i = np.tril(query_ids[:, None] == query_ids, -1).sum(axis=1)
+    j = np.tril(key_ids[:, None] == key_ids, -1).sum(axis=1)
+    offset = np.zeros_like(i)
+    if options.causal_alignment == "bottom_right":
+        keys = (query_ids[:, None] == key_ids).sum(axis=1)
+        queries = (query_ids[:, None] == query_ids).sum(axis=1)
+        offset = keys - queries
+    return j[None, :] - (i + offset)[:, None]
+
+
+def allowed_pairs(options: AttentionOptions, operands: Operands, batch_row: int) -> np.ndarray:
+    """Whether query i may attend key j, bool [N, T, S], in one batch row."""
+    query_ids, key_ids = segment_ids(options, operands, batch_row)
+    relative = relative_positions(options, query_ids, key_ids)
+    may = (query_ids[:, None] == key_ids) & (query_ids[:, None] != 0)
+    left, right = options.window
+    may &= True if left is None else relative >= -left
+    may &= True if right is None else relative <= right
+    may &= True if not options.is_causal else relative <= 0
+    heads = np.broadcast_to(may, (operands["query"].shape[2], *may.shape))
+    return heads & _pick(operands["mask"], batch_row) if "mask" in operands else heads
+
+
+def allowed(options: AttentionOptions, operands: Operands) -> np.ndarray:
+    """`allowed_pairs` of all batch rows, bool [B, N, T, S]."""
+    b = operands["query"].shape[0]
+    return np.array([allowed_pairs(options, operands, row) for row in range(b)])
+
+
+def poison_padding(
+    options: AttentionOptions, operands: Operands, poison: float = np.nan
+) -> Operands:
+    """The operands with `poison` in every place of theirs that only padding looks at."""
+    poisoned = {name: np.array(x) for name, x in operands.items()}
+    for batch_row in range(operands["query"].shape[0]):
+        query_ids, key_ids = segment_ids(options, operands, batch_row)
+        for name in {"query", "out", "out_grad"} & set(poisoned):
+            poisoned[name][batch_row, query_ids == 0] = poison
+        for name in {"key", "value"} & set(poisoned):
+            poisoned[name][batch_row, key_ids == 0] = poison
+        for name in {"lse", "lse_grad"} & set(poisoned):
+            poisoned[name][batch_row][:, query_ids == 0] = poison
+        bias = poisoned.get("bias")
+        if bias is not None and bias.shape[0] > 1:
+            if bias.shape[2] > 1:
+                bias[batch_row][:, query_ids == 0] = poison
+            if bias.shape[3] > 1:
+                bias[batch_row][:, :, key_ids == 0] = poison
+    return poisoned
+
+
+def _pick(x: np.ndarray, batch_row: int) -> np.ndarray:
+    """[1|B, …] at one batch row."""
+    return x[batch_row if x.shape[0] > 1 else 0]
+
+
+def _add(gradient: np.ndarray, batch_row: int, amount: np.ndarray) -> None:
+    """Adds to [1|B, …] what one batch row contributes, summed over the axes of length 1."""
+    target = _pick(gradient, batch_row)
+    axes = tuple(i for i, n in enumerate(target.shape) if n == 1)
+    target += amount.sum(axis=axes, keepdims=True)
+
+
+class _Row:
+    """Forward of one batch row, all heads at once, and what its gradients need.
+
+    Arrays start with the axis of query heads, [N, T, ·] and [N, S, ·]: each head has a copy of
+    the key head it shares.
+    """
+
+    def __init__(
+        self,
+        options: AttentionOptions,
+        operands: Operands,
+        keep: np.ndarray | None,
+        batch_row: int,
+    ) -> None:
+        self.options, self.operands, self.batch_row = options, operands, batch_row
+        self.num_kv_heads = operands["key"].shape[2]
+        self.groups = operands["query"].shape[2] // self.num_kv_heads
+        query_ids, key_ids = segment_ids(options, operands, batch_row)
+        self.real_queries = query_ids != 0
+        self.q = self._clean("query", query_ids)
+        self.k = self._clean("key", key_ids).repeat(self.groups, axis=0)
+        self.v = self._clean("value", key_ids).repeat(self.groups, axis=0)
+
+        score = options.scale * (self.q @ self.k.swapaxes(1, 2))
+        self.cap_slope = np.ones((1, 1, 1))
+        if options.logits_soft_cap is not None:
+            bent = np.tanh(score / options.logits_soft_cap)
+            score, self.cap_slope = options.logits_soft_cap * bent, 1 - bent**2
+        if "bias" in operands:
+            score = score + _pick(operands["bias"], batch_row).astype(np.float64)
+        self.distance = np.abs(relative_positions(options, query_ids, key_ids))
+        if "alibi_slopes" in operands:
+            slopes = _pick(operands["alibi_slopes"], batch_row).astype(np.float64)
+            score = score - slopes[:, None, None] * self.distance
+        score = np.where(allowed_pairs(options, operands, batch_row), score, -np.inf)
+
+        self.row_max = score.max(axis=2, initial=-np.inf)  # [N, T]
+        self.live = self.row_max != -np.inf
+        sink = np.full((len(score), 1), -np.inf)
+        if "sinks" in operands:
+            sink = _pick(operands["sinks"], batch_row).astype(np.float64)[:, None]
+        top = np.where(self.live, np.maximum(self.row_max, sink), 0)
+        total = np.exp(score - top[..., None]).sum(axis=2) + np.exp(sink - top)
+        lse = top + np.log(np.where(self.live, total, 1))
+        self.lse = np.where(self.live, lse, -np.inf)
+        self.p = np.exp(score - lse[..., None])
+        self.p_sink = np.where(self.live, np.exp(sink - lse), 0)
+
+        self.kept: np.ndarray | float = 1.0
+        if keep is not None:
+            self.kept = keep[batch_row] / (1 - options.dropout_rate)
+        self.out = (self.p * self.kept) @ self.v
+
+    def add_gradients(self, gradients: Operands) -> None:
+        """Adds this row's part of every gradient, from out_grad and lse_grad."""
+        out_grad = self._clean("out_grad", self.real_queries)
+        p_grad = (out_grad @ self.v.swapaxes(1, 2)) * self.kept
+        # Softmax over keys and sink; the sink's own p_grad is 0, since it has no value.
+        mean = (self.p * p_grad).sum(axis=2)
+        lse_grad = np.zeros_like(mean)
+        if "lse_grad" in self.operands:
+            lse_grad = np.where(self.live, self.operands["lse_grad"][self.batch_row], 0)
+        score_grad = self.p * (p_grad - mean[..., None] + lse_grad[..., None])
+        sink_grad = (self.p_sink * (lse_grad - mean)).sum(axis=1)
+        raw_grad = self.options.scale * score_grad * self.cap_slope
+        gradients["query"][self.batch_row] += (raw_grad @ self.k).swapaxes(0, 1)
+        gradients["key"][self.batch_row] += self._of_groups(raw_grad.swapaxes(1, 2) @ self.q)
+        p_kept = (self.p * self.kept).swapaxes(1, 2)
+        gradients["value"][self.batch_row] += self._of_groups(p_kept @ out_grad)
+        if "bias" in gradients:
+            _add(gradients["bias"], self.batch_row, score_grad)
+        if "sinks" in gradients:
+            _add(gradients["sinks"], self.batch_row, sink_grad)
+        if "alibi_slopes" in gradients:
+            slope_grad = -(score_grad * self.distance).sum(axis=(1, 2))
+            _add(gradients["alibi_slopes"], self.batch_row, slope_grad)
+
+    def _clean(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """An operand [·, L, ·] in float64, with 0 in padding whatever stands there."""
+        x = self.operands[name][self.batch_row].astype(np.float64).swapaxes(0, 1)
+        return np.where(ids[:, None] != 0, x, 0.0)
+
+    def _of_groups(self, x: np.ndarray) -> np.ndarray:
+        """[N, S, ·] to [S, K, ·]: a key head's gradient is the sum over the heads that share it."""
+        return x.reshape(self.num_kv_heads, self.groups, *x.shape[1:]).sum(axis=1).swapaxes(0, 1)

@@ -1,0 +1,134 @@
+"""What a run of the suite found, as JSON for programs and Markdown for people."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from attn_dispatch.conformance.outcome import Outcome, Status
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run: where, with what, and every outcome."""
+
+    environment: dict[str, Any]
+    implementation: str
+    options: dict[str, Any]
+    """How the command was called."""
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether something passed, and nothing failed or crashed; refusing is no mistake."""
+        counts = self.counts()
+        return counts["passed"] > 0 and counts["failed"] == counts["crashed"] == 0
+
+    def counts(self) -> dict[str, int]:
+        """How many outcomes there are of each status."""
+        return count(self.outcomes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything."""
+        return {
+            "environment": self.environment,
+            "implementation": self.implementation,
+            "options": self.options,
+            "counts": self.counts(),
+            "seconds": round(self.seconds, 1),
+            "outcomes": [x.to_json() for x in self.outcomes],
+        }
+
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        """Writes verify-IMPLEMENTATION-DEVICE.json and .md; returns where."""
+        folder.mkdir(parents=True, exist_ok=True)
+        device = "".join(x if x.isalnum() else "_" for x in str(self.environment["device"]))
+        paths = tuple(
+            folder / f"verify-{self.implementation}-{device}.{ending}" for ending in ("json", "md")
+        )
+        paths[0].write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        paths[1].write_text(self.markdown(), encoding="utf-8")
+        return paths[0], paths[1]
+
+    def markdown(self) -> str:
+        """Versions, the outcomes by family, every reason, and failures in full."""
+        counts = ", ".join(f"{n} {status}" for status, n in self.counts().items())
+        lines = [
+            f"# attn-dispatch verify: {self.implementation} on {self.environment['device']}",
+            "",
+            f"{len(self.outcomes)} cases in {self.seconds:.0f} s: {counts}.",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in self.environment.items()),
+            *(f"| {name} | {value} |" for name, value in self.options.items()),
+            "",
+            "A case passes if every result and gradient is off from a float64 reference by at most",
+            "twice the error of the plain XLA computation in the same dtype (three times with a",
+            "soft cap) plus 1e-5. *Worst* is the largest share of that allowance.",
+            "",
+            "| family | " + " | ".join(STATUSES) + " | worst |",
+            "|---|" + "---:|" * (len(STATUSES) + 1),
+        ]
+        for family in families(self.outcomes):
+            shown = [str(family.counts[x]) for x in STATUSES]
+            lines.append(f"| {family.name} | " + " | ".join(shown) + f" | {family.worst:.2f} |")
+        for title, reasons in (
+            ("Refused, and why", reasons_of(self.outcomes)),
+            ("Gradients left to XLA, and why", gradient_reasons_of(self.outcomes)),
+        ):
+            if reasons:
+                lines += ["", f"## {title}", ""]
+                lines += [f"- {n} cases: {reason}" for reason, n in reasons]
+        bad = [x for x in self.outcomes if x.status in ("failed", "crashed")]
+        if bad:
+            lines += ["", "## Failures"]
+        for outcome in bad:
+            lines += ["", f"### {outcome.case}: {outcome.status}", ""]
+            lines += ["```", *outcome.failures, "```"]
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Family:
+    """The outcomes of one family of cases."""
+
+    name: str
+    counts: dict[str, int]
+    worst: float
+    """The largest share of its allowance that any error takes."""
+
+
+def families(outcomes: Iterable[Outcome]) -> list[Family]:
+    """The families in the order in which they begin."""
+    grouped: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        grouped.setdefault(outcome.family, []).append(outcome)
+    return [Family(x, count(y), max(z.used for z in y)) for x, y in grouped.items()]
+
+
+def count(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """How many there are of each status."""
+    found = Counter(x.status for x in outcomes)
+    return {status: found[status] for status in STATUSES}
+
+
+def reasons_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
+    """Every reason why a case was refused, the most frequent first."""
+    return Counter(reason for x in outcomes for reason in x.reasons).most_common()
+
+
+def gradient_reasons_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
+    """Every reason why XLA had to compute gradients, the most frequent first."""
+    reasons: Counter[str] = Counter()
+    for outcome in outcomes:
+        for names, why in outcome.refused_gradients.items():
+            reasons.update(f"{names}: {reason}" for reason in why)
+    return reasons.most_common()

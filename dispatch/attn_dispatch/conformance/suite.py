@@ -1,0 +1,268 @@
+"""The conformance suite: what every implementation must do right, case by case."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from attn_dispatch import select
+from attn_dispatch.conformance import dropped
+from attn_dispatch.conformance.calls import (
+    Program,
+    custom_calls_in,
+    custom_calls_of,
+    numpy_results,
+    specs_in,
+)
+from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.documents import Document
+from attn_dispatch.conformance.judge import allowances, error
+from attn_dispatch.conformance.naive import naive
+from attn_dispatch.conformance.outcome import Outcome
+from attn_dispatch.conformance.reference import Operands, allowed, poison_padding, reference
+from attn_dispatch.device import Device
+from attn_dispatch.spec import AttentionSpec
+from attn_dispatch.target import default_device
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A program, traced, and the verdicts on its calls by direction."""
+
+    program: Program
+    traced: Any
+    verdicts: dict[str, select.Verdict]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Everything that speaks against any of the calls."""
+        return tuple(dict.fromkeys(x for y in self.verdicts.values() for x in y.reasons))
+
+
+class Conformance:
+    """The suite for one implementation: name it in a subclass or in an instance.
+
+    Everything goes through `primitive.attention` under `jax.jit` and `jax.vjp`, the implementation
+    being the only one asked for. Set ATTN_DISPATCH_POISON=1 before the first call, so that results
+    and workspaces of vendor kernels hold NaN beforehand.
+    """
+
+    implementation: str
+    has_fallback = True
+    """Whether XLA may compute the gradients that this implementation refuses."""
+
+    @cached_property
+    def device(self) -> Device:
+        """The device that calls are planned for."""
+        return default_device()
+
+    @property
+    def keeps_nan_in_documents(self) -> bool:
+        """Whether NaN in one document must not reach others in the same row.
+
+        XLA multiplies dense matrices, in which 0 · NaN is NaN.
+        """
+        return self.implementation != "xla"
+
+    @contextmanager
+    def lowering(self) -> Iterator[None]:
+        """What surrounds the lowering of a call."""
+        yield
+
+    def check(self, case: Case) -> Outcome:
+        """Runs a case, if the implementation is eligible for it, and judges everything."""
+        started = time.perf_counter()
+        outcome = self._check(case)
+        return replace(outcome, seconds=round(time.perf_counter() - started, 3))
+
+    def refuses(self, case: Case) -> tuple[str, ...]:
+        """Why the implementation cannot run a case's forward call; empty if it can."""
+        return self._trace(case, case.operands() | case.cotangents(), ()).reasons
+
+    def _check(self, case: Case) -> Outcome:
+        outcome = Outcome(case.name, case.family)
+        given = case.operands() | case.cotangents()
+        poisoned = poison_padding(case.forward_options(), given)
+        traced, outcome = self._eligible(case, poisoned, outcome)
+        if outcome.status == "refused":
+            return outcome
+        with self.lowering():
+            compiled = traced.program.compile(traced.traced)
+        run = traced.program.run if case.transform == "eager" else compiled
+        outcome = outcome.failed(*self._wrong_kernels(compiled.as_text(), outcome))
+
+        keep = None
+        if case.dropout:
+            keep, failures = dropped.check(case, self._dropout(case, given), given)
+            outcome = outcome.failed(*(f"dropout: {x}" for x in failures))
+        got = numpy_results(run, poisoned)
+        outcome = self._judged(case, given, keep, got, outcome)
+        outcome = outcome.failed(*_not_zero(case, given, got))
+        if case.deterministic:
+            outcome = outcome.failed(*_not_repeated(got, numpy_results(run, poisoned)))
+        return outcome.failed(*self._leaks(case, poisoned, run, got, outcome.allowances))
+
+    def _eligible(
+        self, case: Case, operands: Operands, outcome: Outcome
+    ) -> tuple[_Traced, Outcome]:
+        """What to run of a case: with as many gradients as the implementation computes itself.
+
+        The verdicts are on the calls that the traced program makes, whatever the transform.
+        """
+        wanted = () if case.inference else case.differentiable
+        traced = self._trace(case, operands, wanted)
+        if traced.reasons and wanted:
+            own, refused = self._own_gradients(case, operands, wanted)
+            refused = refused if own else {"/".join(wanted): traced.reasons}
+            outcome = replace(outcome, refused_gradients=refused)
+            traced = self._trace(case, operands, own)
+            # Dropout masks are drawn alike by one implementation alone.
+            if not own and self.has_fallback and not traced.reasons and not case.dropout:
+                traced = self._trace(case, operands, wanted, use_xla=True)
+        if traced.reasons:
+            outcome = replace(outcome, refused_gradients={})
+            return traced, replace(outcome, status="refused", reasons=traced.reasons)
+        plans = {x: y.plan for x, y in traced.verdicts.items()}
+        engines = {x: y.engine for x, y in plans.items() if y is not None}
+        backward = traced.verdicts.get("backward")
+        name = "" if backward is None else backward.implementation
+        return traced, replace(outcome, engines=engines, backward=name)
+
+    def _own_gradients(
+        self, case: Case, operands: Operands, wanted: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+        """The gradients that the implementation computes, and its reasons against the others."""
+        reasons = {name: self._trace(case, operands, (name,)).reasons for name in wanted}
+        own = tuple(name for name in wanted if not reasons[name])
+        if own and self._trace(case, operands, own).reasons:
+            own = ()
+        return own, {name: x for name, x in reasons.items() if x}
+
+    def _trace(
+        self,
+        case: Case,
+        operands: Operands,
+        gradients: tuple[str, ...],
+        *,
+        use_xla: bool = False,
+    ) -> _Traced:
+        """The program, traced. With `use_xla` XLA computes what the implementation refuses."""
+        preference = (self.implementation, "xla") if use_xla else (self.implementation,)
+        program = Program.of(case, preference, gradients)
+        traced = program.trace(operands)
+        verdicts = {
+            "backward" if spec.is_backward else "forward": self._verdict(spec)
+            for spec in specs_in(traced.jaxpr)
+        }
+        return _Traced(program, traced, verdicts)
+
+    def _verdict(self, spec: AttentionSpec) -> select.Verdict:
+        """The first implementation in the spec's order that can run it, or the first one's no."""
+        found = select.verdicts(spec, self.device)
+        return next((x for x in found if x.is_eligible), found[0])
+
+    def _wrong_kernels(self, hlo: str, outcome: Outcome) -> list[str]:
+        """Where the compiled program does not call what it should, or calls what it should not."""
+        wanted = custom_calls_of(self.implementation)
+        if outcome.backward != self.implementation:
+            wanted = {x: y for x, y in wanted.items() if x == "forward"}
+        got = custom_calls_in(hlo)
+        return [f"kernels: expected custom calls {sorted(wanted.values())}, got {sorted(got)}"] * (
+            got != set(wanted.values())
+        )
+
+    def _dropout(self, case: Case, operands: Operands) -> dropped.Draw:
+        """The implementation's mask, asked for; or probed for, where it does not tell."""
+        jitted = replace(case, transform="jit") if case.transform in ("eager", "donate") else case
+        asked = Program.keep_mask(jitted, (self.implementation,))
+        traced = asked.trace(operands)
+        if all(self._verdict(spec).is_eligible for spec in specs_in(traced.jaxpr)):
+            with self.lowering():
+                compiled = asked.compile(traced)
+            return lambda operands: numpy_results(compiled, operands)["keep"]
+        probed = Program.of(jitted, (self.implementation,), ())
+        with self.lowering():
+            compiled = probed.compile(probed.trace(operands))
+        return dropped.probe(lambda operands: numpy_results(compiled, operands)["out"], case)
+
+    def _judged(
+        self, case: Case, given: Operands, keep: np.ndarray | None, got: Operands, outcome: Outcome
+    ) -> Outcome:
+        """The errors against float64, and whether each is within what is allowed."""
+        options = case.forward_options()
+        expected, plain = reference(options, given, keep), naive(options, given, keep)
+        allowance = allowances(options, expected, plain, got)
+        errors = {name: error(x, expected[name]) for name, x in got.items()}
+        outcome = replace(outcome, errors=errors, allowances=allowance)
+        return outcome.failed(
+            *(
+                f"{name}: error {x:.3g}, allowed {allowance[name]:.3g}"
+                for name, x in errors.items()
+                if not x <= allowance[name]
+            )
+        )
+
+    def _leaks(
+        self,
+        case: Case,
+        operands: Operands,
+        run: Any,
+        got: Operands,
+        allowance: Mapping[str, float],
+    ) -> list[str]:
+        """Where a change of one packed document shows in another.
+
+        Not one bit of the results may change; of the gradients neither, if they are deterministic.
+        """
+        document = Document.of(case)
+        if document is None:
+            return []
+        failures = []
+        fills = {"random": None} | ({"NaN": np.nan} if self.keeps_nan_in_documents else {})
+        before = document.without(got)
+        for what, fill in fills.items():
+            changed = numpy_results(run, document.changed(operands, fill))
+            for name, x in document.without(changed).items():
+                exact = name in ("out", "lse", "row_max") or case.deterministic
+                if exact and not _same_bits(x, before[name]):
+                    failures.append(f"documents: {what} values in one changed {name} of another")
+                elif not exact and not error(x, before[name]) <= allowance[name]:
+                    failures.append(f"documents: {what} values in one spoiled {name} of another")
+        return failures
+
+
+def _not_zero(case: Case, given: Operands, got: Operands) -> list[str]:
+    """Queries that attend nothing, and keys that nothing attends, must leave exact zeros."""
+    may = allowed(case.forward_options(), given)
+    if "bias" in given:
+        may &= given["bias"] != -np.inf
+    dead_queries = (~may).all(axis=3).swapaxes(1, 2)  # [B, T, N]
+    b, n, t, s = may.shape
+    groups = may.reshape(b, case.k, n // case.k, t, s)
+    dead_keys = (~groups).all(axis=(2, 3)).swapaxes(1, 2)  # [B, S, K]
+    dead = dict.fromkeys(("out", "query"), dead_queries) | dict.fromkeys(
+        ("key", "value"), dead_keys
+    )
+    return [
+        f"zeros: {name} is not exactly 0 where nothing attends"
+        for name, rows in dead.items()
+        if name in got and np.any(got[name][rows] != 0)
+    ]
+
+
+def _not_repeated(first: Operands, second: Operands) -> list[str]:
+    return [
+        f"deterministic: {name} differs from call to call"
+        for name in first
+        if not _same_bits(first[name], second[name])
+    ]
+
+
+def _same_bits(x: np.ndarray, y: np.ndarray) -> bool:
+    return x.tobytes() == y.tobytes()

@@ -1,0 +1,33 @@
+"""The conformance suite on cuDNN."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import attn_dispatch
+from attn_dispatch import select
+from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.cases import CASES
+from attn_dispatch.conformance.suite import Conformance
+
+
+class TestCudnn(Conformance):
+    implementation = "cudnn"
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_case(self, case: Case, record):
+        outcome = self.check(case)
+        record(**outcome.to_json())
+        assert outcome.failures == ()
+        if outcome.status == "refused":
+            pytest.skip("; ".join(outcome.reasons))
+
+
+def test_unset_preference_takes_cudnn():
+    q = jax.ShapeDtypeStruct((2, 256, 8, 64), jnp.bfloat16)
+    explanation = attn_dispatch.explain(q, q, q, is_causal=True)
+    assert (explanation.chosen_forward, explanation.chosen_backward) == ("cudnn", "cudnn")
+    assert explanation.device.is_present
+    assert select.names()[0] == "cudnn"

@@ -1,0 +1,47 @@
+"""A worker of the conformance suite with something wrong about it, which its argument names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from attn_dispatch import xla
+from attn_dispatch.conformance import worker
+from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.outcome import Outcome
+from attn_dispatch.conformance.suite import Conformance
+
+
+class Odd(Conformance):
+    """XLA, but for cases with "causal" in their names."""
+
+    implementation = "xla"
+
+    def check(self, case: Case) -> Outcome:
+        if "causal" not in case.name:
+            return super().check(case)
+        match sys.argv[1]:
+            case "crash":
+                print("as the test wants it", file=sys.stderr, flush=True)
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "exit":
+                os._exit(3)
+            case "raise":
+                raise RuntimeError("as the test wants it")
+            case "hang":
+                time.sleep(600)
+            case "print":
+                print("a library has something to say")
+            case "wrong":
+                self.spoil()
+        return super().check(case)
+
+    def spoil(self) -> None:
+        right = xla.forward
+        xla.forward = lambda *args: (right(*args)[0] * 1.01, *right(*args)[1:])
+
+
+if __name__ == "__main__":
+    worker.main(Odd())

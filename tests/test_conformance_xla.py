@@ -1,0 +1,122 @@
+"""The conformance suite on XLA: the table that vendor kernels are run through, on this CPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from attn_dispatch import scores, xla
+from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.cases import BY_NAME, CASES
+from attn_dispatch.conformance.suite import Conformance
+
+
+class TestXla(Conformance):
+    implementation = "xla"
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_case(self, case: Case):
+        outcome = self.check(case)
+        assert outcome.failures == ()
+        assert outcome.status == "passed"
+        assert outcome.backward == ("" if case.inference else "xla")
+        results = {"out", *(() if case.inference else case.differentiable)}
+        assert results <= outcome.errors.keys()
+
+
+def test_names_are_unique():
+    assert len(BY_NAME) == len(CASES) >= 600
+
+
+def test_cases_survive_json():
+    for case in CASES:
+        assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
+
+
+# What each check of the suite is for: a mistake that it alone would notice.
+
+
+def mistaken(monkeypatch, direction: str, change) -> None:
+    """Makes `change(spec, operands, results)` of what XLA computes."""
+    right = getattr(xla, direction)
+
+    def wrong(spec, device, operands):
+        return tuple(change(spec, operands, list(right(spec, device, operands))))
+
+    monkeypatch.setattr(xla, direction, wrong)
+
+
+def failures(name: str, **facts) -> str:
+    suite = Conformance()
+    suite.implementation = "xla"
+    outcome = suite.check(replace(BY_NAME[name], **facts))
+    assert outcome.status == "failed"
+    return "\n".join(outcome.failures)
+
+
+SMALL = "plain/causal_f16_d64_33x17"
+
+
+def test_a_result_that_is_off_is_found(monkeypatch):
+    mistaken(monkeypatch, "forward", lambda spec, _, results: [results[0] * 1.01, *results[1:]])
+    assert failures(SMALL).startswith("out: error")
+
+
+def test_a_gradient_that_is_off_is_found(monkeypatch):
+    mistaken(monkeypatch, "backward", lambda spec, _, results: [*results[:2], results[2] * 1.01])
+    assert failures(SMALL).startswith("value: error")
+
+
+def test_noise_in_rows_that_attend_nothing_is_found(monkeypatch):
+    mistaken(monkeypatch, "backward", lambda spec, _, results: [results[0] + 1e-6, *results[1:]])
+    assert "zeros: query is not exactly 0" in failures("lengths/full_f16_d64_33x17")
+
+
+def test_results_that_change_are_found(monkeypatch):
+    calls = []
+
+    def drift(x):
+        calls.append(x)
+        return x + x.dtype.type(1e-4 * len(calls))
+
+    def change(spec, _, results):
+        return [*results[:2], jax.pure_callback(drift, results[2], results[2])]
+
+    mistaken(monkeypatch, "backward", change)
+    assert "deterministic: value differs" in failures(SMALL, deterministic=True)
+
+
+def test_a_leak_between_documents_is_found(monkeypatch):
+    def change(spec, operands, results):
+        return [results[0] + 1e-3 * jnp.nanmean(operands["query"]), *results[1:]]
+
+    mistaken(monkeypatch, "forward", change)
+    assert "documents: random values in one changed out" in failures("packed/gaps_bf16_d64_256x256")
+
+
+def test_another_mask_in_the_backward_pass_is_found(monkeypatch):
+    right = xla.backward
+
+    def wrong(spec, device, operands):
+        return right(spec, device, dict(operands) | {"dropout_key": operands["dropout_key"] + 1})
+
+    monkeypatch.setattr(xla, "backward", wrong)
+    assert "value: error" in failures(SMALL, dropout=0.3)
+
+
+def test_a_mask_of_the_wrong_rate_is_found(monkeypatch):
+    def most_of(*args):
+        return right(*args) | right(*args)[..., ::-1]
+
+    right = scores.dropout_keep_mask
+    monkeypatch.setattr(scores, "dropout_keep_mask", most_of)
+    assert "dropout: dropped" in failures(SMALL, dropout=0.3)
+
+
+def test_a_custom_call_that_should_not_be_there_is_found(monkeypatch):
+    monkeypatch.setattr(xla, "FORWARD_TARGET", "attn_dispatch_other", raising=False)
+    assert "kernels: expected custom calls ['attn_dispatch_other'], got []" in failures(SMALL)

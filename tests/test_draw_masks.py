@@ -1,0 +1,79 @@
+"""The pictures of docs/semantics.md show what calls do, and the committed ones are up to date."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import xml.etree.ElementTree as ElementTree
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from attn_dispatch import dot_product_attention
+from attn_dispatch.arguments import ARRAY_ARGUMENTS
+from attn_dispatch.conformance.naive import COMPILE_QUICKLY
+
+DOCS = Path(__file__).parents[1] / "docs"
+sys.path.append(str(DOCS))
+import mask_panels  # noqa: E402
+
+FIGURES = {figure.name: figure for figure in mask_panels.FIGURES}
+PANELS = {
+    f"{figure.name}: {panel.title}": panel
+    for figure in mask_panels.FIGURES
+    for row in figure.rows
+    for panel in row
+}
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_a_call_does_what_its_picture_shows(name: str):
+    panel = PANELS[name]
+    call = panel.call()
+    arrays = {x: call.pop(x) for x in ARRAY_ARGUMENTS if x in call}
+
+    @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
+    def attend(arrays):
+        return dot_product_attention(**arrays, **call, return_lse=True, implementation="xla")
+
+    # The values are unit vectors, so the output is the probabilities.
+    p, lse = (np.asarray(x)[0, :, panel.head] for x in attend(arrays))
+    mask = np.asarray(panel.picture.mask)
+    np.testing.assert_array_equal(p > 0, mask)
+    scores = np.zeros(mask.shape)
+    if panel.picture.numbers is not None:
+        sign = -1 if "alibi_slopes" in arrays else 1
+        scores = sign * np.asarray(panel.picture.numbers)
+    rows, columns = np.nonzero(mask)
+    np.testing.assert_allclose(np.log(p[mask]) + lse[rows], scores[rows, columns], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_committed_files_show_what_the_library_says_now(name: str):
+    assert _described(DOCS / "masks" / f"{name}.svg") == FIGURES[name].text()
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_drawing(name: str, tmp_path: Path):
+    matplotlib = pytest.importorskip("matplotlib")
+    drawn = importlib.import_module("draw_masks").draw(FIGURES[name], tmp_path)
+    assert _described(drawn) == FIGURES[name].text()
+    committed = DOCS / "masks" / drawn.name
+    if f"Matplotlib v{matplotlib.__version__}," in committed.read_text("utf-8"):
+        assert drawn.read_bytes() == committed.read_bytes()
+
+
+def test_each_file_is_shown_on_the_page():
+    page = (DOCS / "semantics.md").read_text("utf-8")
+    files = {path.stem for path in (DOCS / "masks").glob("*.svg")}
+    assert files == set(FIGURES) == {name for name in FIGURES if f"(masks/{name}.svg)" in page}
+
+
+def _described(path: Path) -> str:
+    """What a drawing says that it shows."""
+    found = ElementTree.parse(path).find(".//{http://purl.org/dc/elements/1.1/}description")
+    assert found is not None and found.text is not None
+    return found.text

@@ -1,0 +1,148 @@
+"""Lengths, segment ids and cu_seqlens: known values are checked, others are not waited for."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import dot_product_attention, explain, ragged_dot_product_attention, values
+from attn_dispatch.values import check_values, known_values
+
+T, S = 4, 6
+Q, KV = np.zeros((2, T, 2, 8), np.float32), np.zeros((2, S, 2, 8), np.float32)
+IDS: dict[str, Any] = {"query_segment_ids": [[1, 1, 2, 0], [0, 1, 0, 3]],
+       "key_value_segment_ids": [[1, 2, 2, 2, 2, 2], [0, 0, 1, 1, 3, 3]]}  # fmt: skip
+
+_WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"query_seq_lengths": [4, 5]}, "query_seq_lengths: expected lengths from 0 to 4, got 5"),
+    ({"query_seq_lengths": [-1, 4]}, "query_seq_lengths: expected lengths from 0 to 4, got -1"),
+    ({"key_value_seq_lengths": [6, 7]},
+     "key_value_seq_lengths: expected lengths from 0 to 6, got 7"),
+    (IDS | {"query_segment_ids": [[1, 1, 1, 1], [0, -3, 1, 1]]},
+     "query_segment_ids: expected ids of 0 (padding) and above, got -3"),
+    (IDS | {"max_segments": 2}, "query_segment_ids: expected ids up to max_segments=2, got 3"),
+    (IDS | {"key_value_segment_ids": [[1, 2, 2, 2, 2, 2], [0, 3, 3, 0, 1, 1]]},
+     "key_value_segment_ids: expected ids ascending along the row, got 1 after 3"),
+    (IDS | {"query_segment_ids": [[1, 1, 2, 0], [1, 0, 1, 3]]},
+     "query_segment_ids: expected the places of an id to follow one another, got 1 again after "
+     "padding"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("convert", [lambda x: x, np.asarray, jnp.asarray])
+@pytest.mark.parametrize(("arguments", "message"), _WRONG)
+def test_wrong_values(arguments: dict[str, Any], message: str, convert: Any):
+    given = {x: convert(y) if isinstance(y, list) else y for x, y in arguments.items()}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        dot_product_attention(Q, KV, KV, **given)
+    # Under jit they are known where they are not arguments of what is traced.
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        jax.jit(lambda q: dot_product_attention(q, KV, KV, **given))(Q)
+
+
+@pytest.mark.parametrize(("arguments", "message"), _WRONG)
+def test_traced_values_are_not_looked_at(arguments: dict[str, Any], message: str):
+    del message
+    static = {x: y for x, y in arguments.items() if isinstance(y, int)}
+    traced = {x: jnp.asarray(y) for x, y in arguments.items() if x not in static}
+
+    @jax.jit
+    def call(traced):
+        return dot_product_attention(Q, KV, KV, **traced, **static)
+
+    assert np.isfinite(call(traced)).all()
+    shapes = {x: jax.ShapeDtypeStruct(y.shape, y.dtype) for x, y in traced.items()}
+    assert explain(Q, KV, KV, **shapes, **static).chosen_forward == "xla"
+
+
+def test_traced_values_that_are_wrong_mean_what_the_docstring_says():
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal((1, n, 2, 8), np.float32) for n in (5, 7))
+
+    @jax.jit
+    def call(**more: Any):
+        return dot_product_attention(q, k, k, is_causal=True, **more)
+
+    def same(wrong: dict[str, Any], right: dict[str, Any]) -> None:
+        got, expected = (
+            call(**{x: jnp.asarray([y]) for x, y in z.items()}) for z in (wrong, right)
+        )
+        np.testing.assert_array_equal(got, expected)
+
+    same({"query_seq_lengths": 99}, {"query_seq_lengths": 5})
+    same({"key_value_seq_lengths": -2}, {"key_value_seq_lengths": 0})
+    keys = {"key_value_segment_ids": [1, 1, 2, 2, 2, 3, 3]}
+    same(
+        {"query_segment_ids": [2, 1, 2, 3, -1]} | keys,
+        {"query_segment_ids": [2, 0, 0, 3, 0]} | keys,
+    )
+    same(
+        {"query_segment_ids": [1, 0, 1, 3, 2]} | keys, {"query_segment_ids": [1, 0, 0, 3, 0]} | keys
+    )
+
+
+def test_what_stands_past_a_length_is_not_looked_at():
+    ids: dict[str, Any] = {"query_segment_ids": [[1, 1, 2, -5], [3, 0, 3, 1]],
+           "key_value_segment_ids": [[1, 2, 3, 4, 5, 6]] * 2}  # fmt: skip
+    out = dot_product_attention(Q, KV, KV, **ids, query_seq_lengths=[3, 1])
+    assert out.shape == Q.shape
+    # With lengths that are traced nobody knows what is padding.
+    call = jax.jit(lambda n: dot_product_attention(Q, KV, KV, **ids, query_seq_lengths=n))
+    assert call(jnp.array([3, 1])).shape == Q.shape
+    with pytest.raises(ValueError, match="got 1 after 3"):
+        dot_product_attention(Q, KV, KV, **ids, query_seq_lengths=[3, 4])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cu_seqlens_q": [1, 2, 4]}, "cu_seqlens_q: expected 0 first, got 1"),
+        ({"cu_seqlens_kv": [0, 5, 3]}, "cu_seqlens_kv: expected ascending values, got 3 after 5"),
+        ({"cu_seqlens_q": [0, 2, 5]}, "cu_seqlens_q: expected values up to 4, got 5"),
+        ({"max_seqlen_kv": 3},
+         "cu_seqlens_kv: expected no sequence longer than max_seqlen_kv=3, got one of 4"),
+    ],
+)  # fmt: skip
+def test_wrong_cu_seqlens(change: dict[str, Any], message: str):
+    call: dict[str, Any] = {
+        "cu_seqlens_q": [0, 2, 4], "cu_seqlens_kv": [0, 2, 6],
+        "max_seqlen_q": 4, "max_seqlen_kv": 6,
+    }  # fmt: skip
+    assert ragged_dot_product_attention(Q[0], KV[0], KV[0], **call).shape == Q[0].shape
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        ragged_dot_product_attention(Q[0], KV[0], KV[0], **call | change)
+
+
+def test_what_is_known():
+    for known in (3, [1, 2], np.int8(4), np.arange(3), jnp.arange(3)):
+        np.testing.assert_array_equal(known_values(known), known)
+    assert known_values(None) is None
+    seen = []
+    jax.jit(lambda x: seen.append((known_values(x), known_values([x, 1]))))(1)
+    assert seen == [(None, None)]
+
+
+def test_an_array_on_an_accelerator_is_not_waited_for(monkeypatch):
+    class OnGpu:
+        """A jax.Array as far as is asked of it; reading it is an error."""
+
+        is_fully_addressable = True
+
+        def devices(self):
+            return [SimpleNamespace(platform="gpu")]
+
+        def __array__(self, *args: Any):
+            raise AssertionError("read on the host")
+
+    x = OnGpu()
+    arrays_of_jax = SimpleNamespace(Array=(jax.Array, OnGpu), tree=jax.tree)
+    monkeypatch.setattr(values, "jax", arrays_of_jax)
+    assert known_values(x) is None
+    arrays: dict[str, Any] = {"query_seq_lengths": x, "query_segment_ids": np.zeros((2, T), int)}
+    check_values(arrays, lengths=(T, S), max_segments=None, max_seq_lens=None)

@@ -1,0 +1,160 @@
+"""The `attn-dispatch verify` command, and how its workers fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import attn_dispatch
+from attn_dispatch import cli
+from attn_dispatch.conformance import pool
+from attn_dispatch.conformance.cases import BY_NAME
+from attn_dispatch.conformance.outcome import Outcome
+
+SIZE = "f16_d64_33x17"
+CASES = f"plain/*_{SIZE}"
+NAMES = [f"plain/{x}_{SIZE}" for x in ("full", "causal", "bottom_right")]
+
+
+@pytest.fixture
+def verify(tmp_path, capsys):
+    """Runs the command; returns its exit status, what it printed and, if it got so far, reports."""
+
+    def run(*arguments: str) -> tuple[int | str | None, str, dict, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["verify", "--report", str(tmp_path), *arguments])
+        reports = sorted(tmp_path.glob("verify-*"))
+        data = json.loads(reports[0].read_text()) if reports else {}
+        return (
+            ended.value.code,
+            capsys.readouterr().out,
+            data,
+            reports[1].read_text() if reports else "",
+        )
+
+    return run
+
+
+def odd(what: str) -> list[str]:
+    """The command line of odd_worker.py."""
+    return [sys.executable, str(Path(__file__).with_name("odd_worker.py")), what]
+
+
+def test_report(verify):
+    status, printed, report, text = verify("--cases", CASES, "--jobs", "2")
+    assert status == 0
+    assert "3 cases of xla, 2 at a time" in printed
+    assert "3 of 3: 3 passed" in printed
+    assert report["counts"] == {"passed": 3, "refused": 0, "failed": 0, "crashed": 0}
+    facts = report["environment"]
+    assert facts["jax"] == jax.__version__
+    assert facts["attn_dispatch"] == attn_dispatch.__version__
+    assert {"commit", "date", "device", "driver", "cudnn", "aiter", "platform"} <= facts.keys()
+    assert [x["case"] for x in report["outcomes"]] == NAMES
+    for outcome in report["outcomes"]:
+        assert outcome["engines"] == {"forward": "dense", "backward": "dense"}
+        assert outcome["backward"] == "xla"
+        assert outcome["errors"].keys() == {"out", "lse", "query", "key", "value"}
+        assert all(0 < x < outcome["allowances"][name] for name, x in outcome["errors"].items())
+        assert outcome["seconds"] > 0
+    assert f"| jax | {jax.__version__} |" in text
+    assert "| plain | 3 | 0 | 0 | 0 | 0." in text
+
+
+def test_drawn_cases(verify):
+    status, printed, report, _ = verify("--cases", NAMES[0], "--random", "2", "--seed", "4")
+    assert status == 0
+    assert "--random 2 --seed 4 draws them again" in printed
+    assert [x["case"] for x in report["outcomes"]] == [NAMES[0], "drawn/4_0", "drawn/4_1"]
+    assert report["options"]["seed"] == 4
+
+
+def test_what_is_refused_is_no_failure_but_proves_nothing(verify):
+    status, printed, report, text = verify("--cases", CASES, "--implementation", "aiter")
+    assert status == 1
+    assert report["counts"]["refused"] == 3
+    reason = "AITER runs on AMD GPUs, and this is CPU (cpu)"
+    assert f"3 cases: {reason}" in printed
+    assert f"- 3 cases: {reason}" in text
+
+
+def test_a_wrong_implementation_is_found(verify, monkeypatch):
+    monkeypatch.setattr(pool, "command", lambda implementation: odd("wrong"))
+    status, printed, report, text = verify("--cases", CASES, "--jobs", "1")
+    assert status == 1
+    causal = next(x for x in report["outcomes"] if x["case"] == NAMES[1])
+    assert causal["status"] == "failed"
+    assert causal["failures"][0].startswith("out: error 0.0")
+    assert f"failed: {NAMES[1]}: out: error" in printed
+    assert f"### {NAMES[1]}: failed" in text
+
+
+def outcomes(what: str, **options: float) -> dict[str, Outcome]:
+    """What comes of NAMES with one odd worker; only the causal case suffers from it."""
+    found = {x.case: x for x in pool.run([BY_NAME[x] for x in NAMES], odd(what), 1, **options)}
+    assert found.keys() == set(NAMES)
+    assert [found[NAMES[0]].status, found[NAMES[2]].status] == ["passed", "passed"]
+    return found
+
+
+def test_a_crash_is_reported_and_the_others_go_on():
+    crashed = outcomes("crash")[NAMES[1]]
+    assert crashed.status == "crashed"
+    assert crashed.failures[0].startswith("the worker died of SIGSEGV\n")
+    assert "as the test wants it" in crashed.failures[0]
+
+
+def test_a_worker_that_exits():
+    ended = outcomes("exit")[NAMES[1]]
+    assert (ended.status, ended.failures) == ("crashed", ("the worker ended with exit status 3",))
+
+
+def test_an_exception_fails_the_case():
+    failed = outcomes("raise")[NAMES[1]]
+    assert failed.status == "failed"
+    assert failed.failures[0].startswith("raised RuntimeError: Traceback")
+    assert failed.failures[0].endswith("RuntimeError: as the test wants it")
+
+
+def test_a_worker_that_hangs_is_given_up():
+    (stuck,) = pool.run([BY_NAME[NAMES[1]]], odd("hang"), 1, seconds_per_case=1)
+    assert (stuck.status, stuck.failures[0]) == ("crashed", "no answer within 1 s")
+
+
+def test_what_libraries_print_is_not_taken_for_an_answer():
+    assert outcomes("print")[NAMES[1]].status == "passed"
+
+
+def test_outcomes_survive_json():
+    outcome = Outcome(
+        "a/b", "a", "failed", ("wrong",), backward="xla", refused_gradients={"bias": ("why",)},
+        engines={"forward": "dense"}, errors={"out": float("inf"), "lse": 0.5},
+        allowances={"out": 1.0, "lse": 2.0}, seconds=1.5,
+    )  # fmt: skip
+    text = json.dumps(outcome.to_json(), allow_nan=False)
+    assert Outcome.from_json(json.loads(text)) == outcome
+    assert outcome.used == float("inf")
+
+
+def test_no_such_case(verify):
+    assert verify("--cases", "nothing/*")[0] == "error: no case is named like 'nothing/*'"
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "sentence"),
+    [("screen", (), "rich"), ("draws", ("--random", "3"), "hypothesis")],
+)
+def test_what_is_missing_is_said(verify, monkeypatch, module, arguments, sentence):
+    monkeypatch.setitem(sys.modules, f"attn_dispatch.conformance.{module}", None)
+    monkeypatch.delattr(f"attn_dispatch.conformance.{module}", raising=False)
+    status, *_ = verify(*arguments)
+    assert f"with {sentence}: pip install 'attn-dispatch[verify]'" in str(status)
+
+
+@pytest.mark.parametrize("arguments", [("--jobs", "0"), ("--random", "-1"), ("--jobs", "many")])
+def test_wrong_numbers(verify, arguments):
+    assert verify(*arguments)[0] == 2
