@@ -2,15 +2,22 @@
 
 usage: python benchmarks/packed.py [--rounds N] [--results FOLDER]
 
-16 sequences, the longest 4096 and the mean a quarter of it, 32 query and 8 key/value heads of 128,
-bfloat16, causal. All take turns in one run. The work is the same for all of them: what padding adds
-is not counted.
+16 sequences in a batch padded to 4096, their mean a quarter of that, 32 query and 8 key/value heads
+of 128, bfloat16, causal; once with lengths that are spread evenly, once with a long tail up to the
+4096. All take turns in one run.
+
+ragged, segment_ids    our two packed calls, on [rows, N, H] and on [1, rows, N, H]
+padded                 our call on the padded batch, told the lengths
+padded_unaware         the same, not told: what padding costs where no one looks at lengths
+jax_nn_padded          jax.nn's cuDNN call on the padded batch, told the lengths
+flash_attn3_jax        its packed call
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import pathlib
 import statistics
@@ -25,10 +32,17 @@ from timing import Program, by_turns, median_ratio
 import attn_dispatch
 from attn_dispatch.conformance.environment import environment
 
-LENGTHS = (4096, 2731, 1910, 1502, 1213, 980, 812, 690, 586, 480, 393, 310, 249, 190, 147, 95)
+MIXES = {
+    "even": tuple(range(184, 1984, 112))[:16],
+    "long_tail": (
+        4096, 2731, 1910, 1502, 1213, 980, 812, 690, 586, 480, 393, 310, 249, 190, 147, 95
+    ),
+}  # fmt: skip
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
-LONGEST, ROWS = max(LENGTHS), sum(LENGTHS)
-assert ROWS == len(LENGTHS) * LONGEST // 4
+BATCH, LONGEST = 16, 4096
+ROWS = BATCH * LONGEST // 4
+assert all(sum(mix) == ROWS and len(mix) == BATCH for mix in MIXES.values())
+
 
 def ragged(q, k, v, cu_seqlens):
     return attn_dispatch.ragged_dot_product_attention(
@@ -39,7 +53,7 @@ def ragged(q, k, v, cu_seqlens):
 
 def segments(q, k, v, ids):
     return attn_dispatch.dot_product_attention(
-        q, k, v, query_segment_ids=ids, max_segments=len(LENGTHS), is_causal=True,
+        q, k, v, query_segment_ids=ids, max_segments=BATCH, is_causal=True,
         implementation="cudnn",
     )  # fmt: skip
 
@@ -49,6 +63,11 @@ def padded(q, k, v, lengths):
         q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths,
         is_causal=True, implementation="cudnn",
     )  # fmt: skip
+
+
+def padded_unaware(q, k, v, lengths):
+    del lengths
+    return attn_dispatch.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
 
 
 def jax_nn_padded(q, k, v, lengths):
@@ -66,16 +85,17 @@ def flash_attn3(q, k, v, cu_seqlens):
     )
 
 
-def programs(direction: str) -> dict[str, Program]:
+def programs(mix: tuple[int, ...], direction: str) -> dict[str, Program]:
     """Every contestant with its arrays; the lengths are arrays as well, as they are in training."""
-    cu_seqlens = jnp.asarray(np.cumsum((0, *LENGTHS)), jnp.int32)
-    ids = jnp.asarray(np.repeat(np.arange(len(LENGTHS)) + 1, LENGTHS), jnp.int32)[None]
-    lengths = jnp.asarray(LENGTHS, jnp.int32)
-    rows, row, batch = _arrays(ROWS), _arrays(1, ROWS), _arrays(len(LENGTHS), LONGEST)
+    cu_seqlens = jnp.asarray(np.cumsum((0, *mix)), jnp.int32)
+    ids = jnp.asarray(np.repeat(np.arange(BATCH) + 1, mix), jnp.int32)[None]
+    lengths = jnp.asarray(mix, jnp.int32)
+    rows, row, batch = _arrays(ROWS), _arrays(1, ROWS), _arrays(BATCH, LONGEST)
     found = {
         "ragged": (_program(ragged, direction), [*rows, cu_seqlens]),
         "segment_ids": (_program(segments, direction), [*row, ids]),
         "padded": (_program(padded, direction), [*batch, lengths]),
+        "padded_unaware": (_program(padded_unaware, direction), [*batch, lengths]),
         "jax_nn_padded": (_program(jax_nn_padded, direction), [*batch, lengths]),
     }
     if importlib.util.find_spec("flash_attn3_jax") is not None:
@@ -113,18 +133,19 @@ def main() -> None:
 
     facts = environment()
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
-    report: dict[str, Any] = {"environment": facts, "lengths": LENGTHS}
-    for direction in ("forward", "forward_backward"):
-        times = by_turns(programs(direction), args.rounds, args.seconds)
-        report[direction] = {
-            name: {
+    report: dict[str, Any] = {"environment": facts, "mixes": MIXES}
+    for (name, mix), direction in itertools.product(MIXES.items(), ("forward", "forward_backward")):
+        times = by_turns(programs(mix, direction), args.rounds, args.seconds)
+        report[f"{name}_{direction}"] = rows = {
+            call: {
                 "us": 1e6 * statistics.median(seconds),
-                "over_ragged": median_ratio(times, name, "ragged"),
+                "over_ragged": median_ratio(times, call, "ragged"),
             }
-            for name, seconds in times.items()
+            for call, seconds in times.items()
         }
-        for name, row in report[direction].items():
-            print(f"{direction:18s}{name:18s}{row['us']:10.0f} us {row['over_ragged']:7.2f} x ragged")
+        print(f"{name}, {direction}")
+        for call, row in rows.items():
+            print(f"  {call:18s}{row['us']:8.0f} us {row['over_ragged']:7.2f} x ragged", flush=True)
     if args.results:
         name = f"packed-{facts['device']}-{facts['cudnn']}".replace(" ", "_").replace(".", "_")
         (args.results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -13,11 +13,11 @@ import argparse
 import json
 import pathlib
 import statistics
-import time
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from timing import by_turns
 
 import attn_dispatch
 from attn_dispatch.conformance.cases import SPEED_CASES
@@ -48,42 +48,20 @@ def programs(attention: Callable, is_causal: bool) -> dict[str, Callable]:
     return {"forward": jax.jit(forward), "forward_backward": jax.jit(both)}
 
 
-def seconds_per_call(function: Callable, arrays, calls: int) -> float:
-    """Mean wall time of `calls` calls queued back to back."""
-    jax.block_until_ready(function(*arrays))
-    start = time.perf_counter()
-    result = None
-    for _ in range(calls):
-        result = function(*arrays)
-    jax.block_until_ready(result)
-    return (time.perf_counter() - start) / calls
-
-
 def compare(shape, is_causal: bool, rounds: int, seconds: float) -> dict[str, dict]:
     keys = jax.random.split(jax.random.key(0), 4)
     arrays = [jax.random.normal(key, shape, jnp.bfloat16) for key in keys]
     mine, other = programs(ours, is_causal), programs(theirs, is_causal)
     results = {}
     for direction in mine:
-        for function in (mine[direction], other[direction]):
-            seconds_per_call(function, arrays, 3)
-        calls = max(10, int(seconds / seconds_per_call(other[direction], arrays, 20)))
-        pairs = []
-        for round_index in range(rounds):
-            order = [("ours", mine), ("theirs", other)]
-            if round_index % 2:
-                order.reverse()
-            times = {
-                name: seconds_per_call(program[direction], arrays, calls) for name, program in order
-            }
-            pairs.append((times["ours"], times["theirs"]))
-        ratios = sorted(theirs / ours for ours, theirs in pairs)
+        pair = {"ours": (mine[direction], arrays), "theirs": (other[direction], arrays)}
+        times = by_turns(pair, rounds, seconds)
+        ratios = sorted(x / y for x, y in zip(times["theirs"], times["ours"], strict=True))
         results[direction] = {
-            "ours_us": 1e6 * statistics.median(pair[0] for pair in pairs),
-            "jax_nn_us": 1e6 * statistics.median(pair[1] for pair in pairs),
+            "ours_us": 1e6 * statistics.median(times["ours"]),
+            "jax_nn_us": 1e6 * statistics.median(times["theirs"]),
             "ratio": statistics.median(ratios),
             "ratio_range": [ratios[0], ratios[-1]],
-            "calls_per_round": calls,
         }
     return results
 

@@ -115,6 +115,25 @@ def test_checkpoint(gradients):
     assert str(jax.make_jaxpr(again)(Q, K, V, BIAS, SINKS)).count("attn_fwd[") == 2
 
 
+def test_checkpoint_and_scan_with_dropout_draw_the_same_mask_twice():
+    def layer(x, key):
+        return x + dot_product_attention(x, x, x, dropout_rate=0.5, dropout_key=key), None
+
+    def scanned(x, keys, layer=layer):
+        return (jax.lax.scan(layer, x, keys)[0] ** 2).sum()
+
+    def looped(x, keys):
+        for key in keys:
+            x, _ = layer(x, key)
+        return (x**2).sum()
+
+    keys = jax.random.split(jax.random.key(1), 2)
+    expected = jax.grad(looped)(Q / 2, keys)
+    for run in (scanned, partial(scanned, layer=jax.checkpoint(layer))):
+        got = jax.jit(jax.grad(run))(Q / 2, keys)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_scan():
     """Layers whose attention is one call in a scan, differentiated through."""
     weights = _rng.standard_normal((3, 8, 8)).astype(np.float32) / 4

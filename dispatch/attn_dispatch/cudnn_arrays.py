@@ -101,7 +101,7 @@ def forward_results(
         statistics["lse"] = results["row_max"] + jnp.log(results["row_sum"])
     for name, x in statistics.items():
         if call.is_packed:
-            x = jnp.swapaxes(x.reshape(spec.batch, spec.seq_len_q, -1), 1, 2)
+            x = jnp.swapaxes(x.reshape(spec.batch, -1, spec.num_heads), 1, 2)
         x = prepend(x, dead_rows(spec), axis=2, value=-np.inf)
         found[name] = x if live is None else jnp.where(live, x, -jnp.inf)
     if call.needs_keep:
@@ -233,18 +233,15 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax
     return arrays
 
 
-def _lengths_and_offsets(
-    spec: AttentionSpec, call: CudnnCall, operands: Arrays
-) -> list[jax.Array]:
+def _lengths_and_offsets(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
     ranges = SequenceRanges.of(spec, operands)
+    lengths_q = ranges.lengths_q - dead_rows(spec)
     if not call.is_packed:
-        # Without lengths of its own a row is full, less what was cut off.
-        lengths_q = jnp.minimum(ranges.lengths_q[:, 0], call.seq_len_q)
-        return [lengths_q, ranges.lengths_kv[:, 0]]
-    first_q = _flat_starts(ranges.starts_q, spec.seq_len_q)
+        return [lengths_q[:, 0], ranges.lengths_kv[:, 0]]
+    first_q = _flat_starts(ranges.starts_q, spec.seq_len_q - dead_rows(spec))
     first_kv = _flat_starts(ranges.starts_kv, spec.seq_len_kv)
     return [
-        ranges.lengths_q.reshape(-1),
+        lengths_q.reshape(-1),
         ranges.lengths_kv.reshape(-1),
         first_q * (call.num_heads * call.head_dim),
         first_kv * (call.num_kv_heads * call.head_dim),

@@ -16,6 +16,10 @@ _HEAD_DIM_MULTIPLE = 8
 _PACKED_HEAD_DIM_MULTIPLE = 16
 """Else cudnn-frontend sizes the workspace of packed sequences as if each were the longest."""
 
+_LEAST_PACKED = 2
+"""For a longest sequence of one query cuDNN takes a kernel for decoding, whose lse is wrong for
+packed sequences (H200, 9.19). To say that it might be longer changes nothing else."""
+
 
 @dataclass(frozen=True)
 class CudnnCall:
@@ -81,16 +85,17 @@ def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     stands behind the end of a sequence, NaN for example. A batch of sequences can also go as it is,
     after what stands there has been replaced by 0.
 
-    Elsewhere the second variant has a padding mask of full lengths, which changes nothing but
+    Elsewhere a second variant has a padding mask of full lengths, which changes nothing but
     steers clear of several known bugs, and lifts the rule that a window needs as many keys as
-    queries.
+    queries. A third one goes packed, which lifts the rule that a single query has no sink.
     """
+    packed = _call(spec, packed=True)
     if is_packed(spec):
-        return (_call(spec, packed=True),)
+        return (packed,)
     plain = _call(spec, packed=False)
     if has_own_lengths(spec):
-        return _call(spec, packed=True), plain
-    return plain, replace(plain, has_lengths=True)
+        return packed, plain
+    return plain, replace(plain, has_lengths=True), packed
 
 
 def dead_rows(spec: AttentionSpec) -> int:
@@ -161,7 +166,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         batch=batch,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
-        seq_len_q=min(longest_q, rows_q),
+        seq_len_q=max(min(longest_q, rows_q), _LEAST_PACKED) if packed else rows_q,
         seq_len_kv=min(longest_kv, spec.seq_len_kv),
         head_dim=round_up(spec.head_dim, multiple),
         head_dim_v=round_up(spec.head_dim_v + extra_columns, multiple),
@@ -169,8 +174,8 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         window_left=band.left,
         window_right=band.right,
         bottom_right=band.bottom_right,
-        has_lengths=has_own_lengths(spec),
-        packed_rows_q=spec.batch * spec.seq_len_q if packed else 0,
+        has_lengths=packed or has_own_lengths(spec),
+        packed_rows_q=spec.batch * rows_q if packed else 0,
         packed_rows_kv=spec.batch * spec.seq_len_kv if packed else 0,
         soft_cap=o.logits_soft_cap or 0.0,
         has_alibi=spec.has("alibi_slopes"),

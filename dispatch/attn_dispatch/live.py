@@ -1,6 +1,6 @@
 """Which query rows attend to any key, and which keys are of a sequence that has queries.
 
-Kernels leave unspecified what they compute elsewhere; there out and gradients are 0 and lse is -inf.
+Kernels leave unspecified what they compute elsewhere; there out and gradients are 0, lse -inf.
 """
 
 from __future__ import annotations

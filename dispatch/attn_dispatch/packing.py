@@ -84,8 +84,7 @@ class Runs:
         """For each id [B, M]: where its run starts, and how long it is (0 where there is none)."""
 
         def index(side: str) -> jax.Array:
-            find = jax.vmap(lambda row, wanted: jnp.searchsorted(row, wanted, side=side))
-            return find(self.ascending, ids).astype(jnp.int32)
+            return _search(self.ascending, ids, side)
 
         def before(index: jax.Array) -> jax.Array:
             return jnp.take_along_axis(self.real_before, index, axis=1)
@@ -129,6 +128,9 @@ def ascending(cu_seqlens: jax.Array, length: int) -> jax.Array:
     return lax.cummax(jnp.clip(cu_seqlens, 0, length), axis=1)
 
 
+_FEW = 256
+"""Sequences up to which comparing a place with each of them is cheap."""
+
 _CU_SEQLENS = {"query": "cu_seqlens_q", "key": "cu_seqlens_kv"}
 _SEGMENT_IDS = {"query": "query_segment_ids", "key": "key_value_segment_ids"}
 _LENGTHS = {"query": "query_seq_lengths", "key": "key_value_seq_lengths"}
@@ -171,12 +173,24 @@ def _segments(ids: jax.Array, lengths: jax.Array, largest: int | None) -> jax.Ar
 def _sequence_of(cu_seqlens: jax.Array, length: int, longest: int) -> jax.Array:
     """Which sequence each place belongs to, counted from 1, and 0 where none: int32 [B, length]."""
     places = _iota(length)
-    index = jax.vmap(lambda row: jnp.searchsorted(row, places[0], side="right"))(cu_seqlens)
+    index = _search(cu_seqlens, jnp.broadcast_to(places, (cu_seqlens.shape[0], length)), "right")
     is_inside = (index > 0) & (index < cu_seqlens.shape[1])
     if longest < length:
         start = jnp.take_along_axis(cu_seqlens, jnp.maximum(index - 1, 0), axis=1)
         is_inside &= places - start < longest
     return jnp.where(is_inside, index, 0).astype(jnp.int32)
+
+
+def _search(rows: jax.Array, wanted: jax.Array, side: str) -> jax.Array:
+    """Where each of `wanted` [B, M] would go into the ascending `rows` [B, L]; int32 [B, M]."""
+    # One kernel on a GPU, either way; a loop would be some thirty.
+    is_small = min(rows.shape[1], wanted.shape[1]) <= _FEW
+    method = "compare_all" if is_small else "scan_unrolled"
+
+    def search(row: jax.Array, values: jax.Array) -> jax.Array:
+        return jnp.searchsorted(row, values, side=side, method=method)
+
+    return jax.vmap(search)(rows, wanted).astype(jnp.int32)
 
 
 def _longest(spec: AttentionSpec, side: str) -> int:

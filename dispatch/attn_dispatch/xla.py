@@ -240,7 +240,9 @@ def _rows_per_chunk(spec: AttentionSpec) -> int:
 def _row_bytes(spec: AttentionSpec) -> int:
     """Bytes of the scores of one query row, in all batch rows and heads."""
     itemsize = jnp.dtype(spec.lse_dtype).itemsize
-    return spec.batch * spec.num_heads * spec.seq_len_kv * itemsize
+    # In an exported module the batch may be a symbol: then each row of it counts alone.
+    batch = spec.batch if isinstance(spec.batch, int) else 1
+    return batch * spec.num_heads * spec.seq_len_kv * itemsize
 
 
 def _for_each_chunk(step: Step, results: Results, num_rows: int, rows: int) -> Results:

@@ -17,6 +17,7 @@ import attn_dispatch
 from attn_dispatch import cudnn
 from attn_dispatch.conformance.case import spec_of
 from attn_dispatch.conformance.cases import BY_NAME
+from attn_dispatch.cudnn_call import calls_of
 from attn_dispatch.target import default_device
 
 CASE = BY_NAME["shapes/bfloat16_d64_causal"]
@@ -35,7 +36,7 @@ def call_directly(operands=None, out=None, workspace_bytes=1 << 20, **changes):
     """The forward custom call with something about it changed."""
     spec = spec_of(CASE.forward_options(needs_lse=False), CASE.operands())
     q, k, v = arrays() if operands is None else operands
-    attributes = cudnn._ffi_attributes(cudnn._attributes(spec, full_lengths=False))
+    attributes = cudnn._ffi_attributes(calls_of(spec)[0])
     results = [
         jax.ShapeDtypeStruct((CASE.b, CASE.t, CASE.n, CASE.v) if out is None else out, q.dtype),
         jax.ShapeDtypeStruct((workspace_bytes,), jnp.uint8),

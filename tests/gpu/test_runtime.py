@@ -12,6 +12,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import attn_dispatch
 
@@ -34,6 +35,23 @@ def step(q, k, v, out_grad):
     return out, *pull(out_grad)
 
 
+def attend_packed(q, k, v):
+    """Four sequences in each row, the third without tokens, and a tail that is of none."""
+    ids = jnp.repeat(
+        jnp.array([1, 2, 4, 0]), jnp.array([200, 130, 150, 32]), total_repeat_length=512
+    )
+    ids = jnp.broadcast_to(ids, q.shape[:2])
+    return attn_dispatch.dot_product_attention(
+        q, k, v, query_segment_ids=ids, max_segments=4, is_causal=True, implementation="cudnn"
+    )
+
+
+@jax.jit
+def step_packed(q, k, v, out_grad):
+    out, pull = jax.vjp(attend_packed, q, k, v)
+    return out, *pull(out_grad)
+
+
 def device_bytes_in_use() -> int:
     """All memory in use on the device, XLA's pool and everyone else's."""
     driver = ctypes.CDLL("libcuda.so.1")
@@ -47,7 +65,8 @@ def pool_bytes() -> int:
     return stats.get("pool_bytes") or stats["bytes_reserved"]
 
 
-def test_thousand_calls_do_not_grow_memory(record):
+@pytest.mark.parametrize("step", [step, step_packed], ids=["plain", "packed"])
+def test_thousand_calls_do_not_grow_memory(step, record):
     operands = arrays(0)
     for _ in range(20):
         jax.block_until_ready(step(*operands))
@@ -123,7 +142,8 @@ def test_two_streams(record):
     assert printed.split() == ["True", "True", "0"]
 
 
-def test_command_buffer(record, tmp_path):
+@pytest.mark.parametrize("step", ["step", "step_packed"])
+def test_command_buffer(step, record, tmp_path):
     """The same numbers when XLA captures the custom calls in a CUDA graph and replays it."""
     results, thunks = {}, {}
     for name, commands in (("plain", ""), ("captured", "+CUSTOM_CALL")):
@@ -131,7 +151,7 @@ def test_command_buffer(record, tmp_path):
         in_new_process(
             f"""
             import jax, numpy as np
-            from test_runtime import arrays, step
+            from test_runtime import arrays, {step} as step
             operands = arrays(0)
             for _ in range(5):
                 results = jax.block_until_ready(step(*operands))
@@ -141,11 +161,11 @@ def test_command_buffer(record, tmp_path):
             f"--xla_dump_to={dump}",
         )
         results[name] = dict(np.load(path))
-        sequences = [f.read_text() for f in dump.glob("*jit_step*thunk_sequence*")]
+        sequences = [f.read_text() for f in dump.glob(f"*jit_{step}*thunk_sequence*")]
         assert sequences
         # After XLA's passes, a captured custom call stands inside a command buffer thunk.
         thunks[name] = any("kCommandBuffer" in text for text in sequences)
-    record(has_command_buffer=thunks)
+    record(step=step, has_command_buffer=thunks)
     assert thunks == {"plain": False, "captured": True}
     for index, (plain, graph) in enumerate(
         zip(results["plain"].values(), results["captured"].values(), strict=True)

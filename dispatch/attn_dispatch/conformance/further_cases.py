@@ -18,6 +18,7 @@ from attn_dispatch.conformance.sizes import (
     Packed,
     Ragged,
     table,
+    table_in_turn,
 )
 
 _LENGTHS = {"q_lengths": (1, 0.45, 0), "kv_lengths": (1, 0.7, 0.3)}
@@ -145,7 +146,7 @@ INFERENCE: tuple[Case, ...] = (
         {"full": {"inference": True}, "causal": {"inference": True, **CAUSAL}},
         (SQUARE, HALF_TILE, MORE_QUERIES, ONE_QUERY, MLA),
     ),
-    *table(
+    *table_in_turn(
         "inference",
         {
             "bottom_right": {"inference": True, **BOTTOM_RIGHT},
@@ -158,7 +159,7 @@ INFERENCE: tuple[Case, ...] = (
             "ragged": {"inference": True, **_RAGGED},
             "dropout": {"inference": True, "dropout": 0.2},
         },
-        (SQUARE, MORE_KEYS),
+        (SQUARE, HALF_TILE, MORE_KEYS),
     ),
     *table(
         "inference",
@@ -216,7 +217,7 @@ TRANSFORMS: tuple[Case, ...] = tuple(
 
 _ALMOST_ALL = {"is_causal": True, "window": (100, None), "sinks": 1, "lse_grad": True}
 
-COMBINATIONS: tuple[Case, ...] = table(
+COMBINATIONS: tuple[Case, ...] = table_in_turn(
     "combined",
     {
         "window_sinks_lengths": {**_ALMOST_ALL, **_LENGTHS},
@@ -236,5 +237,5 @@ COMBINATIONS: tuple[Case, ...] = table(
             "mask": "b11s", "soft_cap": 20.0, **_LENGTHS,
         },
     },
-    (SQUARE, MORE_KEYS),
+    (SQUARE, HALF_TILE, MORE_KEYS),
 )  # fmt: skip

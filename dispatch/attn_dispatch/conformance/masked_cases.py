@@ -25,6 +25,7 @@ from attn_dispatch.conformance.sizes import (
     Packed,
     Ragged,
     table,
+    table_in_turn,
 )
 
 _D256 = {"t": 128, "s": 128, "dtype": "bfloat16", "h": 256, "n": 2}
@@ -84,7 +85,7 @@ LENGTHS: tuple[Case, ...] = (
         },
         FOUR,
     ),
-    *table(
+    *table_in_turn(
         "lengths",
         {
             "of_keys_bottom_right": _OF_KEYS | BOTTOM_RIGHT,
@@ -98,7 +99,7 @@ LENGTHS: tuple[Case, ...] = (
             "all_empty": {"q_lengths": (0, 0), "kv_lengths": (0, 0), **CAUSAL},
             "one_key": {"kv_lengths": (0.004, 1), **CAUSAL},
         },
-        (SQUARE, MORE_KEYS),
+        (SQUARE, MORE_KEYS, MORE_QUERIES),
     ),
     *table("lengths", {"full": _BOTH, "causal": _BOTH | CAUSAL}, (SMALL, ODD, MLA)),
 )
@@ -177,7 +178,7 @@ PACKED: tuple[Case, ...] = (
         },
         (MORE_KEYS, MORE_QUERIES, SQUARE),
     ),
-    *table(
+    *table_in_turn(
         "packed",
         {
             "above_max_causal": {**_segments(_ABOVE), **CAUSAL},
@@ -195,7 +196,7 @@ PACKED: tuple[Case, ...] = (
             "row_max": {**_segments(_GAPS), "needs_max": True, **CAUSAL},
             "negative_scores": {**_segments(_GAPS), "score_shift": -200.0, **CAUSAL},
         },
-        (SQUARE, HALF_TILE),
+        (SQUARE, HALF_TILE, MORE_QUERIES),
     ),
     *table(
         "packed",
@@ -224,7 +225,7 @@ RAGGED: tuple[Case, ...] = (
         },
         FOUR,
     ),
-    *table(
+    *table_in_turn(
         "ragged",
         {
             "whole_causal": {"packed": _WHOLE, **CAUSAL},
@@ -241,7 +242,7 @@ RAGGED: tuple[Case, ...] = (
             "alibi": {"packed": _ONE_ROW, "alibi": 1, **CAUSAL},
             "dropout": {"packed": _ONE_ROW, "dropout": 0.2, **CAUSAL},
         },
-        (SQUARE, MORE_QUERIES),
+        (SQUARE, HALF_TILE, MORE_QUERIES),
     ),
     *table("ragged", {"one_row_causal": {"packed": _ONE_ROW, **CAUSAL}}, (ODD, MLA, EIGHTY)),
 )

@@ -3,6 +3,10 @@
 Its error against `reference` is what an implementation's error is measured by, and its gradients
 come from `jax.grad`, so it also checks that the reference's formulas are the right ones.
 
+In 16 bits the operands of matrix products are 16-bit numbers, as matrix units take them: the
+probabilities, and the gradient of the scores. And a sink's gradient is made of the rounded output,
+Σ exp(sink - lse) · (dlse - Σ out · dout), which is all that a fused backward pass has of it.
+
 Every description (lengths, windows, segments, dropout) becomes a dense array, so that calls of the
 same shape share one compilation.
 """
@@ -38,7 +42,8 @@ def naive(
 ) -> Operands:
     """What `reference` returns, computed in the dtype of the operands, on the CPU if there is one.
 
-    Without out_grad among the operands the gradients are left out.
+    Without out_grad among the operands the gradients are left out. In 16 bits "sinks_spread" says
+    how far the gradient of the sinks may be off by the rounding of out alone.
     """
     names = [name for name in DIFFERENTIABLE if name in operands and "out_grad" in operands]
     operands = poison_padding(options, operands, 0.0)
@@ -82,9 +87,18 @@ def naive(
     for name in names:
         # A shared operand's gradient is summed in the wide dtype, then rounded to its own.
         shared = operands[name].shape
+        if name == "bias" and (shared[3] > 1 or s == 1):
+            # Its entries are gradients of scores, in 16 bits like those that are multiplied. Those
+            # of a bias that all keys share cancel, which they would not once they are rounded.
+            results[name] = results[name].astype(operands["query"].dtype).astype(wide)
         axes = tuple(i for i, m in enumerate(shared) if m == 1)
         total = results[name].sum(axis=axes, keepdims=True) if axes else results[name]
         found[name] = total.astype(operands[name].dtype)
+    if "sinks" in found and "sinks_variance" in results:
+        axes = tuple(i for i, m in enumerate(operands["sinks"].shape) if m == 1)
+        variance = results["sinks_variance"].sum(axis=axes, keepdims=True)
+        # The largest of a dozen normal errors is about twice the standard deviation.
+        found["sinks_spread"] = 2 * np.sqrt(variance)
     return found
 
 
@@ -103,6 +117,12 @@ def _results(arrays, may_attend, distance, kept, scale, cap, out_grad, lse_grad,
 
     (out, lse), pull, row_max = jax.vjp(outputs, arrays, has_aux=True)
     (gradients,) = pull((out_grad, lse_grad))
+    if out.dtype.itemsize == 2:
+        delta = jnp.einsum("btnv,btnv->bnt", *(x.astype(lse.dtype) for x in (out, out_grad)))
+        p_sink = jnp.exp(arrays["sinks"][:, :, None] - lse)
+        row = jnp.where(may_attend.any(axis=-1), p_sink * (lse_grad - delta), 0)
+        gradients["sinks"] = row.sum(axis=2)
+        gradients["sinks_variance"] = _rounding_variance(p_sink, out, out_grad)
     return {"out": out, "lse": lse, "row_max": row_max, **gradients}
 
 
@@ -114,8 +134,8 @@ def _attention(arrays, may_attend, distance, kept, scale, cap):
     score = scale * jnp.einsum("btnh,bsnh->bnts", q.astype(wide), k)
     if cap is not None:
         score = cap * jnp.tanh(score / cap)
-    score = score + arrays["bias"]
     score = score - arrays["alibi_slopes"][:, :, None, None] * distance
+    score = _round_gradient(score, q.dtype) + arrays["bias"]
     score = jnp.where(may_attend, score, _HIDDEN)
     sinks = jnp.broadcast_to(arrays["sinks"][:, :, None, None], (*score.shape[:3], 1))
     lse = jax.nn.logsumexp(jnp.concatenate([score, sinks], axis=-1), axis=-1)
@@ -124,3 +144,24 @@ def _attention(arrays, may_attend, distance, kept, scale, cap):
     p = jnp.where(may_attend, jnp.exp(score - lse[..., None]), 0) * kept
     out = jnp.einsum("bnts,bsnv->btnv", p.astype(q.dtype).astype(wide), v)
     return (out.astype(q.dtype), lse), score.max(axis=-1)
+
+
+def _rounding_variance(p_sink, out, out_grad):
+    """What rounding out to its dtype makes of the gradient of a sink [B, N], which is a sum over
+    few heads: its own error may by luck be much smaller."""
+    exponent = jnp.floor(jnp.log2(jnp.maximum(jnp.abs(out.astype(p_sink.dtype)), 1e-30)))
+    step = jnp.exp2(exponent) * jnp.finfo(out.dtype).eps
+    moved = (step * out_grad.astype(p_sink.dtype)) ** 2 / 12
+    return jnp.einsum("bnt,btnv->bn", p_sink**2, moved)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _round_gradient(x, dtype):
+    """x, whose gradient passes through `dtype`."""
+    del dtype
+    return x
+
+
+_round_gradient.defvjp(
+    lambda x, dtype: (x, None), lambda dtype, _, grad: (grad.astype(dtype).astype(grad.dtype),)
+)

@@ -18,6 +18,7 @@ from attn_dispatch.conformance.sizes import (
     SMALL,
     SQUARE,
     table,
+    table_in_turn,
 )
 
 _KV_LENGTHS = {"kv_lengths": (1, 0.37, 0.6)}
@@ -43,7 +44,7 @@ BIASES: tuple[Case, ...] = (
         },
         (*FOUR, ODD),
     ),
-    *table(
+    *table_in_turn(
         "bias",
         {
             "16_bits_causal": {"bias": "1nts", **_SAME, **CAUSAL},
@@ -58,7 +59,7 @@ BIASES: tuple[Case, ...] = (
             "deterministic": {"bias": "1nts", "deterministic": True, **CAUSAL},
             "lse_grad": {"bias": "1nts", "lse_grad": True, **CAUSAL},
         },
-        (SQUARE, MORE_KEYS),
+        (SQUARE, HALF_TILE, MORE_KEYS),
     ),
     *table("bias", {"full": {"bias": "1nts"}}, (SMALL, ONE_QUERY, MLA)),
 )
@@ -122,7 +123,7 @@ SINKS: tuple[Case, ...] = (
         },
         (*FOUR, ODD),
     ),
-    *table(
+    *table_in_turn(
         "sinks",
         {
             "of_batch": {"sinks": 2, **CAUSAL},
@@ -134,7 +135,7 @@ SINKS: tuple[Case, ...] = (
             "negative_scores": {"sinks": 1, "score_shift": -60.0, **CAUSAL},
             "deterministic": {"sinks": 1, "deterministic": True, **CAUSAL},
         },
-        (SQUARE, MORE_KEYS),
+        (SQUARE, HALF_TILE, MORE_KEYS),
     ),
     *table("sinks", {"causal": {"sinks": 1, **BOTTOM_RIGHT}}, (ONE_QUERY, MLA)),
 )

@@ -107,10 +107,24 @@ def table(
 ) -> tuple[Case, ...]:
     """Every feature of a family at every size."""
     return tuple(
-        case(f"{family}/{feature}_{label(size)}", **{**size, **facts})
+        _featured(family, feature, facts, size)
         for feature, facts in features.items()
         for size in sizes
     )
+
+
+def table_in_turn(
+    family: str, features: dict[str, Facts], sizes: tuple[Facts, ...]
+) -> tuple[Case, ...]:
+    """Every feature of a family at one size, the sizes taking turns."""
+    return tuple(
+        _featured(family, feature, facts, sizes[i % len(sizes)])
+        for i, (feature, facts) in enumerate(features.items())
+    )
+
+
+def _featured(family: str, feature: str, facts: Facts, size: Facts) -> Case:
+    return case(f"{family}/{feature}_{label(size)}", **{**size, **facts})
 
 
 def label(size: Facts) -> str:

@@ -22,7 +22,7 @@ from attn_dispatch.conformance.calls import (
 )
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.documents import Document
-from attn_dispatch.conformance.judge import allowances, error
+from attn_dispatch.conformance.judge import allowances, error, loosened
 from attn_dispatch.conformance.naive import naive
 from attn_dispatch.conformance.outcome import Outcome
 from attn_dispatch.conformance.reference import Operands, allowed, poison_padding, reference
@@ -197,7 +197,7 @@ class Conformance:
         """The errors against float64, and whether each is within what is allowed."""
         options = case.forward_options()
         expected, plain = reference(options, given, keep), naive(options, given, keep)
-        allowance = allowances(options, expected, plain, got)
+        allowance = loosened(allowances(options, expected, plain, got), expected, plain, got)
         errors = {name: error(x, expected[name]) for name, x in got.items()}
         outcome = replace(outcome, errors=errors, allowances=allowance)
         return outcome.failed(

@@ -1,0 +1,118 @@
+"""Speed of every option on one GPU: cuDNN against our own XLA implementation, in the same run.
+
+usage: python benchmarks/options.py [--rounds N] [--results FOLDER]
+
+What cuDNN has no option for is brought to it in another way (a mask as a bias, a soft cap as a
+subgraph, the gradient of lse as further columns): this shows that it is worth it. Cases are those
+of the conformance suite at 2048 tokens, forward and backward with all gradients that both compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from timing import by_turns, median_ratio
+
+from attn_dispatch import cudnn
+from attn_dispatch.conformance.calls import Program
+from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.environment import environment
+from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
+from attn_dispatch.target import default_device
+
+_SIZE: dict[str, Any] = {"b": 4, "t": 2048, "s": 2048, "n": 16, "k": 4, "h": 128}
+_FOUR_DOCUMENTS = Packed((((1, 0.4), (2, 0.1), (3, 0.3), (4, 0.15)),) * 4)
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": CAUSAL,
+    "window": {"window": (256, 0)},
+    "window of both sides": {"window": (256, 256)},
+    "lengths": {"q_lengths": (1, 0.5, 0.25, 0.1), "kv_lengths": (1, 0.5, 0.25, 0.1), **CAUSAL},
+    "lengths, bottom right": {
+        "q_lengths": (0.5, 0.25, 0.25, 0.1), "kv_lengths": (1, 0.5, 0.25, 0.5), **BOTTOM_RIGHT,
+    },
+    "segment ids": {"packed": _FOUR_DOCUMENTS, "max_segments": 8, **CAUSAL},
+    "mask [1, 1, T, S]": {"mask": "11ts"},
+    "mask [B, 1, 1, S]": {"mask": "b11s"},
+    "bias [1, N, T, S]": {"bias": "1nts", "bias_dtype": "same"},
+    "bias [B, 1, 1, S]": {"bias": "b11s", "bias_dtype": "same"},
+    "bias, float32": {"bias": "1nts"},
+    "ALiBi": {"alibi": 1, **CAUSAL},
+    "soft cap": {"soft_cap": 30.0, **CAUSAL},
+    "sinks": {"sinks": 1, "window": (256, 0)},
+    "dropout": {"dropout": 0.1, **CAUSAL},
+    "lse gradient": {"lse_grad": True, **CAUSAL},
+    "row maximum": {"needs_max": True, **CAUSAL},
+    "deterministic": {"deterministic": True, **CAUSAL},
+    "value dim 128 of 192": {"h": 192, "v": 128, **CAUSAL},
+}  # fmt: skip
+
+CASES: tuple[Case, ...] = tuple(case(name, **(_SIZE | facts)) for name, facts in _OPTIONS.items())
+
+
+def gradients_of(case: Case) -> tuple[str, ...]:
+    """The gradients that cuDNN computes of a case."""
+    operands = case.operands() | case.cotangents()
+    operands |= {
+        "out": operands["out_grad"],
+        "lse": jnp.zeros((case.b, case.n, case.t), jnp.float32),
+    }
+
+    def runs(names: tuple[str, ...]) -> bool:
+        spec = spec_of(case.backward_options(names), operands)
+        return not cudnn.not_supported_reasons(spec, default_device())
+
+    return tuple(name for name in case.differentiable if runs((name,)))
+
+
+def measure(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
+    """Microseconds of both implementations, and how many times as fast cuDNN is."""
+    operands = {x: jnp.asarray(y) for x, y in (case.operands() | case.cotangents()).items()}
+    row: dict[str, Any] = {}
+    for direction, gradients in (("forward", ()), ("forward_backward", gradients_of(case))):
+        programs = {
+            name: (jax.jit(Program.of(case, (name,), gradients).run), (operands,))
+            for name in ("cudnn", "xla")
+        }
+        times = by_turns(programs, rounds, seconds)
+        row[direction] = {
+            "gradients": gradients,
+            "cudnn_us": 1e6 * statistics.median(times["cudnn"]),
+            "xla_us": 1e6 * statistics.median(times["xla"]),
+            "ratio": median_ratio(times, "xla", "cudnn"),
+        }
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Speed of every option, cuDNN against XLA.")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.05, help="length of one measurement")
+    parser.add_argument("--results", type=pathlib.Path, help="folder for the JSON")
+    args = parser.parse_args()
+
+    facts = environment()
+    print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}; XLA's time over cuDNN's")
+    rows = {}
+    for case in CASES:
+        rows[case.name] = row = measure(case, args.rounds, args.seconds)
+        cells = [
+            f"{row[x]['cudnn_us']:8.0f} us {row[x]['ratio']:6.1f} x"
+            for x in ("forward", "forward_backward")
+        ]
+        print(f"{case.name:24s}{'   '.join(cells)}", flush=True)
+    if args.results:
+        name = f"options-{facts['device']}-{facts['cudnn']}".replace(" ", "_").replace(".", "_")
+        report = {"environment": facts, "shape": _SIZE, "options": rows}
+        (args.results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
