@@ -207,10 +207,9 @@ Status clear_results(const SdpaSpec& s, const Buffers& buffers, int32_t ordinal,
   constexpr int64_t kElementBytes = 2;
   const auto clear = [&](size_t result, bool of_queries, int64_t dim) {
     const int64_t heads = of_queries ? s.num_heads : s.num_kv_heads;
-    return clear_rows(buffers.result(result),
-                      of_queries ? buffers.live_queries() : buffers.live_keys(),
-                      of_queries ? s.rows_q() : s.rows_kv(), heads * dim * kElementBytes, ordinal,
-                      stream);
+    return clear_rows(
+        buffers.result(result), of_queries ? buffers.live_queries() : buffers.live_keys(),
+        of_queries ? s.rows_q() : s.rows_kv(), heads * dim * kElementBytes, ordinal, stream);
   };
   if (!s.backward) return clear(0, /*of_queries=*/true, s.head_dim_v);
   ATTN_RETURN_IF_ERROR(clear(0, /*of_queries=*/true, s.head_dim));

@@ -17,9 +17,7 @@ class ScoreMod {
   using Graph = std::shared_ptr<fe::graph::Graph>;
   using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-  static bool is_needed_by(const SdpaSpec& spec) {
-    return spec.soft_cap > 0 || spec.has_alibi;
-  }
+  static bool is_needed_by(const SdpaSpec& spec) { return spec.soft_cap > 0 || spec.has_alibi; }
 
   // Tensors are null where the spec has none of them. It must outlive the building of the graph.
   ScoreMod(const SdpaSpec& spec, Tensor lengths_q, Tensor lengths_kv, Tensor slopes)
@@ -63,13 +61,12 @@ class ScoreMod {
                                                 integer_op("alibi_distance", Mode::SUB)));
     if (spec_.alibi_offset != 0) {
       const auto offset = static_cast<int32_t>(spec_.alibi_offset);
-      distance = integers(graph->pointwise(
-          distance, std::make_shared<fe::graph::Tensor_attributes>(offset),
-          integer_op("alibi_offset", Mode::SUB)));
+      distance = integers(graph->pointwise(distance,
+                                           std::make_shared<fe::graph::Tensor_attributes>(offset),
+                                           integer_op("alibi_offset", Mode::SUB)));
     }
     // Where no key beyond the diagonal is seen all distances are negative; as in cuDNN's own ALiBi.
-    const bool is_one_sided =
-        spec_.window_right >= 0 && spec_.window_right <= spec_.alibi_offset;
+    const bool is_one_sided = spec_.window_right >= 0 && spec_.window_right <= spec_.alibi_offset;
     if (is_one_sided) return add(graph, score, scaled(graph, distance, slopes_));
     distance = scaled(graph, distance, scalar(-1));
     distance = graph->pointwise(distance, Pointwise().set_name("alibi_abs").set_mode(Mode::ABS));
@@ -86,8 +83,7 @@ class ScoreMod {
   }
 
   static Pointwise integer_op(const char* name, Mode mode) {
-    return Pointwise().set_name(name).set_mode(mode).set_compute_data_type(
-        fe::DataType_t::INT32);
+    return Pointwise().set_name(name).set_mode(mode).set_compute_data_type(fe::DataType_t::INT32);
   }
 
   static Tensor integers(Tensor tensor) {

@@ -11,6 +11,7 @@ import pytest
 from attn_dispatch import cudnn_library
 from attn_dispatch.target import parse
 from backend import needs_cudnn
+from cudnn_calls import cudnn_attributes
 
 TABLE = Path(__file__).parents[1] / "cuda_backend" / "known_bad.cc"
 
@@ -40,35 +41,34 @@ def rows() -> list[tuple[int, int, str, str]]:
     ]
 
 
-BACKWARD: dict[str, Any] = {
-    "backward": True, "dtype": "bfloat16", "batch": 2, "num_heads": 8, "num_kv_heads": 8,
-    "seq_len_q": 256, "seq_len_kv": 256, "head_dim": 64, "head_dim_v": 64, "scale": 0.125,
-    "is_causal": False, "bottom_right": False, "full_lengths": False, "needs_lse": False,
-}  # fmt: skip
-FORWARD = BACKWARD | {"backward": False}
+FORWARD = cudnn_attributes()
+BACKWARD = cudnn_attributes(backward=True)
 ONE = {"batch": 1, "num_heads": 1, "num_kv_heads": 1, "seq_len_q": 1}
+LENGTHS = {"has_lengths": True}
+CAUSAL = {"window_right": 0}
 
 TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
     "issues/1071": (
         "sm90",
-        [BACKWARD | ONE, BACKWARD | ONE | {"full_lengths": True, "is_causal": True}],
-        [FORWARD | ONE, BACKWARD | ONE | {"batch": 2, "full_lengths": True}],
+        [BACKWARD | ONE, BACKWARD | ONE | LENGTHS | CAUSAL],
+        [FORWARD | ONE, BACKWARD | ONE | LENGTHS | {"batch": 2}],
     ),
     "issues/1072": (
         "sm80",
         [BACKWARD | {"seq_len_q": 1}],
-        [FORWARD | {"seq_len_q": 1}, BACKWARD | {"seq_len_q": 1, "full_lengths": True}],
+        [FORWARD | {"seq_len_q": 1}, BACKWARD | LENGTHS | {"seq_len_q": 1}],
     ),
     "issues/196678": (
         "sm90",
         [
             BACKWARD | {"seq_len_kv": 192},
             BACKWARD | {"seq_len_kv": 64},
-            BACKWARD | {"seq_len_kv": 192, "is_causal": True},
+            BACKWARD | {"seq_len_kv": 192} | CAUSAL,
+            BACKWARD | {"seq_len_kv": 192, "seq_len_q": 192, "window_right": 16},
         ],
         [
-            BACKWARD | {"seq_len_kv": 192, "full_lengths": True},
-            BACKWARD | {"seq_len_q": 192, "seq_len_kv": 192, "is_causal": True},
+            BACKWARD | {"seq_len_kv": 192} | LENGTHS,
+            BACKWARD | {"seq_len_q": 192, "seq_len_kv": 192} | CAUSAL,
             FORWARD | {"seq_len_kv": 192},
             BACKWARD | {"seq_len_kv": 200},
         ],
@@ -78,7 +78,11 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         [FORWARD | {"batch": 65536}, FORWARD | {"num_heads": 65536, "num_kv_heads": 65536}],
         [FORWARD | {"batch": 65535, "num_heads": 1, "num_kv_heads": 1, "seq_len_q": 128}],
     ),
-    "pull/2344": ("sm90", [FORWARD | {"seq_len_kv": 1152}], [FORWARD | {"seq_len_kv": 1024}]),
+    "pull/2344": (
+        "sm90",
+        [FORWARD | {"seq_len_kv": 1152}, FORWARD | {"seq_len_kv": 1152, "window_left": 64}],
+        [FORWARD | {"seq_len_kv": 1024}, FORWARD | {"seq_len_kv": 1152} | CAUSAL],
+    ),
     "issues/193893": (
         "sm100",
         [FORWARD | {"num_kv_heads": 4}, BACKWARD | {"num_kv_heads": 1}],

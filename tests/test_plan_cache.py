@@ -14,16 +14,13 @@ import pytest
 from attn_dispatch import cudnn_library
 from attn_dispatch.target import parse
 from backend import needs_cudnn
+from cudnn_calls import cudnn_attributes
 
 pytestmark = needs_cudnn
 
 SM90 = parse("sm90").properties or ""
 
-ATTRIBUTES: dict[str, Any] = {
-    "backward": False, "dtype": "bfloat16", "batch": 1, "num_heads": 2, "num_kv_heads": 2,
-    "seq_len_q": 128, "seq_len_kv": 128, "head_dim": 64, "head_dim_v": 64, "scale": 0.125,
-    "is_causal": False, "bottom_right": False, "full_lengths": False, "needs_lse": False,
-}  # fmt: skip
+ATTRIBUTES = cudnn_attributes(batch=1, num_heads=2, num_kv_heads=2, seq_len_q=128, seq_len_kv=128)
 
 
 @pytest.fixture
@@ -109,6 +106,15 @@ def test_cache_is_bounded(backend):
         ({"head_dim": 60}, "a head dim is not a multiple of 8"),
         ({"seq_len_kv": 0}, "expected every extent to be positive, got 0"),
         ({"batch": -1}, "expected every extent to be positive, got -1"),
+        ({"packed_rows_q": 256}, "packed arrays need rows on both sides and lengths"),
+        (
+            {"packed_rows_q": 256, "packed_rows_kv": 256},
+            "packed arrays need rows on both sides and lengths",
+        ),
+        (
+            {"packed_rows_kv": 256, "has_lengths": True},
+            "packed arrays need rows on both sides and lengths",
+        ),
     ],
     ids=str,
 )
@@ -122,7 +128,8 @@ def test_attributes_are_taken_strictly(backend):
     incomplete = {name: x for name, x in ATTRIBUTES.items() if name != "scale"}
     with pytest.raises(KeyError, match="missing: scale"):
         backend.plan(incomplete, SM90)
-    with pytest.raises(ValueError, match="expected 14 attributes, got 15"):
+    known = len(ATTRIBUTES)
+    with pytest.raises(ValueError, match=f"expected {known} attributes, got {known + 1}"):
         backend.plan(ATTRIBUTES | {"window": 3}, SM90)
     with pytest.raises(RuntimeError, match="cast"):
         backend.plan(ATTRIBUTES | {"batch": "two"}, SM90)

@@ -1,0 +1,190 @@
+// The tensors of one call, numbered in the order of the custom call's buffers.
+#pragma once
+
+#include <cudnn_frontend.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "spec.h"
+
+namespace attn_dispatch {
+namespace fe = cudnn_frontend;
+
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+// The operands that forward and backward share; null where the spec has none of them.
+struct OptionTensors {
+  Tensor lengths_q, lengths_kv;
+  Tensor offsets_query, offsets_key, offsets_value, offsets_out, offsets_lse;
+  Tensor bias, slopes, sinks, seed, seed_offset;
+};
+
+// Makes tensors, each of which takes the next buffer of the call. Queries and keys are BTNH / BSKH,
+// or packed; cuDNN is told heads before lengths.
+class CallTensors {
+ public:
+  using Dims = std::vector<int64_t>;
+
+  // What queries and keys have of their own: `rows` are all there are, packed or not.
+  struct Side {
+    int64_t heads, length, rows;
+  };
+
+  CallTensors(const SdpaSpec& spec, fe::graph::Graph& graph)
+      : queries{spec.num_heads, spec.seq_len_q, spec.rows_q()},
+        keys{spec.num_kv_heads, spec.seq_len_kv, spec.rows_kv()},
+        dtype(type_of(spec.dtype)),
+        s_(spec),
+        graph_(graph) {}
+
+  const Side queries, keys;
+  const fe::DataType_t dtype;
+
+  Tensor rows_operand(const char* name, const Side& side, int64_t dim) {
+    Tensor tensor = graph_.tensor(Tensor_attributes().set_name(name));
+    lay_out_rows(tensor, side, dim);
+    return tensor;
+  }
+
+  void rows_result(const Tensor& tensor, const Side& side, int64_t dim, const Tensor& offsets) {
+    tensor->set_output(true);
+    lay_out_rows(tensor, side, dim);
+    if (offsets) tensor->set_ragged_offset(offsets);
+  }
+
+  // float32, one number for each query row and head.
+  Tensor lse_operand() {
+    Tensor tensor = graph_.tensor(Tensor_attributes().set_name("lse"));
+    lay_out_lse(tensor);
+    return tensor;
+  }
+
+  void lse_result(const Tensor& tensor, const Tensor& offsets) {
+    tensor->set_output(true);
+    lay_out_lse(tensor);
+    if (offsets) tensor->set_ragged_offset(offsets);
+  }
+
+  void result(const Tensor& tensor, fe::DataType_t type, const Dims& dims) {
+    tensor->set_output(true).set_data_type(type).set_dim(dims).set_stride(contiguous(dims));
+    number(tensor, size(dims) * bytes_of(type));
+  }
+
+  OptionTensors option_operands() {
+    using Type = fe::DataType_t;
+    OptionTensors t;
+    if (s_.has_lengths) {
+      t.lengths_q = operand("lengths_q", Type::INT32, {s_.batch, 1, 1, 1});
+      t.lengths_kv = operand("lengths_kv", Type::INT32, {s_.batch, 1, 1, 1});
+    }
+    if (s_.is_packed()) {
+      for (auto [tensor, name] : {std::pair(&t.offsets_query, "offsets_query"),
+                                  {&t.offsets_key, "offsets_key"},
+                                  {&t.offsets_value, "offsets_value"},
+                                  {&t.offsets_out, "offsets_out"},
+                                  {&t.offsets_lse, "offsets_lse"}}) {
+        if (tensor == &t.offsets_lse && !s_.has_statistics()) break;
+        *tensor = operand(name, Type::INT32, {s_.batch + 1, 1, 1, 1});
+      }
+    }
+    if (s_.has_bias()) {
+      t.bias = graph_.tensor(Tensor_attributes().set_name("bias"));
+      lay_out_bias(t.bias, s_.bias_rows);
+    }
+    if (s_.has_alibi) t.slopes = operand("slopes", Type::FLOAT, {1, s_.num_heads, 1, 1});
+    if (s_.has_sinks) t.sinks = operand("sinks", Type::FLOAT, {1, s_.num_heads, 1, 1});
+    if (s_.dropout_rate > 0) {
+      t.seed = operand("seed", Type::INT64, {1, 1, 1, 1});
+      t.seed_offset = operand("seed_offset", Type::INT64, {1, 1, 1, 1});
+    }
+    return t;
+  }
+
+  std::vector<int64_t> take_buffer_bytes() { return std::move(buffer_bytes_); }
+
+  static Dims contiguous(const Dims& dims) {
+    Dims strides(dims.size(), 1);
+    for (size_t i = dims.size() - 1; i > 0; --i) strides[i - 1] = strides[i] * dims[i];
+    return strides;
+  }
+
+ private:
+  using Tensor_attributes = fe::graph::Tensor_attributes;
+
+  static constexpr int64_t kBiasRowMultiple = 8;  // strides must be multiples of 16 bytes
+
+  static int64_t bytes_of(fe::DataType_t type) {
+    switch (type) {
+      case fe::DataType_t::HALF:
+      case fe::DataType_t::BFLOAT16:
+        return 2;
+      case fe::DataType_t::INT64:
+        return 8;
+      default:
+        return 4;
+    }
+  }
+
+  static fe::DataType_t type_of(const Text& dtype) {
+    if (dtype == "float16") return fe::DataType_t::HALF;
+    return dtype == "bfloat16" ? fe::DataType_t::BFLOAT16 : fe::DataType_t::FLOAT;
+  }
+
+  // Gives a tensor the next buffer of the call.
+  void number(const Tensor& tensor, int64_t bytes) {
+    buffer_bytes_.push_back(bytes);
+    tensor->set_uid(static_cast<int64_t>(buffer_bytes_.size()));
+  }
+
+  Tensor operand(const char* name, fe::DataType_t type, const Dims& dims) {
+    Tensor tensor = graph_.tensor(
+        Tensor_attributes().set_name(name).set_dim(dims).set_stride(contiguous(dims)));
+    tensor->set_data_type(type);
+    number(tensor, size(dims) * bytes_of(type));
+    return tensor;
+  }
+
+  static int64_t size(const Dims& dims) {
+    int64_t product = 1;
+    for (int64_t dim : dims) product *= dim;
+    return product;
+  }
+
+  // Arrays are [batch, length, heads, dim] and cuDNN sees [batch, heads, length, dim].
+  void lay_out_rows(const Tensor& tensor, const Side& side, int64_t dim) {
+    tensor->set_dim({s_.batch, side.heads, side.length, dim})
+        .set_stride({side.length * side.heads * dim, dim, side.heads * dim, 1});
+    number(tensor, side.rows * side.heads * dim * bytes_of(dtype));
+  }
+
+  // float32 [B, N, T], packed [rows, N].
+  void lay_out_lse(const Tensor& tensor) {
+    const int64_t n = s_.num_heads, t = s_.seq_len_q;
+    tensor->set_data_type(fe::DataType_t::FLOAT).set_dim({s_.batch, n, t, 1});
+    tensor->set_stride(s_.is_packed() ? Dims{t * n, 1, n, 1} : Dims{n * t, t, 1, 1});
+    number(tensor, queries.rows * n * 4);
+  }
+
+  int64_t bias_row() const {
+    return (s_.seq_len_kv + kBiasRowMultiple - 1) / kBiasRowMultiple * kBiasRowMultiple;
+  }
+
+  // One row stands for all of them by a stride of 0.
+  void lay_out_bias(const Tensor& tensor, int64_t rows) {
+    const auto type = type_of(s_.bias_dtype);
+    const int64_t row = bias_row(), head = rows * row;
+    tensor->set_data_type(type)
+        .set_dim({s_.bias_batch, s_.bias_heads, s_.seq_len_q, s_.seq_len_kv})
+        .set_stride({s_.bias_heads * head, head, rows == 1 ? 0 : row, 1});
+    number(tensor, s_.bias_batch * s_.bias_heads * head * bytes_of(type));
+  }
+
+  const SdpaSpec& s_;
+  fe::graph::Graph& graph_;
+  std::vector<int64_t> buffer_bytes_;
+};
+
+}  // namespace attn_dispatch
