@@ -91,7 +91,7 @@ def programs(mix: tuple[int, ...], direction: str) -> dict[str, Program]:
     ids = jnp.asarray(np.repeat(np.arange(BATCH) + 1, mix), jnp.int32)[None]
     lengths = jnp.asarray(mix, jnp.int32)
     rows, row, batch = _arrays(ROWS), _arrays(1, ROWS), _arrays(BATCH, LONGEST)
-    found = {
+    found: dict[str, Program] = {
         "ragged": (_program(ragged, direction), [*rows, cu_seqlens]),
         "segment_ids": (_program(segments, direction), [*row, ids]),
         "padded": (_program(padded, direction), [*batch, lengths]),

@@ -29,10 +29,10 @@ from attn_dispatch.aiter_buffers import (
 )
 from attn_dispatch.aiter_call import AiterCall, call_of
 from attn_dispatch.aiter_kernels import Kernel
-from attn_dispatch.aiter_lse_grad import with_lse_grad
 from attn_dispatch.aiter_sequences import Sequences
 from attn_dispatch.device import UNKNOWN_ARCH, Device
 from attn_dispatch.implementation import Plan
+from attn_dispatch.lse_grad import with_lse_grad
 from attn_dispatch.padding import pad_last
 from attn_dispatch.spec import AttentionSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from attn_dispatch import aiter_lse_grad
+from attn_dispatch import lse_grad
 from attn_dispatch.padding import round_up
 from attn_dispatch.spec import AttentionSpec
 
@@ -104,7 +104,7 @@ def _sequences(spec: AttentionSpec) -> int | None:
 
 
 def _lse_grad_columns(spec: AttentionSpec) -> int:
-    return aiter_lse_grad.COLUMNS if spec.has("lse_grad") else 0
+    return lse_grad.COLUMNS if spec.has("lse_grad") else 0
 
 
 def _mask(spec: AttentionSpec) -> tuple[Mask, int, int]:

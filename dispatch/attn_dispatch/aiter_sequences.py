@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 
 from attn_dispatch.aiter_call import AiterCall
-from attn_dispatch.packing import SequenceRanges, ascending
+from attn_dispatch.live import within_reach
+from attn_dispatch.packing import SequenceRanges, ascending, flat_starts
 from attn_dispatch.spec import AttentionSpec
 
 
@@ -34,18 +34,11 @@ class Sequences:
     @staticmethod
     def of(spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]) -> Sequences:
         """The sequences of a call with lengths, segment ids, packed sequences or none of them."""
+        queries, keys = within_reach(spec, operands)
         if not call.is_group:
-            if not _has_dead_rows(call):
-                return Sequences((), None, None)
-            length_q, length_k = jnp.int32(spec.seq_len_q), jnp.int32(spec.seq_len_kv)
-            return Sequences((), _attends(call, _iota(spec.seq_len_q), length_q, length_k), None)
+            return Sequences((), queries, None)
         ranges = SequenceRanges.of(spec, operands)
-        of_query, of_key = ranges.sequence_of_query, ranges.sequence_of_key
-        position = _iota(spec.seq_len_q) - _pick(ranges.starts_q, of_query)
-        length_q, length_k = (_pick(x, of_query) for x in (ranges.lengths_q, ranges.lengths_kv))
-        live = (of_query > 0) & _attends(call, position, length_q, length_k)
-        is_read = (of_key > 0) & (_pick(ranges.lengths_q, of_key) > 0)
-        return Sequences(_seqstarts(spec, call, operands, ranges), live, is_read)
+        return Sequences(_seqstarts(spec, call, operands, ranges), queries, keys)
 
 
 def _seqstarts(
@@ -60,45 +53,8 @@ def _seqstarts(
         cu_k = ascending(operands["cu_seqlens_kv"], spec.seq_len_kv)
         return cu_q[0], cu_k[0]
     return (
-        _flat_starts(ranges.starts_q, spec.seq_len_q),
-        _flat_starts(ranges.starts_kv, spec.seq_len_kv),
+        flat_starts(ranges.starts_q, spec.seq_len_q),
+        flat_starts(ranges.starts_kv, spec.seq_len_kv),
         ranges.lengths_q.reshape(-1),
         ranges.lengths_kv.reshape(-1),
     )
-
-
-def _attends(
-    call: AiterCall, position: jax.Array, length_q: jax.Array, length_k: jax.Array
-) -> jax.Array:
-    """Whether the query at this position of its sequence has a key between its window's ends."""
-    diagonal = position + (length_k - length_q if call.mask == "bottom_right" else 0)
-    first = jnp.maximum(diagonal - call.window_left, 0) if call.window_left >= 0 else 0
-    last = length_k - 1
-    if call.window_right >= 0:
-        last = jnp.minimum(diagonal + call.window_right, last)
-    return first <= last
-
-
-def _has_dead_rows(call: AiterCall) -> bool:
-    """Whether some query of unpacked sequences attends nothing, by the ends of its window."""
-    t, s = call.seq_len_q, call.seq_len_kv
-    offset = s - t if call.mask == "bottom_right" else 0
-    starts_late = call.window_right >= 0 and offset + call.window_right < 0
-    ends_early = call.window_left >= 0 and t - 1 + offset - call.window_left > s - 1
-    return starts_late or ends_early
-
-
-def _flat_starts(starts: jax.Array, length: int) -> jax.Array:
-    """[B · M + 1]: where the sequences start once the batch rows lie one after the other."""
-    batch = starts.shape[0]
-    first = length * jnp.arange(batch, dtype=jnp.int32)[:, None]
-    return jnp.append((first + starts).reshape(-1), jnp.int32(batch * length))
-
-
-def _pick(per_sequence: jax.Array, sequence: jax.Array) -> jax.Array:
-    """The value of each place's sequence, [B, L]; anything where it has none."""
-    return jnp.take_along_axis(per_sequence, jnp.maximum(sequence - 1, 0), axis=1)
-
-
-def _iota(length: int) -> jax.Array:
-    return jnp.arange(length, dtype=jnp.int32)[None, :]

@@ -1,14 +1,4 @@
-"""Arrays as cuDNN's custom calls take and return them, in the order of cuda_backend/graph.h.
-
-The gradient of lse needs no kernel of its own. A backward pass computes, with delta = Σ out · dout
-over the value columns,
-
-    ds = p · (dp - delta)        and needs to compute        ds = p · (dp - delta + dlse)
-
-so three more columns, in which value is 0, out is -w and dout is a part of dlse / w, make delta
-into delta - dlse and change nothing else. The parts are what is left of dlse after rounding to 16
-bits, by weights w that keep float16 in range.
-"""
+"""Arrays as cuDNN's custom calls take and return them, in the order of cuda_backend/graph.h."""
 
 from __future__ import annotations
 
@@ -18,16 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.cudnn_call import LSE_GRAD_COLUMNS, CudnnCall, dead_rows, has_own_lengths
+from attn_dispatch.cudnn_call import CudnnCall, dead_rows, has_own_lengths
 from attn_dispatch.live import Live
-from attn_dispatch.packing import SequenceRanges
+from attn_dispatch.lse_grad import with_lse_grad
+from attn_dispatch.packing import SequenceRanges, flat_starts
 from attn_dispatch.padding import pad_last, prepend, round_up
 from attn_dispatch.spec import AttentionSpec
 
 Arrays = Mapping[str, jax.Array]
-
-_LSE_GRAD_WEIGHTS = (2.0**8, 2.0**-3, 2.0**-14)
-assert len(_LSE_GRAD_WEIGHTS) == LSE_GRAD_COLUMNS
 
 _NO_WEIGHT = 1e30
 """As lse of a row that attends nothing: exp(score - lse) is 0 whatever the kernel made of it."""
@@ -50,7 +38,7 @@ def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) ->
     operands = _cleaned(spec, call, operands)
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
-        out, out_grad = _with_lse_grad(spec, out, out_grad, operands["lse_grad"])
+        out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
     lse = operands["lse"]
     lse = jnp.where(lse == -jnp.inf, _NO_WEIGHT, lse)[:, :, dead_rows(spec) :]
     return [
@@ -202,21 +190,6 @@ def _statistic(call: CudnnCall) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((call.batch, call.num_heads, call.seq_len_q), jnp.float32)
 
 
-def _with_lse_grad(
-    spec: AttentionSpec, out: jax.Array, out_grad: jax.Array, lse_grad: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """out and out_grad with the columns that carry lse's gradient, see above."""
-    # Where a row attends nothing its lse is constant, and what comes back may be NaN.
-    left = jnp.where(jnp.isfinite(lse_grad), lse_grad, 0).swapaxes(1, 2)[..., None]
-    outs, grads = [out], [out_grad]
-    for weight in _LSE_GRAD_WEIGHTS:
-        part = (left / weight).astype(spec.dtype)
-        left = left - part.astype(jnp.float32) * weight
-        outs.append(jnp.full_like(part, -weight))
-        grads.append(part)
-    return jnp.concatenate(outs, axis=-1), jnp.concatenate(grads, axis=-1)
-
-
 def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
     arrays = []
     if call.has_lengths:
@@ -238,8 +211,8 @@ def _lengths_and_offsets(spec: AttentionSpec, call: CudnnCall, operands: Arrays)
     lengths_q = ranges.lengths_q - dead_rows(spec)
     if not call.is_packed:
         return [lengths_q[:, 0], ranges.lengths_kv[:, 0]]
-    first_q = _flat_starts(ranges.starts_q, spec.seq_len_q - dead_rows(spec))
-    first_kv = _flat_starts(ranges.starts_kv, spec.seq_len_kv)
+    first_q = flat_starts(ranges.starts_q, spec.seq_len_q - dead_rows(spec))
+    first_kv = flat_starts(ranges.starts_kv, spec.seq_len_kv)
     return [
         lengths_q.reshape(-1),
         ranges.lengths_kv.reshape(-1),
@@ -249,13 +222,6 @@ def _lengths_and_offsets(spec: AttentionSpec, call: CudnnCall, operands: Arrays)
         first_q * (call.num_heads * call.head_dim_v),
         *([first_q * call.num_heads] if call.has_statistics else []),
     ]
-
-
-def _flat_starts(starts: jax.Array, length: int) -> jax.Array:
-    """[B · M + 1]: where the sequences start once the batch rows lie one after the other."""
-    batch = starts.shape[0]
-    first = length * jnp.arange(batch, dtype=jnp.int32)[:, None]
-    return jnp.append((first + starts).reshape(-1), jnp.int32(batch * length))
 
 
 def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> jax.Array:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from attn_dispatch import lse_grad
 from attn_dispatch.packing import is_packed
 from attn_dispatch.padding import round_up
 from attn_dispatch.spec import AttentionSpec
-
-LSE_GRAD_COLUMNS = 3
-"""Value columns that carry the gradient of lse, see cudnn_arrays.py."""
 
 _HEAD_DIM_MULTIPLE = 8
 """Strides must be multiples of 16 bytes (cudnn-frontend issue 1571)."""
@@ -59,7 +57,7 @@ class CudnnCall:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the arrays are [rows, heads, dim], with offsets that say where sequences begin."""
+        """Whether arrays are [rows, heads, dim], with offsets that say where sequences begin."""
         return self.packed_rows_q > 0
 
     @property
@@ -156,7 +154,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     rows_q = spec.seq_len_q - dead_rows(spec)
     longest_q, longest_kv = o.max_seq_lens or (rows_q, spec.seq_len_kv)
     multiple = _PACKED_HEAD_DIM_MULTIPLE if packed else _HEAD_DIM_MULTIPLE
-    extra_columns = LSE_GRAD_COLUMNS if spec.has("lse_grad") else 0
+    extra_columns = lse_grad.COLUMNS if spec.has("lse_grad") else 0
     bias_batch, bias_heads, bias_rows = _bias_extents(spec, rows_q)
     batch = spec.batch * _sequences(spec)
     forward = not spec.is_backward

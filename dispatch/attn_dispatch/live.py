@@ -28,19 +28,31 @@ class Live:
 
     @staticmethod
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Live:
-        """Of a call; with segment ids, one that has max_segments."""
-        has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
-        if not has_lengths and not is_packed(spec):
-            by_scores = _by_scores(spec, operands)
-            return Live(_by_band(spec) if by_scores is None else by_scores, None)
-        ranges = SequenceRanges.of(spec, operands)
-        of_query, of_key = ranges.sequence_of_query, ranges.sequence_of_key
-        position = _iota(spec.seq_len_q) - _pick(ranges.starts_q, of_query)
-        length_q, length_kv = (_pick(x, of_query) for x in (ranges.lengths_q, ranges.lengths_kv))
-        queries = (of_query > 0) & _attends(spec, position, length_q, length_kv)
-        keys = (of_key > 0) & (_pick(ranges.lengths_q, of_key) > 0)
+        """By lengths, sequences and window, and by mask and bias, which are read once for it."""
+        queries, keys = within_reach(spec, operands)
         by_scores = _by_scores(spec, operands)
-        return Live(queries[:, None] if by_scores is None else by_scores, keys)
+        if by_scores is not None:
+            return Live(by_scores, keys)
+        return Live(None if queries is None else queries[:, None], keys)
+
+
+def within_reach(
+    spec: AttentionSpec, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Live queries, bool [1|B, T], and keys, [B, S], by lengths, sequences and window alone.
+
+    With segment ids, of a call that has max_segments.
+    """
+    has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
+    if not has_lengths and not is_packed(spec):
+        return _by_band(spec), None
+    ranges = SequenceRanges.of(spec, operands)
+    of_query, of_key = ranges.sequence_of_query, ranges.sequence_of_key
+    position = _iota(spec.seq_len_q) - _pick(ranges.starts_q, of_query)
+    length_q, length_kv = (_pick(x, of_query) for x in (ranges.lengths_q, ranges.lengths_kv))
+    queries = (of_query > 0) & _attends(spec, position, length_q, length_kv)
+    keys = (of_key > 0) & (_pick(ranges.lengths_q, of_key) > 0)
+    return queries, keys
 
 
 def _attends(
@@ -65,7 +77,7 @@ def _by_band(spec: AttentionSpec) -> jax.Array | None:
     ends_early = left is not None and t - 1 + offset - left > s - 1
     if not starts_late and not ends_early:
         return None
-    return _attends(spec, _iota(t), jnp.int32(t), jnp.int32(s))[:, None]
+    return _attends(spec, _iota(t), jnp.int32(t), jnp.int32(s))
 
 
 def _band(spec: AttentionSpec) -> tuple[int | None, int | None]:
@@ -74,7 +86,10 @@ def _band(spec: AttentionSpec) -> tuple[int | None, int | None]:
     if spec.options.is_causal:
         right = 0
     widest = spec.seq_len_q + spec.seq_len_kv  # beyond it int32 might overflow
-    return tuple(None if side is None else min(side, widest) for side in (left, right))
+    return (
+        None if left is None else min(left, widest),
+        None if right is None else min(right, widest),
+    )
 
 
 def _is_bottom_right(spec: AttentionSpec) -> bool:

@@ -93,6 +93,13 @@ class Runs:
         return first, before(end) - before(first)
 
 
+def flat_starts(starts: jax.Array, length: int) -> jax.Array:
+    """[B · M + 1]: where sequences start [B, M], once rows of `length` lie one after the other."""
+    batch = starts.shape[0]
+    first = length * jnp.arange(batch, dtype=jnp.int32)[:, None]
+    return jnp.append((first + starts).reshape(-1), jnp.int32(batch * length))
+
+
 def is_packed(spec: AttentionSpec) -> bool:
     """Whether a batch row may hold several sequences."""
     return spec.has("query_segment_ids") or spec.has("cu_seqlens_q")

@@ -242,10 +242,10 @@ def _not_zero(case: Case, given: Operands, got: Operands) -> list[str]:
     may = allowed(case.forward_options(), given)
     if "bias" in given:
         may &= given["bias"] != -np.inf
-    dead_queries = (~may).all(axis=3).swapaxes(1, 2)  # [B, T, N]
+    dead_queries = np.asarray(~may.any(axis=3)).swapaxes(1, 2)  # [B, T, N]
     b, n, t, s = may.shape
     groups = may.reshape(b, case.k, n // case.k, t, s)
-    dead_keys = (~groups).all(axis=(2, 3)).swapaxes(1, 2)  # [B, S, K]
+    dead_keys = np.asarray(~groups.any(axis=(2, 3))).swapaxes(1, 2)  # [B, S, K]
     dead = dict.fromkeys(("out", "query"), dead_queries) | dict.fromkeys(
         ("key", "value"), dead_keys
     )
