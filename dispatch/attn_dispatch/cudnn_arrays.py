@@ -93,7 +93,8 @@ def forward_results(
         x = prepend(x, dead_rows(spec), axis=2, value=-np.inf)
         found[name] = x if live is None else jnp.where(live, x, -jnp.inf)
     if call.needs_keep:
-        found["keep"] = prepend(results["keep"] > 0, dead_rows(spec), axis=2, value=True)
+        keep = _all_rows(spec, results["keep"], value=1)
+        found["keep"] = keep > 0
     return tuple(found[name] for name in spec.result_names)
 
 
@@ -109,7 +110,7 @@ def backward_results(
         "value": _from_rows(spec, results["dv"], 0)[..., : spec.head_dim_v],
     }
     if call.needs_dbias:
-        dbias = prepend(results["dbias"], dead, axis=2, value=0)
+        dbias = _all_rows(spec, results["dbias"], value=0)
         found["bias"] = _sum_like(dbias, spec.shape("bias")).astype(spec.dtype_of("bias"))
     if "sinks" in spec.options.gradients:
         found["sinks"] = _sinks_grad(spec, operands)
@@ -172,6 +173,12 @@ def _to_rows(x: jax.Array) -> jax.Array:
 def _from_rows(spec: AttentionSpec, x: jax.Array, dead: int) -> jax.Array:
     """[B, L, heads, dim], also of packed rows, with the rows that were cut off as 0."""
     return prepend(x.reshape(spec.batch, -1, *x.shape[-2:]), dead, axis=1, value=0)
+
+
+def _all_rows(spec: AttentionSpec, x: jax.Array, *, value: float) -> jax.Array:
+    """[1|B, 1|N, ·, S] with exactly the rows of the call: a longest sequence may be overstated."""
+    dead = dead_rows(spec)
+    return prepend(x[:, :, : spec.seq_len_q - dead], dead, axis=2, value=value)
 
 
 def _rows(call: CudnnCall, side: str, dim: int) -> jax.ShapeDtypeStruct:
