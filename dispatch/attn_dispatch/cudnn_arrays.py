@@ -244,9 +244,28 @@ def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> jax.A
     score_bias = jnp.zeros((), call.bias_dtype)
     if spec.has("bias"):
         score_bias = extended("bias").astype(call.bias_dtype)
+        if has_own_lengths(spec):
+            score_bias = _without_padding(spec, call, operands, score_bias)
     if spec.has("mask"):
         score_bias = jnp.where(extended("mask"), score_bias, -jnp.inf)
     return pad_last(score_bias, round_up(spec.seq_len_kv, _BIAS_ROW_MULTIPLE))
+
+
+def _without_padding(
+    spec: AttentionSpec, call: CudnnCall, operands: Arrays, score_bias: jax.Array
+) -> jax.Array:
+    """The bias with 0 where all batch rows that share it have padding.
+
+    cuDNN 9.28 adds it to what it masks, and NaN - inf is NaN (H200).
+    """
+    ranges = SequenceRanges.of(spec, operands)
+    queries, keys = ranges.live_queries, ranges.live_keys
+    if call.bias_batch == 1:
+        queries, keys = (x.any(axis=0, keepdims=True) for x in (queries, keys))
+    is_read = keys[:, None, None, :]
+    if call.bias_rows > 1:
+        is_read &= queries[:, None, :, None]
+    return jnp.where(is_read, score_bias, 0)
 
 
 def _seed(spec: AttentionSpec, operands: Arrays) -> jax.Array:
