@@ -77,7 +77,9 @@ class Planning:
                 return Matrix(version, path, dict(zip(CELLS, cells, strict=True)))
             crashes += 1
             if crashes > _MOST_CRASHES or len(cells) == len(CELLS):
-                raise RuntimeError(f"planning ended {crashes} times, at last with {code}:\n{errors}")
+                raise RuntimeError(
+                    f"planning ended {crashes} times, at last with {code}:\n{errors}"
+                )
             cells.append(Cell(crash=f"the process ended with {code}: {errors[-1000:]}"))
             self._start(skip=len(cells))
 

@@ -125,8 +125,13 @@ def test_custom_calls_say_what_they_compute():
         "backward": "false", "dtype": '"bfloat16"', "batch": "2 : i64", "num_heads": "8 : i64",
         "num_kv_heads": "2 : i64", "seq_len_q": "128 : i64", "seq_len_kv": "256 : i64",
         "head_dim": "64 : i64", "head_dim_v": "64 : i64", "scale": "2.500000e-01 : f32",
-        "is_causal": "true", "bottom_right": "false", "full_lengths": "false",
-        "needs_lse": "true",
+        "window_left": "-1 : i64", "window_right": "0 : i64", "bottom_right": "false",
+        "has_lengths": "false", "packed_rows_q": "0 : i64", "packed_rows_kv": "0 : i64",
+        "soft_cap": "0.000000e+00 : f32", "has_alibi": "false", "alibi_offset": "0 : i64",
+        "bias_dtype": '""', "bias_batch": "1 : i64", "bias_heads": "1 : i64",
+        "bias_rows": "1 : i64", "has_sinks": "false", "dropout_rate": "0.000000e+00 : f32",
+        "needs_lse": "true", "needs_max": "false", "needs_keep": "false",
+        "deterministic": "false", "needs_dbias": "false", "clears_rows": "false",
     }  # fmt: skip
     found = re.search(r"mhlo.backend_config = \{(.*?)\}", text)
     assert found and set(found[1].split(", ")) == {f"{k} = {v}" for k, v in attributes.items()}
@@ -162,14 +167,14 @@ def test_head_dims_are_padded_to_multiples_of_eight():
 
 
 @needs_cudnn
-def test_a_call_that_a_known_bug_meets_gets_full_lengths():
+def test_a_call_that_a_known_bug_meets_gets_a_padding_mask():
     case = Case("half_tile", t=192, s=192, n=2, k=2, h=64, v=64, dtype="float16")
     with attn_dispatch.target("sm90"):
         calls = calls_in(exported(case, "cuda").mlir_module())
     text, operands, _ = calls[cudnn.FORWARD_TARGET]
-    assert "full_lengths = false" in text and "2xi32" not in operands
+    assert "has_lengths = false" in text and "2xi32" not in operands
     text, operands, _ = calls[cudnn.BACKWARD_TARGET]
-    assert "full_lengths = true" in text and operands[-2:] == ["2xi32", "2xi32"]
+    assert "has_lengths = true" in text and operands[-2:] == ["2xi32", "2xi32"]
 
 
 @needs_cudnn

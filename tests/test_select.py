@@ -213,16 +213,17 @@ def test_a_change_of_policy_misses_the_caches_of_jit(implementations):
 
 
 def test_real_reasons_are_all_given():
-    x = np.ones((1, 2, 1, 8), np.float32)
+    x = np.ones((2, 2, 1, 8), np.float32)
+    ids = np.ones((2, 2), np.int32)
     with pytest.raises(NotImplementedError) as error:
         dot_product_attention(
-            x, x, x, bias=x[0, :, 0, :2], local_window_size=1, sinks=x[0, 0, :, 0],
-            implementation="cudnn",
+            x, x, x, query_segment_ids=ids, sinks=np.ones((2, 1), np.float32),
+            alibi_slopes=np.ones((2, 1), np.float32), implementation="cudnn",
         )  # fmt: skip
     text = str(error.value)
     parts = (
-        "cuDNN runs on NVIDIA GPUs, and this is CPU (cpu)", "query float32[1, 2, 1, 8]",
-        "bias: not run", "local_window_size: not run", "sinks: not run",
+        "cuDNN runs on NVIDIA GPUs, and this is CPU (cpu)", "query float32[2, 2, 1, 8]",
+        "segment ids: pass max_segments", "sinks: cuDNN has one", "alibi_slopes: cuDNN has one",
         "needs float16 or bfloat16, got float32",
     )  # fmt: skip
     for part in parts:
