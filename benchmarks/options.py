@@ -101,13 +101,13 @@ def main() -> None:
     facts = environment()
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}; XLA's time over cuDNN's")
     rows = {}
-    for case in CASES:
-        rows[case.name] = row = measure(case, args.rounds, args.seconds)
+    for option in CASES:
+        rows[option.name] = row = measure(option, args.rounds, args.seconds)
         cells = [
             f"{row[x]['cudnn_us']:8.0f} us {row[x]['ratio']:6.1f} x"
             for x in ("forward", "forward_backward")
         ]
-        print(f"{case.name:24s}{'   '.join(cells)}", flush=True)
+        print(f"{option.name:24s}{'   '.join(cells)}", flush=True)
     if args.results:
         name = f"options-{facts['device']}-{facts['cudnn']}".replace(" ", "_").replace(".", "_")
         report = {"environment": facts, "shape": _SIZE, "options": rows}
