@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from attn_dispatch import cudnn_library
-from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.case import Case, lse_dtype, spec_of
 from attn_dispatch.spec import AttentionSpec
 
 needs_cudnn = pytest.mark.skipif(
@@ -20,8 +19,9 @@ def forward_spec(case: Case, *, needs_lse: bool = True) -> AttentionSpec:
     return spec_of(case.forward_options(needs_lse=needs_lse), case.operands())
 
 
-def backward_spec(case: Case) -> AttentionSpec:
+def backward_spec(case: Case, gradients: tuple[str, ...] | None = None) -> AttentionSpec:
+    """For these gradients, or all that the case has."""
     out = jax.ShapeDtypeStruct((case.b, case.t, case.n, case.v), case.dtype)
-    lse = jax.ShapeDtypeStruct((case.b, case.n, case.t), jnp.float32)
-    residuals = {"out": out, "out_grad": out, "lse": lse}
-    return spec_of(case.backward_options(), case.operands() | residuals)
+    lse = jax.ShapeDtypeStruct((case.b, case.n, case.t), lse_dtype(case.dtype))
+    residuals = {"out": out, "out_grad": out, "lse": lse, "lse_grad": lse}
+    return spec_of(case.backward_options(gradients), case.operands() | residuals)

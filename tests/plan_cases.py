@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from attn_dispatch.conformance.case import Case, lse_dtype, spec_of
+from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragged, case
-from attn_dispatch.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.spec import AttentionSpec
+from backend import backward_spec, forward_spec
 
 Facts = dict[str, Any]
 
@@ -35,17 +35,14 @@ class PlanCase:
 
     def spec(self, direction: str) -> AttentionSpec:
         """The forward or the backward call."""
-        case, operands = self.case, self.case.operands()
-        if direction == "forward":
-            options = case.forward_options(needs_lse=self.needs_lse, needs_keep=self.needs_keep)
-            return spec_of(self._modified(options), operands)
-        out = jax.ShapeDtypeStruct((case.b, case.t, case.n, case.v), case.dtype)
-        lse = jax.ShapeDtypeStruct((case.b, case.n, case.t), lse_dtype(case.dtype))
-        operands |= {"out": out, "out_grad": out, "lse": lse, "lse_grad": lse}
-        return spec_of(self._modified(case.backward_options(self.gradients)), operands)
+        if direction == "backward":
+            return self._changed(backward_spec(self.case, self.gradients))
+        spec = forward_spec(self.case, needs_lse=self.needs_lse)
+        return self._changed(spec, needs_keep=self.needs_keep)
 
-    def _modified(self, options: AttentionOptions) -> AttentionOptions:
-        return replace(options, score_mod=self.score_mod)
+    def _changed(self, spec: AttentionSpec, **options: Any) -> AttentionSpec:
+        options["score_mod"] = self.score_mod
+        return replace(spec, options=replace(spec.options, **options))
 
 
 _SQUARE: Facts = {"t": 256, "s": 256, "h": 64, "n": 8, "k": 2}

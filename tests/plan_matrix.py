@@ -58,9 +58,9 @@ class Matrix:
 class Planning:
     """Processes that plan with one cuDNN, one after the other; the first is started at once."""
 
-    def __init__(self, library: str = INSTALLED) -> None:
+    def __init__(self, library: str = INSTALLED, script: Path = Path(__file__)) -> None:
         self._environment = _environment(library)
-        self._lines: list[Any] = []
+        self._script = script
         self._start()
 
     def matrix(self) -> Matrix:
@@ -85,13 +85,14 @@ class Planning:
 
     def stop(self) -> None:
         """Ends what still runs."""
-        self._process.kill()
-        self._process.communicate()
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
 
     def _start(self, skip: int = 0) -> None:
         self._out = tempfile.TemporaryFile("w+")  # a pipe would fill before anyone reads it
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(skip)], stdout=self._out, stderr=subprocess.PIPE,
+            [sys.executable, self._script, str(skip)], stdout=self._out, stderr=subprocess.PIPE,
             text=True, env=self._environment,
         )  # fmt: skip
 

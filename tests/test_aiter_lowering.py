@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -105,6 +106,49 @@ def test_packed_call():
     assert results == ["256x8x128xbf16"]
     assert attributes(line)["max_seq_len_q"] == "200 : i64"
     assert attributes(line)["arch"] == '"gfx950"'
+
+
+TOKENS = 32768
+
+
+def segments(q, k, v, ids):
+    rows = (x[None] for x in (q, k, v))
+    return dot_product_attention(
+        *rows, query_segment_ids=ids[None], max_segments=64, is_causal=True, implementation="aiter"
+    )[0]
+
+
+def ragged(q, k, v, ids):
+    cu_seqlens = jnp.searchsorted(ids, jnp.arange(1, 66)).astype(jnp.int32)
+    return ragged_dot_product_attention(
+        q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens, max_seqlen_q=TOKENS,
+        max_seqlen_kv=TOKENS, is_causal=True, implementation="aiter",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("call", [segments, ragged])
+def test_packed_sequences_of_32k_tokens(call, gfx):
+    """No array, scratch memory included, has more elements than the queries."""
+    q, kv = (jax.ShapeDtypeStruct((TOKENS, n, 128), jnp.bfloat16) for n in (8, 2))
+    ids = jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
+
+    def step(q, k, v, ids, out_grad):
+        out, pull = jax.vjp(lambda *qkv: call(*qkv, ids), q, k, v)
+        return out, *pull(out_grad)
+
+    with attn_dispatch.target(gfx):
+        traced = jax.jit(step).trace(q, kv, kv, ids, q)
+        text = traced.lower(lowering_platforms=("rocm",)).as_text()
+    assert set(calls_in(text)) == {aiter.FORWARD_TARGET, aiter.BACKWARD_TARGET}
+    shapes = set(re.findall(r"tensor<((?:\d+x)+)\w+>", text))
+    largest = max(shapes, key=elements)
+    assert elements(largest) == math.prod(q.shape), largest
+
+
+def elements(shape: str) -> int:
+    """Of the tensor [2, 3], "2x3x"."""
+    return math.prod(map(int, shape.rstrip("x").split("x")))
 
 
 def test_workspace_that_explain_tells_is_the_scratch_of_the_call():

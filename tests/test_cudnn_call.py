@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import numpy as np
 import pytest
 
 from attn_dispatch import cudnn_rules, lse_grad
+from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.reference import allowed_pairs, relative_positions
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
 from attn_dispatch.cudnn_call import Band, CudnnCall, band_of, calls_of, dead_rows
+from attn_dispatch.spec import AttentionSpec
 from backend import backward_spec, forward_spec
 
 SPEC_H = Path(__file__).parents[1] / "cuda_backend" / "spec.h"
 
 
-def spec(**facts: Any) -> Any:
+def spec(**facts: Any) -> AttentionSpec:
     return forward_spec(case("call", **facts))
 
 
@@ -76,6 +80,49 @@ def test_band(facts: dict[str, Any], expected: Band | None):
     assert band_of(spec(**facts)) == expected
 
 
+LEFT, RIGHT = (None, 0, 1, 3, 9), (None, 0, 2, 9)
+SHAPES = ((4, 4), (3, 7), (7, 3), (1, 5), (5, 1))
+ROWS = [
+    {"window": (left, right), "is_causal": is_causal, "alignment": alignment}
+    for left in LEFT
+    for right in RIGHT
+    for is_causal in (False, True)
+    for alignment in ("top_left", "bottom_right")
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("extra", [{}, {"dropout": 0.1}, {"alibi": 1}], ids=str)
+def test_bands_show_the_pairs_that_may_attend(shape: tuple[int, int], extra: dict[str, Any]):
+    """Every window, causality and alignment of rows of full length, against every pair."""
+    t, s = shape
+    for row in ROWS:
+        small = Case("band", t=t, s=s, b=1, **row, **extra)
+        options, operands = small.forward_options(), small.operands()
+        call = spec_of(options, operands)
+        band, dead = band_of(call), dead_rows(call)
+        pairs = allowed_pairs(options, operands, 0)[0]
+        i, j = np.arange(t - dead)[:, None], np.arange(s)
+        offset = s - (t - dead)
+        left, right = row["window"][0], 0 if row["is_causal"] else row["window"][1]
+        starts_inside = left is not None and offset > left
+        ends_outside = right is not None and right < -offset
+        if extra and row["alignment"] == "bottom_right" and (starts_inside or ends_outside):
+            assert band is None, row
+            continue
+        assert band is not None, row
+        diagonal = i + (s - (t - dead) if band.bottom_right else 0)
+        shown = np.ones_like(pairs[dead:])
+        shown &= (band.left < 0) | (j >= diagonal - band.left)
+        shown &= (band.right < 0) | (j <= diagonal + band.right)
+        assert not pairs[:dead].any() and (pairs[dead:] == shown).all(), (row, band)
+        if extra:
+            ids = np.ones(t, int), np.ones(s, int)
+            distance = relative_positions(options, *ids)[dead:]
+            assert not band.bottom_right
+            assert "alibi" not in extra or (distance == j - (i + band.offset)).all(), (row, band)
+
+
 def test_dead_rows_are_cut_off():
     trimmed = spec(t=320, s=192, **BOTTOM_RIGHT)
     assert dead_rows(trimmed) == 128
@@ -83,29 +130,61 @@ def test_dead_rows_are_cut_off():
     assert dead_rows(spec(t=320, s=192, **CAUSAL)) == 0
 
 
-@pytest.mark.parametrize(
-    ("facts", "reason"),
-    [
-        ({"dtype": "float32"}, "needs float16 or bfloat16"),
-        ({"sinks": 2}, "sinks: cuDNN has one"),
-        ({"alibi": 2}, "alibi_slopes: cuDNN has one"),
-        ({"dropout": 0.1, "dropout_keys": 2}, "dropout: cuDNN has one key"),
-        ({"packed": Packed((((1, 1.0),),) * 2)}, "pass max_segments"),
-        ({"packed": Packed((((1, 1.0),),) * 2), "max_segments": 1, "bias": "11ts"}, "packed"),
-        ({"bias": "11ts", "q_lengths": (1, 0.5), **BOTTOM_RIGHT}, "no such bottom-right mask"),
-    ],
-)
-def test_rules(facts: dict[str, Any], reason: str):
-    (got,) = cudnn_rules.not_supported_reasons(spec(**facts))
-    assert reason in got
+SEGMENTS: dict[str, Any] = {"packed": Packed((((1, 1.0),),) * 2)}
 
 
-def test_rules_of_the_backward_pass():
-    slopes = cudnn_rules.not_supported_reasons(backward_spec(case("call", alibi=1)))
-    assert slopes == ("the gradient of alibi_slopes",)
-    (keys,) = cudnn_rules.not_supported_reasons(backward_spec(case("call", bias="11t1")))
-    assert "same for all keys" in keys
+def optioned(made: AttentionSpec, **options: Any) -> AttentionSpec:
+    return replace(made, options=replace(made.options, **options))
+
+
+def large() -> AttentionSpec:
+    """2^31 elements in query, with lengths."""
+    small = spec(kv_lengths=(1, 0.5))
+    shapes = {"query": (2, 2**20, 16, 64)}
+    operands = [replace(x, shape=shapes.get(x.name, x.shape)) for x in small.operands]
+    return AttentionSpec(small.options, tuple(operands))
+
+
+BROKEN: dict[str, Callable[[], AttentionSpec]] = {
+    "score_mod": lambda: optioned(spec(), score_mod=jnp.tanh),
+    "an axis has length zero": lambda: spec(s=0),
+    "pass max_segments": lambda: spec(**SEGMENTS),
+    "packed sequences: cuDNN counts a bias": lambda: spec(**SEGMENTS, max_segments=1, mask="11ts"),
+    "2^31 elements": large,
+    "the dropout mask is not read back": lambda: optioned(
+        spec(**SEGMENTS, max_segments=1, dropout=0.1), needs_keep=True
+    ),
+    "sinks: cuDNN has one": lambda: spec(sinks=2),
+    "alibi_slopes: cuDNN has one": lambda: spec(alibi=2),
+    "the same for all keys": lambda: backward_spec(case("call", bias="11t1")),
+    "dropout: cuDNN has one key": lambda: spec(dropout=0.1, dropout_keys=2),
+    "the gradient of alibi_slopes": lambda: backward_spec(case("call", alibi=1)),
+    "no such bottom-right mask": lambda: spec(bias="11ts", q_lengths=(1, 0.5), **BOTTOM_RIGHT),
+}
+"""Part of each rule's reason, and a call that breaks it alone."""
+
+
+@pytest.mark.parametrize("part", BROKEN)
+def test_rules(part: str):
+    (reason,) = cudnn_rules.not_supported_reasons(BROKEN[part]())
+    assert part in reason
+
+
+def test_every_rule_is_broken_here():
+    for _, reason in cudnn_rules._RULES:
+        assert sum(part in reason for part in BROKEN) == 1, reason
+    assert len(cudnn_rules._RULES) == len(BROKEN)
+
+
+def test_all_rules_broken_are_told():
+    reasons = cudnn_rules.not_supported_reasons(spec(dtype="float32", sinks=2, alibi=2))
+    assert len(reasons) == 3 and reasons[-1] == "needs float16 or bfloat16, got float32"
+
+
+def test_backward_may_run_what_forward_may_not():
     assert cudnn_rules.not_supported_reasons(backward_spec(case("call", sinks=2))) == ()
+    one_key = backward_spec(case("call", s=1, bias="11t1"))
+    assert cudnn_rules.not_supported_reasons(one_key) == ()
 
 
 def test_backward_needs_no_sinks():

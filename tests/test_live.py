@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,16 +10,29 @@ import numpy as np
 import pytest
 
 from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.reference import allowed
+from attn_dispatch.conformance.reference import allowed, segment_ids
 from attn_dispatch.conformance.small_cases import CASES
 from attn_dispatch.live import Live
 
-KNOWN = [
-    case for case in CASES if case.q_segments is None or case.max_segments is not None
-]  # fmt: skip
+SEGMENTS = [
+    replace(case, name=f"{case.name}_up_to_{largest}", max_segments=largest)
+    for case in CASES
+    if case.q_segments is not None
+    for largest in (5, 2)  # ids above it are padding
+]
+KNOWN = [case for case in CASES if case.q_segments is None] + SEGMENTS
+EDGES = (
+    Case("one_query", t=1, window=(0, 0), alignment="bottom_right"),
+    Case("window_past_all_keys", t=14, s=3, window=(2, 1)),
+    Case("window_before_all_keys", t=14, s=3, window=(None, 1), alignment="bottom_right"),
+    Case("window_empty_lengths", b=2, q_lengths=(10, 2), kv_lengths=(2, 0), window=(1, 0)),
+    Case("bias_infinite_lengths", b=2, bias=(2, 1, 10, 14), infinite_bias=True, q_lengths=(10, 4)),
+    Case("bias_infinite_mask", bias=(1, 4, 10, 14), infinite_bias=True, mask=(2, 1, 10, 14)),
+    Case("bias_infinite_window", bias=(2, 4, 10, 14), infinite_bias=True, window=(1, 0)),
+)
 
 
-@pytest.mark.parametrize("case", KNOWN, ids=str)
+@pytest.mark.parametrize("case", [*KNOWN, *EDGES], ids=str)
 def test_live_rows(case: Case):
     operands: dict[str, Any] = case.operands()
     options = case.forward_options()
@@ -29,12 +43,12 @@ def test_live_rows(case: Case):
     queries = may.any(axis=3)
     got = True if live.queries is None else np.asarray(live.queries)
     assert (np.broadcast_to(got, queries.shape) == queries).all()
-    if live.keys is not None:
-        # A key that some query attends is live; what is not live is attended by none.
-        assert not may.any(axis=(1, 2))[~np.asarray(live.keys)].any()
+    ids = [segment_ids(options, operands, row) for row in range(case.b)]
+    keys = np.array([(of_key > 0) & np.isin(of_key, of_query) for of_query, of_key in ids])
+    assert keys.all() if live.keys is None else (np.asarray(live.keys) == keys).all()
 
 
 def test_most_kinds_are_looked_at():
-    assert len(KNOWN) > 50
+    assert len(KNOWN) > 50 and len(SEGMENTS) >= 8
     assert any(case.cu_q is not None for case in KNOWN)
     assert any(case.q_lengths is not None for case in KNOWN)

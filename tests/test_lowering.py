@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,15 @@ from jax import export
 
 import attn_dispatch
 from attn_dispatch import aiter, cudnn, dot_product_attention
+from attn_dispatch.conformance.calls import Program, specs_in
 from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragged
+from attn_dispatch.conformance.sizes import case as sized
+from attn_dispatch.cudnn_arrays import backward_shapes, forward_shapes
+from attn_dispatch.cudnn_call import CudnnCall, calls_of
 from attn_dispatch.target import device_for
 from backend import backward_spec, forward_spec, needs_cudnn
+from cudnn_in_numpy import names_of
 
 CUSTOM_CALLS = (cudnn.FORWARD_TARGET, cudnn.BACKWARD_TARGET)
 AITER_CALLS = (aiter.FORWARD_TARGET, aiter.BACKWARD_TARGET)
@@ -192,6 +199,74 @@ def test_rows_that_see_no_key_are_trimmed():
     _, operands, results = calls[cudnn.BACKWARD_TARGET]
     assert (operands, results[:-1]) == ([live] * 4 + [lse, live], [live] * 3)
     assert module.out_avals[0].shape == (2, 320, 2, 64)
+
+
+SEQUENCES = Packed((((1, 0.5), (2, 0.3)), ((3, 1.0),)))
+KINDS: dict[str, dict[str, Any]] = {
+    "window, sinks": {"t": 128, "window": (64, None), "sinks": 1, **BOTTOM_RIGHT},
+    "lengths, dropout": {"q_lengths": (1, 0.5), "kv_lengths": (0.3, 1), "dropout": 0.1},
+    "segments, soft cap, gradient of lse": {
+        "packed": SEQUENCES, "max_segments": 4, "soft_cap": 5.0, "lse_grad": True,
+    },
+    "cu_seqlens, deterministic": {
+        "packed": Ragged(((0.2, 0.5),), ((0.5, 0.4),)), "deterministic": True, **CAUSAL
+    },
+    "bias, mask": {"t": 320, "s": 128, "bias": "1nts", "mask": "b11s", **BOTTOM_RIGHT},
+    "ALiBi, row maximum": {"t": 128, "alibi": 1, "needs_max": True, **BOTTOM_RIGHT},
+}  # fmt: skip
+
+
+@needs_cudnn
+@pytest.mark.parametrize("kind", KINDS)
+def test_custom_calls_of_every_kind(kind: str):
+    """Attributes as spec.h lists them and as one variant of the call says them; its operands."""
+    case = sized(f"lowered/{kind}", **KINDS[kind])
+    gradients = tuple(name for name in case.differentiable if name != "alibi_slopes")
+    program = Program.of(case, ("cudnn",), gradients)
+    with attn_dispatch.target("sm90"):
+        traced = program.trace(case.operands() | case.cotangents())
+        calls = calls_in(traced.lower(lowering_platforms=("cuda",)).as_text())
+    assert set(calls) == set(CUSTOM_CALLS)
+    specs = {spec.is_backward: spec for spec in specs_in(traced.jaxpr.jaxpr)}
+    for target, (text, operands, results) in calls.items():
+        given = attributes_in(text)
+        spec = specs[target == cudnn.BACKWARD_TARGET]
+        (call,) = [x for x in calls_of(spec) if as_attributes(x) == given]
+        assert len(operands) == len(names_of(call))
+        shapes = backward_shapes if call.backward else forward_shapes
+        assert len(results) == len(shapes(call)) + 1 and re.fullmatch(r"\d+xui8", results[-1])
+        for name, operand in zip(names_of(call), operands, strict=True):
+            assert operand.rsplit("x", 1)[1] == TYPES.get(name, "bf16"), name
+    assert "has_sinks = true" not in calls[cudnn.BACKWARD_TARGET][0]
+
+
+TYPES = {
+    **dict.fromkeys(("live_q", "live_kv"), "ui8"),
+    **dict.fromkeys(("lse", "slopes", "sinks", "bias"), "f32"),
+    **dict.fromkeys(("lengths_q", "lengths_kv"), "i32"),
+    **{f"offsets_{x}": "i32" for x in ("query", "key", "value", "out", "lse")},
+    **dict.fromkeys(("seed", "seed_offset"), "ui32"),
+}
+"""Of the custom call's operands that are not of the call's own dtype; a seed is two words."""
+
+
+def attributes_in(text: str) -> dict[str, str]:
+    found = re.search(r"mhlo.backend_config = \{(.*?)\}", text)
+    assert found
+    return dict(attribute.split(" = ") for attribute in found[1].split(", "))
+
+
+def as_attributes(call: CudnnCall) -> dict[str, str]:
+    """A call's fields as MLIR prints them."""
+
+    def printed(x: Any) -> str:
+        if isinstance(x, bool):
+            return str(x).lower()
+        if isinstance(x, float):
+            return f"{np.float32(x):e} : f32"
+        return f"{x} : i64" if isinstance(x, int) else f'"{x}"'
+
+    return {name: printed(x) for name, x in asdict(call).items()}
 
 
 def test_without_target_the_error_says_what_to_do():

@@ -92,7 +92,7 @@ def references(case: Case) -> tuple[Operands, Operands]:
 def check(case: Case, got: Operands) -> None:
     """The errors of all results against those of the naive computation in the same dtype."""
     expected, plain = references(case)
-    assert set(got) == set(expected) == set(plain)
+    assert set(got) == set(expected) <= set(plain)
     slack = 1e-12 if case.dtype == "float64" else SLACK
     allowed = allowances(case.forward_options(), expected, plain, expected, slack)
     errors = {name: error(got[name], x) for name, x in expected.items()}

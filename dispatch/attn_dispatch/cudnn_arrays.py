@@ -233,11 +233,10 @@ def _lengths_and_offsets(spec: AttentionSpec, call: CudnnCall, operands: Arrays)
 
 def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> jax.Array:
     """bias, and -inf where the mask forbids, with rows padded to a multiple of 16 bytes."""
-    rows = slice(dead_rows(spec), None) if call.bias_rows > 1 else slice(None)
 
     def extended(name: str) -> jax.Array:
         x = operands[name]
-        x = x[:, :, rows] if x.shape[2] > 1 else x
+        x = x[:, :, dead_rows(spec) :] if x.shape[2] > 1 else x
         extents = (call.bias_batch, call.bias_heads, call.bias_rows, spec.seq_len_kv)
         return jnp.broadcast_to(x, extents)
 

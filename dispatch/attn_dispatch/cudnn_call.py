@@ -138,13 +138,12 @@ def band_of(spec: AttentionSpec) -> Band | None:
         return Band(left, right, bottom_right=True, offset=0)
     if has_own_lengths(spec):
         return None
-    # The same band, counted from the top left.
-    left = left if left < 0 else left - offset
-    right = right if right < 0 else right + offset
-    is_said = (o.window[0] is None or left >= 0 or o.window[0] >= widest) and (
-        right >= 0 or (o.window[1] is None and not o.is_causal)
-    )
-    return Band(left, right, bottom_right=False, offset=offset) if is_said else None
+    # The same band, counted from the top left. Negative sides are open, so none may become so.
+    from_left = left if left < 0 else left - offset
+    from_right = right if right < 0 else right + offset
+    if (left >= 0 > from_left) or (right >= 0 > from_right):
+        return None
+    return Band(from_left, from_right, bottom_right=False, offset=offset)
 
 
 def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:

@@ -1,0 +1,212 @@
+"""What cuDNN makes of a custom call's operands, in float64: the contract of graph.h, written out.
+
+What a kernel leaves unspecified is NaN here: rows of no sequence, and those that attend nothing. It
+reads what a kernel may read: all of an array that is not packed, whatever the lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attn_dispatch.cudnn_call import CudnnCall
+
+Arrays = dict[str, np.ndarray]
+
+
+def names_of(call: CudnnCall) -> list[str]:
+    """The operands in the order of graph.h."""
+    names = ["live_q", "live_kv"] if call.clears_rows else []
+    names += ["query", "key", "value"]
+    names += ["out", "lse", "out_grad"] if call.backward else []
+    options = {
+        "lengths_q lengths_kv": call.has_lengths,
+        "offsets_query offsets_key offsets_value offsets_out": call.is_packed,
+        "offsets_lse": call.is_packed and call.has_statistics,
+        "bias": call.bias_dtype,
+        "slopes": call.has_alibi,
+        "sinks": call.has_sinks,
+        "seed seed_offset": call.dropout_rate,
+    }
+    return names + [name for some, wanted in options.items() if wanted for name in some.split()]
+
+
+def run(call: CudnnCall, operands: list[Any]) -> Arrays:
+    """The results by the names of graph.h, in float32."""
+    given = dict(zip(names_of(call), map(np.asarray, operands), strict=True))
+    results = _Results(call)
+    for b in range(call.batch):
+        sequence = _Sequence(call, given, b)
+        sequence.backward(results) if call.backward else sequence.forward(results)
+    if call.clears_rows:
+        for name in ("dq", "dk", "dv") if call.backward else ("out",):
+            flags = given["live_kv" if name in ("dk", "dv") else "live_q"]
+            rows = results.arrays[name]
+            rows.reshape(-1, *rows.shape[-2:])[flags == 0] = 0
+    return {name: x.astype(np.float32) for name, x in results.arrays.items()}
+
+
+def keep_mask(call: CudnnCall, seed: np.ndarray) -> np.ndarray:
+    """What dropout keeps, bool [B, N, T, S]."""
+    shape = (call.batch, call.num_heads, call.seq_len_q, call.seq_len_kv)
+    return np.random.default_rng(seed.astype(np.uint64)).random(shape) >= call.dropout_rate
+
+
+class _Results:
+    """The results of a call, NaN where nothing has been written."""
+
+    def __init__(self, call: CudnnCall) -> None:
+        n, k = call.num_heads, call.num_kv_heads
+
+        def rows(side: str, *dims: int) -> np.ndarray:
+            of_queries = side == "q"
+            packed = call.packed_rows_q if of_queries else call.packed_rows_kv
+            length = call.seq_len_q if of_queries else call.seq_len_kv
+            leading = (packed,) if call.is_packed else (call.batch, length)
+            return np.full((*leading, *dims), np.nan)
+
+        if call.backward:
+            self.arrays = {
+                "dq": rows("q", n, call.head_dim),
+                "dk": rows("kv", k, call.head_dim),
+                "dv": rows("kv", k, call.head_dim_v),
+            }
+            if call.needs_dbias:
+                extents = (call.bias_batch, call.bias_heads, call.seq_len_q, call.seq_len_kv)
+                self.arrays["dbias"] = np.zeros(extents)
+            return
+        self.arrays = {"out": rows("q", n, call.head_dim_v)}
+        wanted = {"lse": call.needs_lse, "row_max": call.needs_max, "row_sum": call.needs_max}
+        for name in (name for name, is_wanted in wanted.items() if is_wanted):
+            unpacked = np.full((call.batch, n, call.seq_len_q), np.nan)
+            self.arrays[name] = rows("q", n) if call.is_packed else unpacked
+        if call.needs_keep:
+            self.arrays["keep"] = np.ones((call.batch, n, call.seq_len_q, call.seq_len_kv))
+
+
+@dataclass
+class _Sequence:
+    """Sequence b of a call; [N, T, ·] and [N, S, ·] inside, a key head for each query head."""
+
+    call: CudnnCall
+    given: Arrays
+    b: int
+
+    def __post_init__(self) -> None:
+        call, given = self.call, self.given
+        self.length_q, self.length_kv = call.seq_len_q, call.seq_len_kv
+        if call.has_lengths:
+            self.length_q = int(given["lengths_q"][self.b])
+            self.length_kv = int(given["lengths_kv"][self.b])
+        self.t = self.length_q if call.is_packed else call.seq_len_q
+        self.s = self.length_kv if call.is_packed else call.seq_len_kv
+        self.groups = call.num_heads // call.num_kv_heads
+        self.q = self.heads_first("query")
+        self.k = self.heads_first("key").repeat(self.groups, axis=0)
+        self.v = self.heads_first("value").repeat(self.groups, axis=0)
+        score = call.scale * (self.q @ self.k.swapaxes(1, 2))
+        self.cap_slope = np.ones(1)
+        if call.soft_cap:
+            bent = np.tanh(score / call.soft_cap)
+            score, self.cap_slope = call.soft_cap * bent, 1 - bent**2
+        i, j = np.arange(self.t)[:, None], np.arange(self.s)
+        if call.bias_dtype:
+            rows = slice(self.t) if call.bias_rows > 1 else slice(1)
+            score = score + self.bias_of(given["bias"].astype(np.float64))[:, rows, : self.s]
+        if call.has_alibi:
+            distance = np.abs(i + call.alibi_offset - j)
+            score = score - given["slopes"][:, None, None].astype(np.float64) * distance
+        diagonal = i + (self.length_kv - self.length_q if call.bottom_right else 0)
+        may = (i < self.length_q) & (j < self.length_kv)
+        if call.window_left >= 0:
+            may &= j >= diagonal - call.window_left
+        if call.window_right >= 0:
+            may &= j <= diagonal + call.window_right
+        self.score = np.where(may, score, -np.inf)
+        self.kept: Any = 1.0
+        if call.dropout_rate:
+            self.keep = keep_mask(call, given["seed"])[self.b, :, : self.t, : self.s]
+            self.kept = self.keep / (1 - call.dropout_rate)
+
+    def forward(self, results: _Results) -> None:
+        top = self.score.max(axis=2, initial=-np.inf)
+        top = np.where(top == -np.inf, np.nan, top)
+        weights = np.exp(self.score - top[..., None])
+        total = weights.sum(axis=2) + 0 * top
+        if self.call.has_sinks:
+            total = total + np.exp(self.given["sinks"].astype(np.float64)[:, None] - top)
+        found = {
+            "out": (weights / total[..., None] * self.kept) @ self.v + 0 * top[..., None],
+            "lse": top + np.log(total),
+            "row_max": top,
+            "row_sum": total,
+        }
+        for name, array in results.arrays.items():
+            if name == "keep":
+                array[self.b] = self.keep
+            else:
+                self.put(array, found[name], "query")
+
+    def backward(self, results: _Results) -> None:
+        out, out_grad = self.heads_first("out"), self.heads_first("out_grad")
+        if self.call.is_packed:
+            lse = self.given["lse"][self.rows("lse", self.t)].T
+        else:
+            lse = self.given["lse"][self.b]
+        p = np.exp(self.score - lse[..., None].astype(np.float64))
+        delta = (out * out_grad).sum(axis=2)[..., None]
+        score_grad = p * ((out_grad @ self.v.swapaxes(1, 2)) * self.kept - delta)
+        raw_grad = self.call.scale * score_grad * self.cap_slope
+        self.put(results.arrays["dq"], raw_grad @ self.k, "query")
+        of_keys = self.sum_groups(raw_grad.swapaxes(1, 2) @ self.q)
+        self.put(results.arrays["dk"], of_keys, "key")
+        of_values = self.sum_groups((p * self.kept).swapaxes(1, 2) @ out_grad)
+        self.put(results.arrays["dv"], of_values, "value")
+        if self.call.needs_dbias:
+            target = self.bias_of(results.arrays["dbias"])[:, : self.t, : self.s]
+            per_head = np.where(self.score == -np.inf, 0, score_grad)
+            target += per_head if target.shape[0] > 1 else per_head.sum(axis=0)
+
+    def bias_of(self, bias: np.ndarray) -> np.ndarray:
+        return bias[self.b if self.call.bias_batch > 1 else 0]
+
+    def sum_groups(self, x: np.ndarray) -> np.ndarray:
+        return x.reshape(self.call.num_kv_heads, self.groups, *x.shape[1:]).sum(axis=1)
+
+    def rows(self, name: str, count: int) -> slice:
+        """Where the sequence lies in a packed array."""
+        call = self.call
+        of_values = call.num_kv_heads * call.head_dim_v
+        row = {
+            "query": call.num_heads * call.head_dim,
+            "key": call.num_kv_heads * call.head_dim,
+            "value": of_values,
+            "out": call.num_heads * call.head_dim_v,
+            "lse": call.num_heads,
+        }[name]
+        first = int(self.given[f"offsets_{name}"][self.b])
+        assert first % row == 0
+        return slice(first // row, first // row + count)
+
+    def heads_first(self, name: str) -> np.ndarray:
+        x = self.given[name].astype(np.float64)
+        if self.call.is_packed:
+            of_keys = name in ("key", "value")
+            offsets = "out" if name == "out_grad" else name
+            x = x[self.rows(offsets, self.s if of_keys else self.t)]
+        else:
+            x = x[self.b]
+        return x.swapaxes(0, 1)
+
+    def put(self, target: np.ndarray, x: np.ndarray, side: str) -> None:
+        """[heads, rows, …] to where the sequence lies; rows past its length stay NaN."""
+        length = self.length_q if side == "query" else self.length_kv
+        x = x[:, :length]
+        if not self.call.is_packed:
+            heads_first = target.ndim == 3
+            row = target[self.b] if heads_first else target[self.b].swapaxes(0, 1)
+            row[:, :length] = x
+            return
+        target[self.rows(side, length)] = x.swapaxes(0, 1)

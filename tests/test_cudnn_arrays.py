@@ -1,0 +1,114 @@
+"""The arrays of cuDNN's custom calls, in every variant of a call, with NumPy in cuDNN's place.
+
+A GPU runs the first variant that cuDNN plans there; here each of them must give the results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import cudnn_arrays, cudnn_rules
+from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.reference import Operands, poison_padding, reference
+from attn_dispatch.conformance.small_cases import CASES
+from attn_dispatch.cudnn_call import calls_of
+from attn_dispatch.spec import AttentionSpec
+from cudnn_in_numpy import keep_mask, names_of, run
+
+_BOTTOM_RIGHT: dict[str, Any] = {"is_causal": True, "alignment": "bottom_right"}
+
+EDGES = (
+    Case("one_key_bias", s=1, bias=(2, 4, 10, 1), **_BOTTOM_RIGHT),
+    Case("one_key_mask", s=1, mask=(2, 1, 10, 1), **_BOTTOM_RIGHT),
+    Case("one_query_bias", t=1, bias=(1, 4, 1, 14), sinks=1),
+    Case("one_query_dropout", t=1, dropout=0.4, sinks=1),
+    Case("more_queries_bias", t=14, s=10, bias=(2, 4, 14, 10), lse_grad=True, **_BOTTOM_RIGHT),
+    Case("more_keys_bias", bias=(1, 1, 10, 14), **_BOTTOM_RIGHT),
+    Case("more_keys_alibi", alibi=1, alignment="bottom_right", window=(9, 2)),
+    Case("row_max", needs_max=True, sinks=1, t=14, s=10, **_BOTTOM_RIGHT),
+    Case("row_max_lengths", needs_max=True, b=2, q_lengths=(7, 10), kv_lengths=(0, 14)),
+    Case("lengths_mask", mask=(2, 1, 10, 14), dead_rows=True, q_lengths=(7, 0), kv_lengths=(14, 9)),
+)
+
+
+def known(case: Case) -> Case:
+    """With max_segments where there are segment ids."""
+    return case if case.q_segments is None else replace(case, max_segments=5)
+
+
+def rules(spec: AttentionSpec) -> list[str]:
+    """Reasons but for float32, in which results can be compared closely."""
+    reasons = cudnn_rules.not_supported_reasons(spec)
+    return [reason for reason in reasons if not reason.startswith("needs float16")]
+
+
+SMALL = [known(case) for case in (*CASES, *EDGES) if case.dtype == "float32"]
+RUN = [case for case in SMALL if not rules(spec_of(case.forward_options(), case.operands()))]
+
+
+def to_jax(arrays: Operands) -> dict[str, Any]:
+    return {name: jnp.asarray(x) for name, x in arrays.items()}
+
+
+def check(spec: AttentionSpec, results: tuple[Any, ...], expected: Operands) -> None:
+    assert [(x.shape, x.dtype) for x in results] == [(x.shape, x.dtype) for x in spec.results]
+    for name, got in zip(spec.result_names, results, strict=True):
+        if name != "keep":
+            x = expected[name]
+            close = 1e-4 * np.abs(x[np.isfinite(x)]).max(initial=1)
+            np.testing.assert_allclose(got, x, rtol=1e-4, atol=close, err_msg=name)
+
+
+def shapes_of(arrays: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: x.shape for name, x in arrays.items()}
+
+
+@pytest.mark.parametrize("case", RUN, ids=str)
+def test_every_variant_gives_the_results(case: Case):
+    operands, drops = case.operands(), case.dropout > 0
+    spec = spec_of(case.forward_options(needs_keep=drops), operands)
+    assert not rules(spec)
+    arrays = to_jax(poison_padding(spec.options, operands))
+    for call in calls_of(spec):
+        done = run(call, cudnn_arrays.forward_operands(spec, call, arrays))
+        assert shapes_of(done) == shapes_of(cudnn_arrays.forward_shapes(call))
+        results = cudnn_arrays.forward_results(spec, call, arrays, to_jax(done))
+        keep = np.asarray(results[spec.result_names.index("keep")]) if drops else None
+        check(spec, results, reference(spec.options, operands, keep))
+
+
+@pytest.mark.parametrize("case", RUN, ids=str)
+def test_every_variant_gives_the_gradients(case: Case):
+    """All but those that are refused: of ALiBi's slopes, and of a bias alike for all keys."""
+    operands, options = case.operands() | case.cotangents(), case.backward_options()
+    residuals = reference(case.forward_options(), case.operands())
+    operands |= {name: residuals[name].astype(np.float32) for name in ("out", "lse")}
+    wanted = [x for x in options.gradients if x != "alibi_slopes"]
+    wanted = [x for x in wanted if x != "bias" or operands["bias"].shape[3] > 1 or case.s == 1]
+    spec = spec_of(replace(options, gradients=tuple(wanted)), operands)
+    assert not rules(spec)
+    for call in calls_of(spec):
+        arrays, keep = poisoned(spec, operands), None
+        custom = cudnn_arrays.backward_operands(spec, call, to_jax(arrays))
+        if case.dropout:
+            mask = keep_mask(call, np.asarray(custom[names_of(call).index("seed")]))
+            keep = np.ones((case.b, case.n, case.t, case.s), bool)
+            rows = min(case.t, mask.shape[2])  # those cut off attend nothing
+            keep[:, :, case.t - rows :] = mask[:, :, :rows]
+            dropped = reference(case.forward_options(), case.operands(), keep)
+            arrays = poisoned(spec, operands | {"out": dropped["out"].astype(np.float32)})
+            custom = cudnn_arrays.backward_operands(spec, call, to_jax(arrays))
+        done = run(call, custom)
+        assert shapes_of(done) == shapes_of(cudnn_arrays.backward_shapes(call))
+        results = cudnn_arrays.backward_results(spec, call, to_jax(arrays), to_jax(done))
+        check(spec, results, reference(spec.options, operands, keep))
+
+
+def poisoned(spec: AttentionSpec, operands: Operands) -> Operands:
+    """With NaN in padding, but for lse, which is our own and -inf there."""
+    return poison_padding(spec.options, operands) | {"lse": operands["lse"]}
