@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from attn_dispatch import select
+from attn_dispatch.conformance.naive import COMPILE_QUICKLY
 
 _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"
 
@@ -21,8 +22,17 @@ def pytest_configure(config):
     paths = [pathlib.Path(argument.split("::")[0]).resolve() for argument in config.args]
     if any(path == _GPU_SUITE or _GPU_SUITE in path.parents for path in paths):
         return
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # for the processes that tests start
+    # Both for the processes that tests start as well.
+    quickly = (f"--{flag}={str(value).lower()}" for flag, value in COMPILE_QUICKLY.items())
+    os.environ.setdefault("XLA_FLAGS", " ".join(quickly))
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+
+
+def pytest_collection_modifyitems(items):
+    """What takes longest goes first, for no core to be idle in the end."""
+    longest = ("test_planning.py", "test_conformance_xla.py")
+    items.sort(key=lambda item: item.path.name not in longest)
 
 
 @pytest.fixture(autouse=True)

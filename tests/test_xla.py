@@ -14,7 +14,7 @@ import pytest
 from attn_dispatch import xla
 from attn_dispatch.conformance.case import Case, lse_dtype, spec_of
 from attn_dispatch.conformance.judge import SLACK, allowances, error
-from attn_dispatch.conformance.naive import COMPILE_QUICKLY, naive
+from attn_dispatch.conformance.naive import naive
 from attn_dispatch.conformance.reference import Operands, poison_padding, reference
 from attn_dispatch.conformance.small_cases import CASES
 from attn_dispatch.device import Device
@@ -29,10 +29,6 @@ BY_NAME = {case.name: case for case in CASES}
 def no_rank_promotion():
     with jax.numpy_rank_promotion("raise"):
         yield
-
-
-def jitted(function: Any, *args: Any) -> Any:
-    return jax.jit(function, compiler_options=COMPILE_QUICKLY)(*args)
 
 
 def call(function: Any, options: Any, operands: Any, device: Device = CPU) -> tuple[Any, ...]:
@@ -60,7 +56,7 @@ def run(case: Case, device: Device = CPU, poison: float = np.nan) -> Operands:
         gradients = call(xla.backward, options, given | residuals, device)
         return {"out": out, "lse": lse, **dict(zip(options.gradients, gradients, strict=True))}
 
-    results = jitted(both, {name: jnp.asarray(x) for name, x in given.items()})
+    results = jax.jit(both)({name: jnp.asarray(x) for name, x in given.items()})
     return {name: np.asarray(x) for name, x in results.items()}
 
 
@@ -76,7 +72,7 @@ def keep_mask(case: Case) -> np.ndarray | None:
         assert row_keys is not None
         return dropout_keep_mask(spec, row_keys, 0, case.t)
 
-    return np.asarray(jitted(draw, jnp.asarray(operands["dropout_key"])))
+    return np.asarray(jax.jit(draw)(jnp.asarray(operands["dropout_key"])))
 
 
 cached_run = lru_cache(run)
@@ -155,14 +151,14 @@ def test_gradients_can_be_asked_for_alone(gradient):
     together = cached_run(case)
     given = case.operands() | case.cotangents() | {x: together[x] for x in ("out", "lse")}
     options = case.backward_options((gradient,))
-    (alone,) = jitted(lambda given: call(xla.backward, options, given), given)
+    (alone,) = jax.jit(lambda given: call(xla.backward, options, given))(given)
     assert error(alone, together[gradient]) < 1e-5
 
 
 def test_forward_without_lse():
     case = BY_NAME["plain"]
     options = case.forward_options(needs_lse=False)
-    (out,) = jitted(lambda given: call(xla.forward, options, given), case.operands())
+    (out,) = jax.jit(lambda given: call(xla.forward, options, given))(case.operands())
     assert error(out, cached_run(case)["out"]) < 1e-6
 
 
