@@ -36,7 +36,7 @@ test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/c
 	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
 	  ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter \
 	  ATTN_DISPATCH_JAX_SOURCE=$(ATTN_DISPATCH_JAX_SOURCE) \
-	  $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	  $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 ifeq ($(HAS_NVIDIA),yes)
 	$(BIN)/python -m pytest tests/gpu
 endif
@@ -73,7 +73,8 @@ endif
 
 $(VENV)/test-packages: pyproject.toml | $(BIN)/python
 	@# jax.export serialises with flatbuffers, JAX's tests need absl-py, docs are drawn with matplotlib.
-	$(PIP) 'pytest>=8' pytest-xdist 'hypothesis>=6.100' flatbuffers absl-py rich matplotlib
+	@# pytest-xdist keeps the order of files, which tests/conftest.py decides, from 3.7 on.
+	$(PIP) 'pytest>=8' 'pytest-xdist>=3.7' 'hypothesis>=6.100' flatbuffers absl-py rich matplotlib
 	touch $@
 
 $(VENV)/demo-packages: examples/smollm2/requirements.txt | $(BIN)/python

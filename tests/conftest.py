@@ -22,7 +22,8 @@ def pytest_configure(config):
     paths = [pathlib.Path(argument.split("::")[0]).resolve() for argument in config.args]
     if any(path == _GPU_SUITE or _GPU_SUITE in path.parents for path in paths):
         return
-    # Both for the processes that tests start as well.
+    # In the environment, for the processes that tests start as well. LLVM's optimisations would
+    # take longer than everything that they speed up.
     quickly = (f"--{flag}={str(value).lower()}" for flag, value in COMPILE_QUICKLY.items())
     os.environ.setdefault("XLA_FLAGS", " ".join(quickly))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -30,7 +31,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """What takes longest goes first, for no core to be idle in the end."""
+    """What takes longest goes first, so that no core is idle at last."""
     longest = ("test_planning.py", "test_conformance_xla.py")
     items.sort(key=lambda item: item.path.name not in longest)
 
