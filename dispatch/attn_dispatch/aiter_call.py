@@ -109,20 +109,16 @@ def _lse_grad_columns(spec: AttentionSpec) -> int:
 
 def _mask(spec: AttentionSpec) -> tuple[Mask, int, int]:
     """Where the diagonal starts and how far a query sees to both sides of it; -1 is open."""
-    o = spec.options
-    wide = spec.seq_len_q + spec.seq_len_kv  # as good as open
-    left, right = (-1 if side is None else min(side, wide) for side in o.window)
-    if o.is_causal:
-        right = 0
+    left, right = (-1 if side is None else side for side in spec.band)
     if spec.has("alibi_slopes") or spec.has("bias"):
         # A window that hides nothing. CK counts ALiBi's distances from the diagonal only under one:
         # without a mask they count from the bottom right, and under (-1, 0) from the first key,
         # which changes lse. And only with a mask does it expect a row of biases all -inf.
-        left = wide if left < 0 else left
-        right = wide if right < 0 else right
+        wide = spec.seq_len_q + spec.seq_len_kv
+        left, right = (wide if side < 0 else side for side in (left, right))
     if (left, right) == (-1, -1):
         return "none", -1, -1
-    return o.causal_alignment, left, right
+    return spec.options.causal_alignment, left, right
 
 
 def _bias(spec: AttentionSpec) -> Bias:

@@ -121,10 +121,7 @@ def has_score_bias(spec: AttentionSpec) -> bool:
 def band_of(spec: AttentionSpec) -> Band | None:
     """The window and causality, None where cuDNN cannot be told."""
     o = spec.options
-    widest = spec.seq_len_q + spec.seq_len_kv  # as good as open
-    left, right = (-1 if side is None or side >= widest else side for side in o.window)
-    if o.is_causal:
-        right = 0
+    left, right = (-1 if side is None else side for side in spec.band)
     if o.causal_alignment == "top_left":
         return Band(left, right, bottom_right=False, offset=0)
     offset = spec.seq_len_kv - (spec.seq_len_q - dead_rows(spec))

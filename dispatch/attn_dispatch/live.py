@@ -59,7 +59,7 @@ def _attends(
     spec: AttentionSpec, position: jax.Array, length_q: jax.Array, length_kv: jax.Array
 ) -> jax.Array:
     """Whether the query at this position of its sequence has a key between its window's ends."""
-    left, right = _band(spec)
+    left, right = spec.band
     diagonal = position + (length_kv - length_q if _is_bottom_right(spec) else 0)
     first = jnp.int32(0) if left is None else jnp.maximum(diagonal - left, 0)
     last = length_kv - 1
@@ -70,7 +70,7 @@ def _attends(
 
 def _by_band(spec: AttentionSpec) -> jax.Array | None:
     """By the window of a call whose rows are all of full length; None if all rows see a key."""
-    left, right = _band(spec)
+    left, right = spec.band
     t, s = spec.seq_len_q, spec.seq_len_kv
     offset = s - t if _is_bottom_right(spec) else 0
     starts_late = right is not None and offset + right < 0
@@ -78,18 +78,6 @@ def _by_band(spec: AttentionSpec) -> jax.Array | None:
     if not starts_late and not ends_early:
         return None
     return _attends(spec, _iota(t), jnp.int32(t), jnp.int32(s))
-
-
-def _band(spec: AttentionSpec) -> tuple[int | None, int | None]:
-    """Keys seen to the left and right of the diagonal; None is open."""
-    left, right = spec.options.window
-    if spec.options.is_causal:
-        right = 0
-    widest = spec.seq_len_q + spec.seq_len_kv  # beyond it int32 might overflow
-    return (
-        None if left is None else min(left, widest),
-        None if right is None else min(right, widest),
-    )
 
 
 def _is_bottom_right(spec: AttentionSpec) -> bool:

@@ -37,7 +37,7 @@ def allowed(
     if positions.diagonal is not None and positions.key_positions is not None:
         diagonal = positions.diagonal[:, None, :, None]
         keys = positions.key_positions[:, None, None, :]
-        left, right = _band(spec)
+        left, right = spec.band
         if left is not None:
             conditions.append(keys >= diagonal - left)
         if right is not None:
@@ -50,16 +50,3 @@ def allowed(
     for condition in conditions[1:]:
         result = result & condition
     return result
-
-
-def _band(spec: AttentionSpec) -> tuple[int | None, int | None]:
-    """The window with causality put in: keys seen to the left and right of the diagonal."""
-    left, right = spec.options.window
-    if spec.options.is_causal:
-        right = 0 if right is None else min(right, 0)
-    # A side wider than both sequences together is open; cut to that, int32 cannot overflow.
-    widest = spec.seq_len_q + spec.seq_len_kv
-    return (
-        None if left is None else min(left, widest),
-        None if right is None else min(right, widest),
-    )

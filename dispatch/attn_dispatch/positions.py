@@ -66,8 +66,7 @@ class Positions:
 
 
 def _needs_positions(spec: AttentionSpec) -> bool:
-    o = spec.options
-    return o.is_causal or o.window != (None, None) or spec.has("alibi_slopes")
+    return spec.band != (None, None) or spec.has("alibi_slopes")
 
 
 def _has_lengths(spec: AttentionSpec) -> bool:

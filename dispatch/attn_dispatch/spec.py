@@ -236,6 +236,22 @@ class AttentionSpec:
         return self.shape("value")[3]
 
     @property
+    def band(self) -> tuple[int | None, int | None]:
+        """Keys seen to the left and right of the diagonal, causality included; None is open.
+
+        A side as wide as both lengths together hides nothing and is open; what is left cannot
+        overflow int32.
+        """
+        left, right = self.options.window
+        if self.options.is_causal:
+            right = 0
+        widest = self.seq_len_q + self.seq_len_kv
+        return (
+            None if left is None or left >= widest else left,
+            None if right is None or right >= widest else right,
+        )
+
+    @property
     def is_empty(self) -> bool:
         """Whether there are no scores. A head dim of zero is no reason: its scores are all 0."""
         return 0 in self.shape("query")[:3] + self.shape("key")[:3]
