@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from attn_dispatch.conformance.naive import Naive
 from attn_dispatch.conformance.reference import Operands
 from attn_dispatch.spec import AttentionOptions
 
@@ -43,7 +44,7 @@ def factor(options: AttentionOptions) -> int:
 def allowances(
     options: AttentionOptions,
     expected: Operands,
-    plain: Operands,
+    plain: Naive,
     names: Iterable[str],
     slack: float = SLACK,
 ) -> dict[str, float]:
@@ -54,9 +55,9 @@ def allowances(
     """
     allowed = {}
     for name in names:
-        plain_error = error(plain[name], expected[name])
-        if f"{name}_spread" in plain:
-            plain_error = max(plain_error, float(plain[f"{name}_spread"].max(initial=0)))
+        plain_error = error(plain.results[name], expected[name])
+        if name in plain.spread:
+            plain_error = max(plain_error, float(plain.spread[name].max(initial=0)))
         size = np.max(np.abs(expected[name]), initial=0, where=np.isfinite(expected[name]))
         if not plain_error <= 0.05 * size + _DOUBT:
             raise ArithmeticError(
@@ -71,7 +72,7 @@ def allowances(
 
 
 def loosened(
-    allowed: dict[str, float], expected: Operands, plain: Operands, got: Operands
+    allowed: dict[str, float], expected: Operands, plain: Naive, got: Operands
 ) -> dict[str, float]:
     """Half as much again where errors are, in the root mean square, at most twice the naive ones.
 
@@ -79,7 +80,7 @@ def loosened(
     """
     return {
         name: 1.5 * x
-        if _rms(got[name], expected[name]) <= 2 * _rms(plain[name], expected[name])
+        if _rms(got[name], expected[name]) <= 2 * _rms(plain.results[name], expected[name])
         else x
         for name, x in allowed.items()
     }

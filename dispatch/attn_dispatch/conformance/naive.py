@@ -13,6 +13,7 @@ same shape share one compilation.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,13 +38,19 @@ if jax.__version_info__ < (0, 11):
 _HIDDEN = -1e30
 
 
-def naive(
-    options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None
-) -> Operands:
+@dataclass(frozen=True)
+class Naive:
+    """The results by name, and how far some may by rounding alone be off."""
+
+    results: Operands
+    spread: Operands
+    """Of the sinks' gradient in 16 bits, by the rounding of out."""
+
+
+def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None) -> Naive:
     """What `reference` returns, computed in the dtype of the operands, on the CPU if there is one.
 
-    Without out_grad among the operands the gradients are left out. In 16 bits "sinks_spread" says
-    how far the gradient of the sinks may be off by the rounding of out alone.
+    Without out_grad among the operands the gradients are left out.
     """
     names = [name for name in DIFFERENTIABLE if name in operands and "out_grad" in operands]
     operands = poison_padding(options, operands, 0.0)
@@ -94,12 +101,13 @@ def naive(
         axes = tuple(i for i, m in enumerate(shared) if m == 1)
         total = results[name].sum(axis=axes, keepdims=True) if axes else results[name]
         found[name] = total.astype(operands[name].dtype)
+    spread = {}
     if "sinks" in found and "sinks_variance" in results:
         axes = tuple(i for i, m in enumerate(operands["sinks"].shape) if m == 1)
         variance = results["sinks_variance"].sum(axis=axes, keepdims=True)
         # The largest of a dozen normal errors is about twice the standard deviation.
-        found["sinks_spread"] = 2 * np.sqrt(variance)
-    return found
+        spread["sinks"] = 2 * np.sqrt(variance)
+    return Naive(found, spread)
 
 
 def _cpu() -> Any:
