@@ -9,14 +9,12 @@ of the conformance suite at 2048 tokens, forward and backward with all gradients
 
 from __future__ import annotations
 
-import argparse
-import json
-import pathlib
 import statistics
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from command import arguments, save
 from timing import by_turns, median_ratio
 
 from attn_dispatch import cudnn
@@ -92,12 +90,7 @@ def measure(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed of every option, cuDNN against XLA.")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.05, help="length of one measurement")
-    parser.add_argument("--results", type=pathlib.Path, help="folder for the JSON")
-    args = parser.parse_args()
-
+    args = arguments("Speed of every option, cuDNN against XLA.", rounds=3, seconds=0.05)
     facts = environment()
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}; XLA's time over cuDNN's")
     rows = {}
@@ -108,10 +101,8 @@ def main() -> None:
             for x in ("forward", "forward_backward")
         ]
         print(f"{option.name:24s}{'   '.join(cells)}", flush=True)
-    if args.results:
-        name = f"options-{facts['device']}-{facts['cudnn']}".replace(" ", "_").replace(".", "_")
-        report = {"environment": facts, "shape": _SIZE, "options": rows}
-        (args.results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    report = {"environment": facts, "shape": _SIZE, "options": rows}
+    save("options", report, args.results)
 
 
 if __name__ == "__main__":

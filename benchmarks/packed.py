@@ -15,11 +15,8 @@ flash_attn3_jax        its packed call
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
-import json
-import pathlib
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from command import arguments, save
 from timing import Program, by_turns, median_ratio
 
 import attn_dispatch
@@ -125,12 +123,7 @@ def _program(call: Callable[..., Any], direction: str) -> Callable[..., Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed of packed sequences.")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.15, help="length of one measurement")
-    parser.add_argument("--results", type=pathlib.Path, help="folder for the JSON")
-    args = parser.parse_args()
-
+    args = arguments("Speed of packed sequences.", rounds=9, seconds=0.15)
     facts = environment()
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
     report: dict[str, Any] = {"environment": facts, "mixes": MIXES}
@@ -146,9 +139,7 @@ def main() -> None:
         print(f"{name}, {direction}")
         for call, row in rows.items():
             print(f"  {call:18s}{row['us']:8.0f} us {row['over_ragged']:7.2f} x ragged", flush=True)
-    if args.results:
-        name = f"packed-{facts['device']}-{facts['cudnn']}".replace(" ", "_").replace(".", "_")
-        (args.results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    save("packed", report, args.results)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,12 @@ ratio of a cell is the median over the rounds of theirs / ours, taken round by r
 
 from __future__ import annotations
 
-import argparse
-import json
-import pathlib
 import statistics
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from command import arguments, save
 from timing import by_turns
 
 import attn_dispatch
@@ -67,12 +65,7 @@ def compare(shape, is_causal: bool, rounds: int, seconds: float) -> dict[str, di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speed against jax.nn on cuDNN.")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.15, help="length of one measurement")
-    parser.add_argument("--results", type=pathlib.Path, help="folder for the JSON")
-    args = parser.parse_args()
-
+    args = arguments("Speed against jax.nn on cuDNN.", rounds=9, seconds=0.15)
     facts = environment()
     rows = []
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
@@ -104,11 +97,8 @@ def main() -> None:
             f"small {SMALL} {direction}: {row['ours_us']:.1f} us, "
             f"jax.nn {row['jax_nn_us']:.1f} us, ratio {row['ratio']:.3f}"
         )
-    if args.results:
-        name = f"speed-{facts['device']}-{facts['cudnn']}".replace(" ", "_").replace(".", "_")
-        report = {"environment": facts, "cells": rows, "small_call": small}
-        path = args.results / f"{name}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n")
+    report = {"environment": facts, "cells": rows, "small_call": small}
+    save("speed", report, args.results)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import pytest
 
-from attn_dispatch.conformance.environment import cuda_devices, environment
+from attn_dispatch.conformance.environment import cuda_devices, environment, file_name
 
 ROWS: dict[str, list[dict]] = {}
 
@@ -49,10 +49,7 @@ def pytest_sessionfinish(session, exitstatus):
     if not folder or not ROWS:
         return
     facts = environment()
-    # Where cuDNN is not usable "cudnn" is a sentence.
-    library = facts["cudnn"] if facts["cudnn"][:1].isdigit() else "no_cudnn"
-    name = "-".join([session.config.getoption("--results-name"), facts["device"], library])
-    name = name.replace(" ", "_").replace(".", "_")
+    name = file_name(session.config.getoption("--results-name"), facts)
     outcomes = session.config.pluginmanager.get_plugin("terminalreporter").stats
     counts = {name: len(outcomes.get(name, [])) for name in ("passed", "failed", "skipped")}
     report = {"environment": facts, **counts, "rows": ROWS}

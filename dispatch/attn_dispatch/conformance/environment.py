@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,18 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "attn_dispatch": __version__,
     }
+
+
+def file_name(kind: str, facts: Mapping[str, Any]) -> str:
+    """What a file of results is called: its kind, the device, and cuDNN's version if it is usable.
+
+    For example "speed-NVIDIA_H200-9_28_0".
+    """
+    facts = {name: re.sub(r"\W", "_", facts[name]) for name in ("device", "cudnn")}
+    parts = [kind, facts["device"]]
+    if facts["cudnn"][:1].isdigit():  # else it is a sentence
+        parts.append(facts["cudnn"])
+    return "-".join(parts)
 
 
 def _commit() -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from attn_dispatch.conformance.environment import file_name
 from attn_dispatch.conformance.outcome import Outcome, Status
 
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -47,12 +48,10 @@ class Report:
         }
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Writes verify-IMPLEMENTATION-DEVICE.json and .md; returns where."""
+        """Writes verify-IMPLEMENTATION-DEVICE[-CUDNN].json and .md; returns where."""
         folder.mkdir(parents=True, exist_ok=True)
-        device = "".join(x if x.isalnum() else "_" for x in str(self.environment["device"]))
-        paths = tuple(
-            folder / f"verify-{self.implementation}-{device}.{ending}" for ending in ("json", "md")
-        )
+        name = file_name(f"verify-{self.implementation}", self.environment)
+        paths = tuple(folder / f"{name}.{ending}" for ending in ("json", "md"))
         paths[0].write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
         paths[1].write_text(self.markdown(), encoding="utf-8")
         return paths[0], paths[1]
@@ -72,7 +71,8 @@ class Report:
             "",
             "A case passes if every result and gradient is off from a float64 reference by at most",
             "twice the error of the plain XLA computation in the same dtype (three times with a",
-            "soft cap) plus 1e-5. *Worst* is the largest share of that allowance.",
+            "soft cap) plus 1e-5; docs/design.md says what is allowed beside that. *Worst* is the",
+            "largest share of the allowance.",
             "",
             "| family | " + " | ".join(STATUSES) + " | worst |",
             "|---|" + "---:|" * (len(STATUSES) + 1),
