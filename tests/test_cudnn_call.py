@@ -123,6 +123,20 @@ def test_bands_show_the_pairs_that_may_attend(shape: tuple[int, int], extra: dic
             assert "alibi" not in extra or (distance == j - (i + band.offset)).all(), (row, band)
 
 
+@pytest.mark.parametrize("extra", [{"dropout": 0.1}, {"alibi": 1}, {"bias": "11ts"}], ids=str)
+def test_a_side_wider_than_the_arrays_is_an_open_one(extra: dict[str, Any]):
+    facts = {"t": 128, "alignment": "bottom_right", **extra}
+    wide, opened = (spec(window=(200, right), **facts) for right in (128 + 256, None))
+    assert calls_of(wide) == calls_of(opened)
+
+
+@pytest.mark.parametrize("direction", [forward_spec, backward_spec])
+def test_what_is_left_after_cutting_is_the_call_of_those_rows(direction: Callable[..., Any]):
+    whole = case("call", t=10, s=1, bias="bnts", **BOTTOM_RIGHT)
+    left = case("call", t=1, s=1, bias="bnts", **BOTTOM_RIGHT)
+    assert calls_of(direction(whole)) == calls_of(direction(left))
+
+
 def test_dead_rows_are_cut_off():
     trimmed = spec(t=320, s=192, **BOTTOM_RIGHT)
     assert dead_rows(trimmed) == 128
