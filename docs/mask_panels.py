@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch import dot_product_attention
-from attn_dispatch.arguments import ARRAY_ARGUMENTS, normalise
-from attn_dispatch.masks import allowed
-from attn_dispatch.positions import Positions
-from attn_dispatch.spec import AttentionSpec
+from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, normalise
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.masks import allowed
+from attn_dispatch.semantics.positions import Positions
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Panel:
     def _parts(self, arguments: dict[str, Any]) -> dict[str, jax.Array | None]:
         bound = inspect.signature(dot_product_attention).bind(**arguments)
         bound.apply_defaults()
-        call = normalise(**bound.arguments)
+        call = normalise(**bound.arguments, known_implementations=("xla",))
         operands = dict(zip(call.options.operands, call.operands, strict=True))
         spec = AttentionSpec.of(call.operands, call.options)
         positions = Positions.of(spec, operands)

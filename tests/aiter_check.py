@@ -14,14 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from aiter_judge.calls import struct_of
-from attn_dispatch import aiter, aiter_arrays, aiter_kernels
-from attn_dispatch.aiter_call import AiterCall, call_of
-from attn_dispatch.aiter_kernels import Kernel
+from attn_dispatch import aiter
+from attn_dispatch.aiter import arrays as aiter_arrays
+from attn_dispatch.aiter import kernels as aiter_kernels
+from attn_dispatch.aiter.call import AiterCall, call_of
+from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.judge import allowances, error
 from attn_dispatch.conformance.naive import naive
 from attn_dispatch.conformance.reference import Operands, poison_padding, reference, segment_ids
-from attn_dispatch.device import Device
+from attn_dispatch.devices.device import Device
 from emulator.native import Emulator
 
 

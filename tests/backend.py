@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import pytest
 
-from attn_dispatch import cudnn_library
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case, lse_dtype, spec_of
-from attn_dispatch.spec import AttentionSpec
+from attn_dispatch.cudnn import library as cudnn_library
 
 needs_cudnn = pytest.mark.skipif(
     not cudnn_library.find().is_usable, reason=f"cuDNN: {cudnn_library.find().unusable}"

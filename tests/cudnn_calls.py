@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from attn_dispatch.conformance.sizes import case
-from attn_dispatch.cudnn_call import CudnnCall, calls_of
+from attn_dispatch.cudnn.call import CudnnCall, calls_of
 from backend import forward_spec
 
 PLAIN: CudnnCall = calls_of(forward_spec(case("plain", n=8, k=8), needs_lse=False))[0]

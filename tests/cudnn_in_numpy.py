@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_dispatch.cudnn_call import CudnnCall
+from attn_dispatch.cudnn.call import CudnnCall
 
 Arrays = dict[str, np.ndarray]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attn_dispatch.aiter_build.toolchain import Toolchain
-from attn_dispatch.aiter_folder import WHEEL_VERSION
+from attn_dispatch.aiter.build.toolchain import Toolchain
+from attn_dispatch.aiter.folder import WHEEL_VERSION
 
 needs_ninja = pytest.mark.skipif(
     not (shutil.which("ninja") or Path(sys.executable).with_name("ninja").exists()),

@@ -19,7 +19,7 @@ import pytest
 from jax._src import test_util
 
 import attn_dispatch
-from attn_dispatch import select
+from attn_dispatch.core import select
 
 MODES = ("replaced", "reference")
 

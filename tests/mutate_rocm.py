@@ -26,7 +26,7 @@ import rich.progress
 import aiter_emulated
 from aiter_cases import CASES_BY_GFX, SIXTEEN_BIT_CASES
 from aiter_check import Check, sixteen_bit_atomics
-from attn_dispatch.target import parse
+from attn_dispatch.devices.target import parse
 from emulator import build
 
 _HEADER = """\

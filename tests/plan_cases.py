@@ -12,9 +12,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragged, case
-from attn_dispatch.spec import AttentionSpec
 from backend import backward_spec, forward_spec
 
 Facts = dict[str, Any]

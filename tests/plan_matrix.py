@@ -17,9 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attn_dispatch import cudnn, cudnn_library
-from attn_dispatch.spec import AttentionSpec
-from attn_dispatch.target import parse
+from attn_dispatch import cudnn
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.devices.target import parse
 from plan_cases import CASES, CELLS
 
 INSTALLED = "installed"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attn_dispatch import aiter, xla
-from attn_dispatch.target import parse
+from attn_dispatch.devices.target import parse
 from plan_cases import ARCHS, CASES, SECTIONS
 from plan_matrix import INSTALLED, Matrix, Planning
 

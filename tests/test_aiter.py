@@ -16,11 +16,11 @@ import pytest
 import aiter_emulated
 from aiter_cases import CASES_BY_GFX, SIXTEEN_BIT_CASES
 from aiter_check import Check, asked_otherwise, sixteen_bit_atomics
-from attn_dispatch import primitive
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import CASES
 from attn_dispatch.conformance.suite import Conformance
-from attn_dispatch.target import parse
+from attn_dispatch.core import primitive
+from attn_dispatch.devices.target import parse
 
 SCORES = 40_000
 """The most scores of a case of the common table: the emulator computes them one by one."""

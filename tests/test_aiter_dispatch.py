@@ -15,10 +15,10 @@ import pytest
 
 from aiter_judge import api, build, grid
 from aiter_judge.calls import struct_of
-from attn_dispatch import aiter_buffers
-from attn_dispatch.aiter_call import AiterCall
-from attn_dispatch.aiter_kernels import Kernel, kernel_for, not_supported_reasons
-from attn_dispatch.aiter_rules import ASM_RULES, CK, CK_RULES, DISPATCH
+from attn_dispatch.aiter import buffers as aiter_buffers
+from attn_dispatch.aiter.call import AiterCall
+from attn_dispatch.aiter.kernels import Kernel, kernel_for, not_supported_reasons
+from attn_dispatch.aiter.rules import ASM_RULES, CK, CK_RULES, DISPATCH
 
 pytestmark = pytest.mark.skipif(
     isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")

@@ -17,13 +17,14 @@ import pytest
 import aiter_emulated
 import attn_dispatch
 from aiter_cases import AITER_CASES
-from attn_dispatch import aiter, aiter_library
-from attn_dispatch.aiter_call import call_of
-from attn_dispatch.aiter_folder import ADAPTER, AiterBuild
-from attn_dispatch.aiter_kernels import Kernel
+from attn_dispatch import aiter
+from attn_dispatch.aiter import library as aiter_library
+from attn_dispatch.aiter.call import call_of
+from attn_dispatch.aiter.folder import ADAPTER, AiterBuild
+from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.conformance.case import spec_of
-from attn_dispatch.device import Device
-from attn_dispatch.target import parse
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.target import parse
 from emulator import build
 
 BY_NAME = {case.name: case for case in AITER_CASES}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aiter_judge.grid import CALL
-from attn_dispatch.aiter_kernels import kernel_for, not_supported_reasons, unsupported_arch
+from attn_dispatch.aiter.kernels import kernel_for, not_supported_reasons, unsupported_arch
 
 BACKWARD = replace(CALL, backward=True, needs_lse=False)
 GROUP = {"is_group": True}

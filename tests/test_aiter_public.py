@@ -13,13 +13,9 @@ import pytest
 
 import aiter_emulated
 import attn_dispatch
-from attn_dispatch import (
-    dot_product_attention,
-    dropout_mask,
-    primitive,
-    ragged_dot_product_attention,
-)
-from attn_dispatch.target import device_for
+from attn_dispatch import dot_product_attention, dropout_mask, ragged_dot_product_attention
+from attn_dispatch.core import primitive
+from attn_dispatch.devices.target import device_for
 
 
 @pytest.fixture(autouse=True)

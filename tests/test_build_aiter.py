@@ -12,10 +12,10 @@ import platformdirs
 import pytest
 
 import fake_aiter
-from attn_dispatch import aiter_folder
-from attn_dispatch.aiter_build import command, debian, ninja, toolchain, wheel
-from attn_dispatch.aiter_build.errors import BuildError
-from attn_dispatch.aiter_folder import WHEEL_VERSION, AiterBuild
+from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter.build import command, debian, ninja, toolchain, wheel
+from attn_dispatch.aiter.build.errors import BuildError
+from attn_dispatch.aiter.folder import WHEEL_VERSION, AiterBuild
 from fake_aiter import needs_ninja
 
 _INSTALL = f"pip install --no-deps amd-aiter=={WHEEL_VERSION}"
@@ -104,8 +104,8 @@ def test_no_ninja(tmp_path, monkeypatch):
 
 
 def test_no_rich(tmp_path, monkeypatch):
-    monkeypatch.delattr("attn_dispatch.aiter_build.progress", raising=False)  # if imported before
-    monkeypatch.setitem(sys.modules, "attn_dispatch.aiter_build.progress", None)
+    monkeypatch.delattr("attn_dispatch.aiter.build.progress", raising=False)  # if imported before
+    monkeypatch.setitem(sys.modules, "attn_dispatch.aiter.build.progress", None)
     with pytest.raises(SystemExit, match="with rich: pip install 'attn-dispatch"):
         _run("--arch", "gfx942", "--output", str(tmp_path))
 

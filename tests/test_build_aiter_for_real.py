@@ -20,9 +20,9 @@ import jax
 import pybind11
 import pytest
 
-from attn_dispatch import aiter_folder
-from attn_dispatch.aiter_build import command
-from attn_dispatch.aiter_build.generate import Filters
+from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter.build import command
+from attn_dispatch.aiter.build.generate import Filters
 from device_code import code_objects
 from test_rocm_headers import ROCM_BACKEND, SOURCES
 

@@ -11,9 +11,10 @@ import jax
 import pytest
 
 import attn_dispatch
-from attn_dispatch import cli, cudnn_library
-from attn_dispatch.aiter_folder import AiterBuild
-from attn_dispatch.cudnn_library import CudnnLibrary
+from attn_dispatch import cli
+from attn_dispatch.aiter.folder import AiterBuild
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.cudnn.library import CudnnLibrary
 from backend import needs_cudnn
 
 

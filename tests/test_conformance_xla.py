@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attn_dispatch import scores, xla
+from attn_dispatch import xla
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME, CASES
 from attn_dispatch.conformance.suite import Conformance
+from attn_dispatch.xla import scores
 
 
 class TestXla(Conformance):

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import cudnn_arrays, cudnn_rules
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.reference import Operands, poison_padding, reference
 from attn_dispatch.conformance.small_cases import CASES
-from attn_dispatch.cudnn_call import calls_of
-from attn_dispatch.spec import AttentionSpec
+from attn_dispatch.cudnn import arrays as cudnn_arrays
+from attn_dispatch.cudnn import rules as cudnn_rules
+from attn_dispatch.cudnn.call import calls_of
 from cudnn_in_numpy import keep_mask, names_of, run
 
 _BOTTOM_RIGHT: dict[str, Any] = {"is_causal": True, "alignment": "bottom_right"}

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import cudnn_rules, lse_grad
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.reference import allowed_pairs, relative_positions
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
-from attn_dispatch.cudnn_call import Band, CudnnCall, band_of, calls_of, dead_rows
-from attn_dispatch.spec import AttentionSpec
+from attn_dispatch.cudnn import rules as cudnn_rules
+from attn_dispatch.cudnn.call import Band, CudnnCall, band_of, calls_of, dead_rows
+from attn_dispatch.semantics import lse_grad
 from backend import backward_spec, forward_spec
 
 SPEC_H = Path(__file__).parents[1] / "cuda_backend" / "spec.h"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch import dot_product_attention
-from attn_dispatch.arguments import ARRAY_ARGUMENTS
+from attn_dispatch.call.arguments import ARRAY_ARGUMENTS
 
 DOCS = Path(__file__).parents[1] / "docs"
 sys.path.append(str(DOCS))

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention, dropout_mask, explain, select, xla
+from attn_dispatch import dot_product_attention, dropout_mask, explain, xla
 from attn_dispatch import ragged_dot_product_attention as ragged
-from attn_dispatch.dropout import dropout_keep_mask, dropout_row_keys
-from attn_dispatch.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.core import select
+from attn_dispatch.xla.dropout import dropout_keep_mask, dropout_row_keys
 
 
 def spec_of(b: int, keys: Any, impl: str, rate: float = 0.3, t: int = 6, s: int = 9) -> Any:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-from attn_dispatch import aiter, cudnn, dot_product_attention, explain, select
-from attn_dispatch.implementation import Plan
-from attn_dispatch.target import CPU, default_device, device_for, parse
+from attn_dispatch import aiter, cudnn, dot_product_attention, explain
+from attn_dispatch.core import select
+from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.target import CPU, default_device, device_for, parse
 from backend import needs_cudnn
 
 Q = jax.ShapeDtypeStruct((2, 128, 8, 64), jnp.bfloat16)

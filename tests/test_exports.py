@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from attn_dispatch import cudnn_library
+from attn_dispatch.cudnn import library as cudnn_library
 from backend import needs_cudnn
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from attn_dispatch import cudnn_library
-from attn_dispatch.target import parse
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.devices.target import parse
 from backend import needs_cudnn
 from cudnn_calls import cudnn_attributes
 

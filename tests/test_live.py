@@ -12,7 +12,7 @@ import pytest
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.reference import allowed, segment_ids
 from attn_dispatch.conformance.small_cases import CASES
-from attn_dispatch.live import Live
+from attn_dispatch.semantics.live import Live
 
 SEGMENTS = [
     replace(case, name=f"{case.name}_up_to_{largest}", max_segments=largest)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.conformance.reference import Operands, segment_ids
 from attn_dispatch.conformance.reference import allowed as reference_allowed
-from attn_dispatch.masks import allowed
-from attn_dispatch.positions import Positions
-from attn_dispatch.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.semantics.masks import allowed
+from attn_dispatch.semantics.positions import Positions
 
 BATCH = 2
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_dispatch.packing import SequenceRanges
-from attn_dispatch.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.semantics.packing import SequenceRanges
 
 B, T, S = 2, 9, 12
 SHAPES = {"query": (B, T, 2, 8), "key": (B, S, 2, 8), "value": (B, S, 2, 8)}

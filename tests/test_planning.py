@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_dispatch import cudnn_library
+from attn_dispatch.cudnn import library as cudnn_library
 from backend import needs_cudnn
 from plan_cases import ARCHS, CASES, CELLS
 from plan_matrix import INSTALLED, Cell, Matrix, Planning

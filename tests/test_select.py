@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-from attn_dispatch import AttentionFallbackWarning, dot_product_attention, select, settings
+from attn_dispatch import AttentionFallbackWarning, dot_product_attention, settings
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.device import Device
-from attn_dispatch.implementation import Plan
-from attn_dispatch.spec import AttentionSpec
-from attn_dispatch.target import CPU, parse
+from attn_dispatch.core import select
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.target import CPU, parse
 
 CUDA, ROCM = parse("sm90"), parse("gfx942")
 

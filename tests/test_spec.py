@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attn_dispatch.spec import (
+from attn_dispatch.call.spec import (
     AttentionOptions,
     AttentionSpec,
     Operand,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from attn_dispatch import dot_product_attention, primitive
+from attn_dispatch import dot_product_attention
+from attn_dispatch.core import primitive
 
 _rng = np.random.default_rng(0)
 Q, K, V, OUT_GRAD = (

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention, explain, ragged_dot_product_attention, values
-from attn_dispatch.values import check_values, known_values
+from attn_dispatch import dot_product_attention, explain, ragged_dot_product_attention
+from attn_dispatch.call import values
+from attn_dispatch.call.values import check_values, known_values
 
 T, S = 4, 6
 Q, KV = np.zeros((2, T, 2, 8), np.float32), np.zeros((2, S, 2, 8), np.float32)

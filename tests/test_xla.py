@@ -17,8 +17,8 @@ from attn_dispatch.conformance.judge import SLACK, allowances, error
 from attn_dispatch.conformance.naive import Naive, naive
 from attn_dispatch.conformance.reference import Operands, poison_padding, reference
 from attn_dispatch.conformance.small_cases import CASES
-from attn_dispatch.device import Device
-from attn_dispatch.dropout import dropout_keep_mask, dropout_row_keys
+from attn_dispatch.devices.device import Device
+from attn_dispatch.xla.dropout import dropout_keep_mask, dropout_row_keys
 
 CPU = Device("cpu", "cpu", "CPU")
 OTHER = Device("other", "other", "an accelerator")

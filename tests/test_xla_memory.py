@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch import dot_product_attention, ragged_dot_product_attention, xla
-from attn_dispatch.device import Device
-from attn_dispatch.spec import AttentionOptions, AttentionSpec, backward_options
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, backward_options
+from attn_dispatch.devices.device import Device
 
 LONG = 32768
 CPU = Device("cpu", "cpu", "CPU")

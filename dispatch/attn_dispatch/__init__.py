@@ -8,11 +8,11 @@ from attn_dispatch.api import (
     explain,
     ragged_dot_product_attention,
 )
+from attn_dispatch.core.explanation import Explanation
+from attn_dispatch.core.select import AttentionFallbackWarning
 from attn_dispatch.cudnn import register as register_cudnn_calls
-from attn_dispatch.explain import Explanation
-from attn_dispatch.select import AttentionFallbackWarning
+from attn_dispatch.devices.target import target
 from attn_dispatch.settings import fallback
-from attn_dispatch.target import target
 
 __all__ = [
     "AttentionFallbackWarning",

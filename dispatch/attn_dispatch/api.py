@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attn_dispatch.arguments import ARRAY_ARGUMENTS, Call, normalise
-from attn_dispatch.explain import Explanation, explain_call
-from attn_dispatch.primitive import attention
-from attn_dispatch.spec import AttentionOptions, AttentionSpec, CausalAlignment
-from attn_dispatch.static_arguments import Window, check_positive_int
-from attn_dispatch.target import default_device
-from attn_dispatch.target import target as target_block
+from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call, normalise
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, CausalAlignment
+from attn_dispatch.call.static_arguments import Window, check_positive_int
+from attn_dispatch.core import select
+from attn_dispatch.core.explanation import Explanation, explain_call
+from attn_dispatch.core.primitive import attention
+from attn_dispatch.devices.target import default_device
+from attn_dispatch.devices.target import target as target_block
 
 ScoreMod = Callable[..., Any]
 
@@ -122,9 +123,34 @@ def dot_product_attention(
       NotImplementedError: no implementation that may run it can; says every reason. Raised when
         the call is lowered, which under `jax.jit` means compiled.
     """
-    arguments = locals()  # exactly the parameters: nothing is defined before this line
     return _run(
-        normalise(**arguments),
+        _normalise(
+            query=query,
+            key=key,
+            value=value,
+            bias=bias,
+            mask=mask,
+            scale=scale,
+            is_causal=is_causal,
+            causal_alignment=causal_alignment,
+            query_seq_lengths=query_seq_lengths,
+            key_value_seq_lengths=key_value_seq_lengths,
+            local_window_size=local_window_size,
+            logits_soft_cap=logits_soft_cap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            dropout_rate=dropout_rate,
+            dropout_key=dropout_key,
+            deterministic=deterministic,
+            query_segment_ids=query_segment_ids,
+            key_value_segment_ids=key_value_segment_ids,
+            max_segments=max_segments,
+            score_mod=score_mod,
+            implementation=implementation,
+            return_residual=return_residual,
+            return_lse=return_lse,
+            return_max_logits=return_max_logits,
+        ),
         return_residual=return_residual,
         return_lse=return_lse,
         return_max_logits=return_max_logits,
@@ -192,13 +218,37 @@ def ragged_dot_product_attention(
       NotImplementedError: no implementation that may run it can; says every reason. Raised when
         the call is lowered, which under `jax.jit` means compiled.
     """
-    arguments = locals()
     return _run(
-        _normalise_ragged(**arguments),
+        _normalise_ragged(
+            query=query,
+            key=key,
+            value=value,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_kv=cu_seqlens_kv,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_kv=max_seqlen_kv,
+            scale=scale,
+            is_causal=is_causal,
+            causal_alignment=causal_alignment,
+            local_window_size=local_window_size,
+            logits_soft_cap=logits_soft_cap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            dropout_rate=dropout_rate,
+            dropout_key=dropout_key,
+            deterministic=deterministic,
+            implementation=implementation,
+            return_lse=return_lse,
+            return_max_logits=return_max_logits,
+        ),
         return_residual=False,
         return_lse=return_lse,
         return_max_logits=return_max_logits,
     )
+
+
+def _normalise(**arguments: Any) -> Call:
+    return normalise(**arguments, known_implementations=select.names())
 
 
 def _normalise_ragged(
@@ -214,7 +264,7 @@ def _normalise_ragged(
     for name in ("cu_seqlens_q", "cu_seqlens_kv"):
         if arguments[name] is None:
             raise ValueError(f"{name}: expected an array of integers, got None")
-    return normalise(
+    return _normalise(
         **arguments,
         max_seq_lens=max_seq_lens,
         needs_keep=needs_keep,
@@ -303,7 +353,7 @@ class _NamedCall:
         return replace(self, arguments=self.arguments | arguments)
 
     def normalised(self, *, needs_keep: bool = False) -> Call:
-        normal = _normalise_ragged if self.is_ragged else normalise
+        normal = _normalise_ragged if self.is_ragged else _normalise
         return normal(**self.arguments, needs_keep=needs_keep)
 
 

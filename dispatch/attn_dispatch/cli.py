@@ -7,11 +7,12 @@ import argparse
 import jax
 from jaxlib.version import __version__ as JAXLIB_VERSION
 
-from attn_dispatch import aiter_folder, cudnn_library, select, settings
+from attn_dispatch import settings
 from attn_dispatch._version import __version__
-from attn_dispatch.aiter_build import command as build_aiter
+from attn_dispatch.aiter.build import command as build_aiter
 from attn_dispatch.conformance import command as verify
-from attn_dispatch.target import device_for, parse, platform_of
+from attn_dispatch.core import select
+from attn_dispatch.devices.target import device_for, parse, platform_of
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -54,24 +55,4 @@ def info() -> str:
 
 
 def _libraries() -> list[str]:
-    return [*_cudnn(), *_aiter()]
-
-
-def _aiter() -> list[str]:
-    """One line for each architecture AITER was built for here, or where it was looked for."""
-    lines = []
-    for arch in aiter_folder.ARCHS:
-        folder = aiter_folder.folder(arch)
-        if build := aiter_folder.read(folder):
-            kind = ", to check that it compiles" if build.compile_check_only else ""
-            lines.append(f"  AITER {build.wheel_version} for {arch}{kind} [{folder}]")
-    return lines or [f"  AITER: not built here [{aiter_folder.root()}]"]
-
-
-def _cudnn() -> list[str]:
-    library = cudnn_library.find()
-    path = library.path or "not looked for"
-    if not library.is_usable:
-        return [f"  cuDNN: {library.unusable} [{path}]"]
-    driver = "with a driver" if library.can_run else "no CUDA driver here: can plan, cannot run"
-    return [f"  cuDNN {library.version_text}, {driver} [{path}]"]
+    return [f"  {line}" for x in select.IMPLEMENTATIONS for line in x.library_lines()]

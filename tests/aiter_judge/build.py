@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from attn_dispatch.aiter_build import run_generator
+from attn_dispatch.aiter.build import run_generator
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

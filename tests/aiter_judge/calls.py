@@ -6,8 +6,8 @@ import ctypes
 from typing import Any
 
 from aiter_judge import api
-from attn_dispatch.aiter_buffers import num_splits
-from attn_dispatch.aiter_call import AiterCall
+from attn_dispatch.aiter.buffers import num_splits
+from attn_dispatch.aiter.call import AiterCall
 
 POINTER = 0x1000
 """Somewhere; nothing here follows a pointer."""

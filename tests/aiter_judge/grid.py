@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import cycle, product
 
-from attn_dispatch.aiter_call import AiterCall
+from attn_dispatch.aiter.call import AiterCall
 
 CALL = AiterCall(
     backward=False, dtype="bfloat16", is_group=False, has_gaps=False, batch=2,

@@ -11,8 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from attn_dispatch.call.spec import AttentionOptions
 from attn_dispatch.conformance.reference import reference
-from attn_dispatch.spec import AttentionOptions
 from emulator.native import CONSTANTS, Backward, Call, Emulator, Forward
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}

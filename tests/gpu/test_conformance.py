@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 import attn_dispatch
-from attn_dispatch import select
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import CASES
 from attn_dispatch.conformance.suite import Conformance
+from attn_dispatch.core import select
 
 
 class TestCudnn(Conformance):

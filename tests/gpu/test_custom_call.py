@@ -17,8 +17,8 @@ import attn_dispatch
 from attn_dispatch import cudnn
 from attn_dispatch.conformance.case import spec_of
 from attn_dispatch.conformance.cases import BY_NAME
-from attn_dispatch.cudnn_call import calls_of
-from attn_dispatch.target import default_device
+from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.devices.target import default_device
 
 CASE = BY_NAME["shapes/bfloat16_d64_causal"]
 

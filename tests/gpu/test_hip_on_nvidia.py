@@ -26,7 +26,7 @@ from aiter_check import Check, sixteen_bit_atomics
 from attn_dispatch import aiter
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.judge import error
-from attn_dispatch.target import parse
+from attn_dispatch.devices.target import parse
 
 MODULE = os.environ.get(hip_on_nvidia.VARIABLE, "")
 pytestmark = pytest.mark.skipif(

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch import select
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.naive import COMPILE_QUICKLY
 from attn_dispatch.conformance.reference import Operands
-from attn_dispatch.primitive import attention, attn_bwd_p, attn_fwd_p
-from attn_dispatch.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.core import select
+from attn_dispatch.core.primitive import attention, attn_bwd_p, attn_fwd_p
 
 Arrays = dict[str, jax.Array]
 AnyArrays = Mapping[str, Any]

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.conformance.reference import Operands
-from attn_dispatch.spec import (
+from attn_dispatch.call.spec import (
     DIFFERENTIABLE,
     AttentionOptions,
     AttentionSpec,
     CausalAlignment,
     backward_options,
 )
+from attn_dispatch.conformance.reference import Operands
 
 Rows = tuple[tuple[int, ...], ...]
 Shape = tuple[int, ...]
@@ -26,7 +26,7 @@ Transform = Literal["jit", "eager", "checkpoint", "vmap", "scan", "donate"]
 
 @dataclass(frozen=True)
 class Case:
-    """One attention call; shapes by the letters of `attn_dispatch.spec`."""
+    """One attention call; shapes by the letters of `attn_dispatch.call.spec`."""
 
     name: str
     """"family/what is particular about it"; it also seeds the arrays."""

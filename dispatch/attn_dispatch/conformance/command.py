@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from attn_dispatch import select
 from attn_dispatch.conformance import pool
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import CASES
 from attn_dispatch.conformance.environment import environment
 from attn_dispatch.conformance.report import Report
-from attn_dispatch.target import default_device
+from attn_dispatch.core import select
+from attn_dispatch.devices.target import default_device
 
 _DESCRIPTION = """\
 Run the conformance suite on the device that is here: some hundred attention calls, each compared

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 from jaxlib.version import __version__ as JAXLIB_VERSION
 
-from attn_dispatch import aiter_folder, cudnn_library
 from attn_dispatch._version import __version__
+from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.cudnn import library as cudnn_library
 
 
 def environment() -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from attn_dispatch.call.spec import AttentionOptions
 from attn_dispatch.conformance.naive import Naive
 from attn_dispatch.conformance.reference import Operands
-from attn_dispatch.spec import AttentionOptions
 
 SLACK = 1e-5
 """What is allowed beside a multiple of the naive computation's error."""

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionOptions
 from attn_dispatch.conformance.reference import (
     Operands,
     allowed,
@@ -28,7 +29,6 @@ from attn_dispatch.conformance.reference import (
     relative_positions,
     segment_ids,
 )
-from attn_dispatch.spec import DIFFERENTIABLE, AttentionOptions
 
 COMPILE_QUICKLY: dict[str, bool | int] = {"xla_backend_optimization_level": 0}
 """Options with which XLA compiles for the CPU in a fraction of the time."""

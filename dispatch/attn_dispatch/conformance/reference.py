@@ -3,14 +3,14 @@
 Nothing is shared with the library but `AttentionOptions`, and nothing is clever: one batch row at
 a time, every pair of query and key explicit, positions counted by comparing ids pair by pair,
 softmax with its full Jacobian-vector product. Operands and shapes are those of
-`attn_dispatch.spec`.
+`attn_dispatch.call.spec`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from attn_dispatch.spec import DIFFERENTIABLE, AttentionOptions
+from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionOptions
 
 Operands = dict[str, np.ndarray]
 

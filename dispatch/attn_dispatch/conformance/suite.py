@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_dispatch import select
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance import dropped
 from attn_dispatch.conformance.calls import (
     Program,
@@ -26,9 +26,9 @@ from attn_dispatch.conformance.judge import allowances, error, loosened
 from attn_dispatch.conformance.naive import naive
 from attn_dispatch.conformance.outcome import Outcome
 from attn_dispatch.conformance.reference import Operands, allowed, poison_padding, reference
-from attn_dispatch.device import Device
-from attn_dispatch.spec import AttentionSpec
-from attn_dispatch.target import default_device
+from attn_dispatch.core import select
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.target import default_device
 
 
 @dataclass(frozen=True)

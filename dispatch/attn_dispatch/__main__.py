@@ -1,0 +1,5 @@
+"""`python -m attn_dispatch` is the `attn-dispatch` command."""
+
+from attn_dispatch.cli import main
+
+main()

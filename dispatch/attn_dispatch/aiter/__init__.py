@@ -1,0 +1,243 @@
+"""AMD: AITER's CK and ASM attention kernels, run by the `_rocm` library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter import kernels as aiter_kernels
+from attn_dispatch.aiter import library as aiter_library
+from attn_dispatch.aiter.arrays import (
+    Arrays,
+    from_rows,
+    inputs,
+    lse_from_rows,
+    lse_to_rows,
+    sum_groups,
+    sum_to_bias,
+    to_rows,
+    where_live,
+)
+from attn_dispatch.aiter.buffers import (
+    Buffers,
+    backward_results,
+    forward_results,
+    workspace_bytes,
+)
+from attn_dispatch.aiter.call import AiterCall, call_of
+from attn_dispatch.aiter.kernels import Kernel
+from attn_dispatch.aiter.sequences import Sequences
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
+from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.semantics.lse_grad import with_lse_grad
+from attn_dispatch.semantics.padding import pad_last
+
+NAME = "aiter"
+PLATFORM = "rocm"
+FORWARD_TARGET = "attn_dispatch_aiter_forward"
+BACKWARD_TARGET = "attn_dispatch_aiter_backward"
+
+_ALIBI_LENGTHS = 2**16  # CK takes distances as 16-bit numbers (block_position_encoding.hpp)
+
+
+def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    """This version's own limits, then those of AITER's kernels."""
+    reasons = [*_unsupported_device(device), *_unsupported_options(spec)]
+    if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
+        reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch)
+    return tuple(dict.fromkeys(reasons))
+
+
+def plan(spec: AttentionSpec, device: Device) -> Plan:
+    """CK or ASM, with what distinguishes its kernels, and the scratch memory in bytes."""
+    call, kernel = _kernel(spec, device)
+    engine = str(kernel)
+    if kernel.why_not_asm:
+        engine += f" (not asm: {'; '.join(kernel.why_not_asm)})"
+    return Plan(engine, workspace_bytes(call, kernel))
+
+
+def unusable_reason(device: Device) -> str:
+    return "; ".join(_unsupported_device(device))
+
+
+def version() -> tuple[str, str]:
+    return "AITER", aiter_folder.WHEEL_VERSION
+
+
+def library_lines() -> list[str]:
+    """One line for each architecture AITER was built for here, or where it was looked for."""
+    lines = []
+    for arch in aiter_folder.ARCHS:
+        folder = aiter_folder.folder(arch)
+        if build := aiter_folder.read(folder):
+            kind = ", to check that it compiles" if build.compile_check_only else ""
+            lines.append(f"AITER {build.wheel_version} for {arch}{kind} [{folder}]")
+    return lines or [f"AITER: not built here [{aiter_folder.root()}]"]
+
+
+def forward(
+    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, ...]:
+    call, kernel = _kernel(spec, device)
+    sequences = Sequences.of(spec, call, operands)
+    arrays = inputs(spec, call, operands, sequences)
+    results = _call(FORWARD_TARGET, spec, device, kernel, arrays, forward_results(call))
+    out = from_rows(results["out"], spec.batch)[..., : spec.head_dim_v]
+    out = where_live(sequences.live_queries, out, 0)
+    if not spec.options.needs_lse:
+        return (out,)
+    lse = lse_from_rows(results["lse"], spec)
+    if sequences.live_queries is not None:
+        lse = jnp.where(sequences.live_queries[:, None, :], lse, -jnp.inf)
+    return out, lse
+
+
+def backward(
+    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, ...]:
+    call, kernel = _kernel(spec, device)
+    sequences = Sequences.of(spec, call, operands)
+    arrays = inputs(spec, call, operands, sequences)
+    # Where a row attends nothing, exp(-inf - lse) must be 0 whatever the kernel makes of -inf.
+    lse = jnp.where(operands["lse"] == -jnp.inf, 0, operands["lse"])
+    out, out_grad = operands["out"], operands["out_grad"]
+    if spec.has("lse_grad"):
+        out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
+    arrays["out"] = to_rows(pad_last(out, call.head_dim_v), call)
+    arrays["lse"] = lse_to_rows(lse, call)
+    arrays["out_grad"] = to_rows(pad_last(out_grad, call.head_dim_v), call)
+    buffers = backward_results(call, kernel)
+    results = _call(BACKWARD_TARGET, spec, device, kernel, arrays, buffers)
+    dq, dk, dv = (from_rows(results[name], spec.batch) for name in ("dq", "dk", "dv"))
+    gradients = {
+        "query": where_live(sequences.live_queries, dq[..., : spec.head_dim], 0),
+        "key": where_live(sequences.live_keys, sum_groups(spec, dk)[..., : spec.head_dim], 0),
+        "value": where_live(sequences.live_keys, sum_groups(spec, dv)[..., : spec.head_dim_v], 0),
+    }
+    if call.has_dbias:
+        gradients["bias"] = sum_to_bias(spec, results["dbias"])
+    return tuple(gradients[name] for name in spec.options.gradients)
+
+
+@lru_cache(maxsize=8)
+def register(arch: str) -> None:
+    """Make the custom calls known to XLA; lowering for a device that is here does so by itself.
+
+    Only a process that runs an exported module without ever calling attention needs it.
+
+    Args:
+      arch: of the devices here: "gfx942" or "gfx950".
+
+    Raises:
+      RuntimeError: if the ROCm library or AITER is not usable, with the reason.
+    """
+    library = aiter_library.find(arch)
+    if library.backend is None:
+        raise RuntimeError(library.unusable)
+    register_handlers(library.backend, "ROCM")
+
+
+def register_handlers(backend, platform: str) -> None:
+    """Make the handlers of a `_rocm` module the custom calls of this XLA platform."""
+    jax.ffi.register_ffi_type("attn_dispatch_aiter_call_site", backend.state_type(), platform)
+    for target, stages in (
+        (FORWARD_TARGET, backend.forward_handlers()),
+        (BACKWARD_TARGET, backend.backward_handlers()),
+    ):
+        jax.ffi.register_ffi_target(target, stages, platform=platform)
+
+
+def _unsupported_device(device: Device) -> list[str]:
+    if device.platform != "rocm":
+        return [f"AITER runs on AMD GPUs, and this is {device}"]
+    if device.arch == UNKNOWN_ARCH:
+        raise RuntimeError(
+            "attn_dispatch is lowering for rocm, and there is neither a ROCm device here nor a "
+            'target to plan for. Name one: `with attn_dispatch.target("gfx942"):` around the '
+            "lowering, or ATTN_DISPATCH_TARGET=gfx942 in the environment."
+        )
+    reasons = list(aiter_kernels.unsupported_arch(device.arch))
+    if device.is_present and not reasons and (why := aiter_library.find(device.arch).unusable):
+        reasons.append(why)
+    return reasons
+
+
+def _unsupported_options(spec: AttentionSpec) -> list[str]:
+    o = spec.options
+    not_run = {
+        "mask": spec.has("mask"),
+        "sinks": spec.has("sinks"),
+        "bias and alibi_slopes in one call": spec.has("bias") and spec.has("alibi_slopes"),
+        "the gradient of alibi_slopes": "alibi_slopes" in o.gradients,
+        "several dropout keys in one call": o.dropout_rate > 0 and spec.shape("dropout_key")[0] > 1,
+        "the row maximum": o.needs_max,
+        "the dropout keep mask as a result": o.needs_keep,
+        "score_mod": o.score_mod is not None,
+    }
+    reasons = [f"{x}: not run through AITER by this version" for x, yes in not_run.items() if yes]
+    if spec.dtype not in ("float16", "bfloat16"):
+        reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
+    if spec.has("query_segment_ids") and o.max_segments is None:
+        reasons.append("segment ids: pass max_segments, the largest id")
+    if "bias" in o.gradients and spec.shape("bias")[3] == 1:
+        # They cancel, and AITER has rounded each of them to 16 bits by then.
+        reasons.append("the gradient of a bias that is the same for all keys would be inaccurate")
+    if spec.has("bias") and (dtype := spec.dtype_of("bias")) != spec.dtype:
+        reasons.append(f"bias: AITER needs query's dtype {spec.dtype}, got {dtype}")
+    if spec.has("alibi_slopes") and max(spec.seq_len_q, spec.seq_len_kv) >= _ALIBI_LENGTHS:
+        reasons.append(f"alibi_slopes: CK counts distances below {_ALIBI_LENGTHS}")
+    if spec.is_empty or 0 in (spec.head_dim, spec.head_dim_v):
+        reasons.append("an axis has length zero, so there is nothing to compute")
+    return reasons
+
+
+def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:
+    call = call_of(spec)
+    return call, aiter_kernels.kernel_for(call, device.arch)
+
+
+def _call(
+    target: str,
+    spec: AttentionSpec,
+    device: Device,
+    kernel: Kernel,
+    arrays: Arrays,
+    results: Buffers,
+) -> Arrays:
+    if device.is_present:
+        register(device.arch)
+    call = jax.ffi.ffi_call(target, list(results.values()))
+    attributes = _attributes(spec, call_of(spec), kernel, device)
+    return dict(zip(results, call(*arrays.values(), **attributes), strict=True))
+
+
+def _attributes(
+    spec: AttentionSpec, call: AiterCall, kernel: Kernel, device: Device
+) -> dict[str, bool | str | np.generic]:
+    """The custom call's attributes: name for name ATTN_AITER_SPEC of rocm_backend/spec.h."""
+    return {
+        "arch": device.arch,
+        "max_seq_len_q": np.int64(call.max_seq_len_q),
+        "max_seq_len_kv": np.int64(call.max_seq_len_kv),
+        "has_gaps": call.has_gaps,
+        "scale": np.float32(spec.options.scale),
+        "logits_soft_cap": np.float32(call.logits_soft_cap),
+        "dropout_rate": np.float32(call.dropout_rate),
+        "mask": call.mask,
+        "window_left": np.int64(call.window_left),
+        "window_right": np.int64(call.window_right),
+        "bias": call.bias,
+        "use_asm": kernel.family == "asm",
+        "bf16_rounding": np.int64(kernel.bf16_rounding),
+        "needs_lse": call.needs_lse,
+        "accumulator": kernel.accumulator,
+        "deterministic": call.deterministic,
+        "has_dbias": call.has_dbias,
+    }

@@ -1,0 +1,98 @@
+"""Between the arrays of a call and those of AITER's custom calls: layouts, padding, sums.
+
+In group mode AITER's arrays have no batch axis: [B, L, …] becomes [B · L, …], and lse, [B, N, T]
+everywhere else, becomes [N, B · T].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.aiter.call import AiterCall
+from attn_dispatch.aiter.sequences import Sequences
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.padding import pad_last
+
+Arrays = dict[str, jax.Array]
+
+
+def inputs(
+    spec: AttentionSpec,
+    call: AiterCall,
+    operands: Mapping[str, jax.Array],
+    sequences: Sequences,
+) -> Arrays:
+    """What both directions take first, in the order of rocm_backend/fill.cc."""
+    arrays = {
+        "q": to_rows(pad_last(operands["query"], call.head_dim), call),
+        "k": to_rows(pad_last(operands["key"], call.head_dim), call),
+        "v": to_rows(pad_last(operands["value"], call.head_dim_v), call),
+    }
+    if call.bias == "bias":
+        arrays["bias"] = _whole_rows(spec, operands["bias"])
+    if call.bias == "alibi":
+        slopes = operands["alibi_slopes"].astype(jnp.float32)
+        if slopes.shape[0] > 1:
+            slopes = jnp.repeat(slopes, call.batch // slopes.shape[0], axis=0)
+        arrays["bias"] = slopes
+    if call.dropout_rate > 0:
+        arrays["rng_state"] = rng_state(spec, operands["dropout_key"])
+    arrays |= dict(
+        zip(("seqstart_q", "seqstart_k", "seqlen_q", "seqlen_k"), sequences.operands, strict=False)
+    )
+    return arrays
+
+
+def _whole_rows(spec: AttentionSpec, bias: jax.Array) -> jax.Array:
+    """[1|B, 1|N, T, S]: AITER broadcasts over batch and heads alone."""
+    return jnp.broadcast_to(bias, (*bias.shape[:2], spec.seq_len_q, spec.seq_len_kv))
+
+
+def rng_state(spec: AttentionSpec, key_data: jax.Array) -> jax.Array:
+    """{seed, offset}, two u64 as u32 words, drawn from the caller's key."""
+    key = jax.random.wrap_key_data(key_data[0], impl=spec.options.dropout_impl)
+    return jnp.append(jax.random.bits(key, (2,), jnp.uint32), jnp.zeros(2, jnp.uint32))
+
+
+def to_rows(x: jax.Array, call: AiterCall) -> jax.Array:
+    """[B, L, ...], in group mode [B · L, ...]."""
+    return x.reshape(-1, *x.shape[2:]) if call.is_group else x
+
+
+def from_rows(x: jax.Array, batch: int) -> jax.Array:
+    """[B, L, heads, D] of what is that already, or [B · L, heads, D]."""
+    return x if x.ndim == 4 else x.reshape(batch, -1, *x.shape[1:])
+
+
+def lse_to_rows(lse: jax.Array, call: AiterCall) -> jax.Array:
+    """[B, N, T], in group mode [N, B · T]."""
+    return jnp.swapaxes(lse, 0, 1).reshape(call.num_heads, -1) if call.is_group else lse
+
+
+def lse_from_rows(lse: jax.Array, spec: AttentionSpec) -> jax.Array:
+    if lse.ndim == 3:
+        return lse
+    return jnp.swapaxes(lse.reshape(spec.num_heads, spec.batch, spec.seq_len_q), 0, 1)
+
+
+def where_live(live: jax.Array | None, x: jax.Array, value: float) -> jax.Array:
+    return x if live is None else jnp.where(live[:, :, None, None], x, value)
+
+
+def sum_groups(spec: AttentionSpec, x: jax.Array) -> jax.Array:
+    """[B, S, K, D] of gradients [B, S, N, D] that have a head for each query head."""
+    if spec.num_heads == spec.num_kv_heads:
+        return x
+    by_group = x.reshape(*x.shape[:2], spec.num_kv_heads, -1, x.shape[3])
+    return by_group.astype(jnp.float32).sum(axis=3).astype(x.dtype)
+
+
+def sum_to_bias(spec: AttentionSpec, dbias: jax.Array) -> jax.Array:
+    """The gradient [B, T, N, S] of every score, summed to the shape of the bias."""
+    shape = spec.shape("bias")
+    scores = jnp.swapaxes(dbias, 1, 2).astype(jnp.float32)
+    axes = tuple(i for i, n in enumerate(shape) if n == 1)
+    return scores.sum(axis=axes, keepdims=True).astype(dbias.dtype)

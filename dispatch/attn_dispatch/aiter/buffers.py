@@ -1,0 +1,87 @@
+"""The results of AITER's custom calls, scratch memory among them: every size, in one place.
+
+The handlers (rocm_backend/fill.cc) take them in this order and refuse any other shape.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.aiter.call import AiterCall
+from attn_dispatch.aiter.kernels import Kernel
+from attn_dispatch.aiter.sizes import keys_per_split
+from attn_dispatch.semantics.padding import round_up
+
+Buffers = dict[str, jax.ShapeDtypeStruct]
+
+
+def forward_results(call: AiterCall) -> Buffers:
+    """out, and lse if wanted."""
+    results = {"out": _rows(call, call.seq_len_q, call.num_heads, call.head_dim_v)}
+    if call.needs_lse:
+        results["lse"] = _per_row(call)
+    return results
+
+
+def backward_results(call: AiterCall, kernel: Kernel) -> Buffers:
+    """dq, dk and dv with a head per query head, dbias if wanted, and the scratch memory."""
+    results = {
+        "dq": _rows(call, call.seq_len_q, call.num_heads, call.head_dim),
+        "dk": _rows(call, call.seq_len_kv, call.num_heads, call.head_dim),
+        "dv": _rows(call, call.seq_len_kv, call.num_heads, call.head_dim_v),
+    }
+    if call.has_dbias:
+        shape = (call.batch, call.seq_len_q, call.num_heads, call.seq_len_kv)
+        results["dbias"] = jax.ShapeDtypeStruct(shape, call.dtype)
+    results["softmax_d"] = _per_row(call)
+    results["dq_acc"] = _dq_acc(call, kernel)
+    return results
+
+
+def workspace_bytes(call: AiterCall, kernel: Kernel) -> int:
+    """Bytes of scratch: what the call writes beyond results of the operands' own sizes."""
+    if not call.backward:
+        return 0
+    results = backward_results(call, kernel)
+    scratch = _bytes(results["softmax_d"]) + _bytes(results["dq_acc"])
+    if "dbias" in results:
+        scratch += _bytes(results["dbias"])
+    if call.num_heads != call.num_kv_heads:
+        scratch += _bytes(results["dk"]) + _bytes(results["dv"])
+    return scratch
+
+
+def _rows(call: AiterCall, length: int, heads: int, dim: int) -> jax.ShapeDtypeStruct:
+    leading = () if call.is_group else (call.batch,)
+    return jax.ShapeDtypeStruct((*leading, length, heads, dim), call.dtype)
+
+
+def _per_row(call: AiterCall) -> jax.ShapeDtypeStruct:
+    leading = () if call.is_group else (call.batch,)
+    return jax.ShapeDtypeStruct((*leading, call.num_heads, call.seq_len_q), jnp.float32)
+
+
+def _dq_acc(call: AiterCall, kernel: Kernel) -> jax.ShapeDtypeStruct:
+    """The three layouts of aiter_api.h's AttnAiterAccumulator."""
+    if kernel.accumulator == "atomic_32":
+        return jax.ShapeDtypeStruct((*_per_row(call).shape, call.head_dim), jnp.float32)
+    if kernel.accumulator == "atomic_16":
+        rows = round_up(call.max_seq_len_q, 16)
+        dim = 192 if call.head_dim == 192 else 128
+        return jax.ShapeDtypeStruct((call.batch, call.num_heads, rows, dim), call.dtype)
+    rows = _rows(call, call.seq_len_q, call.num_heads, call.head_dim)
+    return jax.ShapeDtypeStruct((num_splits(call), *rows.shape), jnp.float32)
+
+
+def num_splits(call: AiterCall) -> int:
+    """How many dq_acc CK writes: one per tile of keys where the sum must be deterministic."""
+    if not call.deterministic:
+        return 1
+    return -(-call.max_seq_len_kv // keys_per_split(call))
+
+
+def _bytes(x: jax.ShapeDtypeStruct) -> int:
+    return math.prod(x.shape) * jnp.dtype(x.dtype).itemsize

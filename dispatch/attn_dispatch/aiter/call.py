@@ -1,0 +1,127 @@
+"""One AITER call's facts in AITER's own terms: what its kernels are chosen by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics import lse_grad
+from attn_dispatch.semantics.padding import round_up
+
+HEAD_DIM_MULTIPLE = 8
+"""Of AITER's kernels; smaller head dims are padded."""
+
+Mask = Literal["none", "top_left", "bottom_right"]
+Bias = Literal["none", "bias", "alibi"]
+
+
+@dataclass(frozen=True)
+class AiterCall:
+    """A forward or backward call as AITER sees it: head dims padded, masks in its normal form.
+
+    In group mode (packed sequences) `batch` counts sequences, `seq_len_*` are the rows of the
+    packed arrays and `max_seq_len_*` the longest sequence; else `max_seq_len_*` equal `seq_len_*`.
+    """
+
+    backward: bool
+    dtype: str
+    """"float16" or "bfloat16"."""
+    is_group: bool
+    has_gaps: bool
+    """Group mode: sequences have lengths of their own, shorter than the space they have."""
+    batch: int
+    seq_len_q: int
+    seq_len_kv: int
+    max_seq_len_q: int
+    max_seq_len_kv: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    mask: Mask
+    """Where the diagonal starts; "none" where both sides of the window are open."""
+    window_left: int
+    """Keys to the left of the diagonal that a query sees; -1 is open. Causal is (-1, 0)."""
+    window_right: int
+    bias: Bias
+    has_dbias: bool
+    """Backward: the gradient of the bias is wanted."""
+    logits_soft_cap: float
+    """0 is none."""
+    dropout_rate: float
+    deterministic: bool
+    needs_lse: bool
+    """Forward: lse is wanted."""
+
+    @property
+    def is_causal(self) -> bool:
+        return (self.window_left, self.window_right) == (-1, 0)
+
+
+def call_of(spec: AttentionSpec) -> AiterCall:
+    """The call in AITER's terms."""
+    mask, left, right = _mask(spec)
+    sequences = _sequences(spec)
+    is_group = sequences is not None
+    longest = spec.options.max_seq_lens or (spec.seq_len_q, spec.seq_len_kv)
+    rows = spec.batch if is_group else 1
+    return AiterCall(
+        backward=spec.is_backward,
+        dtype=spec.dtype,
+        is_group=is_group,
+        # What is packed without gaps is one row of sequences, each ending where the next starts.
+        has_gaps=is_group and not (spec.has("cu_seqlens_q") and spec.batch == 1),
+        batch=spec.batch * (sequences or 1),
+        seq_len_q=rows * spec.seq_len_q,
+        seq_len_kv=rows * spec.seq_len_kv,
+        max_seq_len_q=min(longest[0], spec.seq_len_q),
+        max_seq_len_kv=min(longest[1], spec.seq_len_kv),
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=round_up(spec.head_dim, HEAD_DIM_MULTIPLE),
+        head_dim_v=round_up(spec.head_dim_v + _lse_grad_columns(spec), HEAD_DIM_MULTIPLE),
+        mask=mask,
+        window_left=left,
+        window_right=right,
+        bias=_bias(spec),
+        has_dbias="bias" in spec.options.gradients,
+        logits_soft_cap=spec.options.logits_soft_cap or 0.0,
+        dropout_rate=spec.options.dropout_rate,
+        deterministic=spec.options.deterministic and spec.is_backward,
+        needs_lse=spec.options.needs_lse and not spec.is_backward,
+    )
+
+
+def _sequences(spec: AttentionSpec) -> int | None:
+    """How many sequences a batch row is made of; None where it is all there is, whole."""
+    if spec.has("cu_seqlens_q"):
+        return spec.shape("cu_seqlens_q")[1] - 1
+    if spec.has("query_segment_ids"):
+        return spec.options.max_segments or 1  # without it no kernel is asked
+    has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
+    return 1 if has_lengths else None
+
+
+def _lse_grad_columns(spec: AttentionSpec) -> int:
+    return lse_grad.COLUMNS if spec.has("lse_grad") else 0
+
+
+def _mask(spec: AttentionSpec) -> tuple[Mask, int, int]:
+    """Where the diagonal starts and how far a query sees to both sides of it; -1 is open."""
+    left, right = (-1 if side is None else side for side in spec.band)
+    if spec.has("alibi_slopes") or spec.has("bias"):
+        # A window that hides nothing. CK counts ALiBi's distances from the diagonal only under one:
+        # without a mask they count from the bottom right, and under (-1, 0) from the first key,
+        # which changes lse. And only with a mask does it expect a row of biases all -inf.
+        wide = spec.seq_len_q + spec.seq_len_kv
+        left, right = (wide if side < 0 else side for side in (left, right))
+    if (left, right) == (-1, -1):
+        return "none", -1, -1
+    return spec.options.causal_alignment, left, right
+
+
+def _bias(spec: AttentionSpec) -> Bias:
+    if spec.has("alibi_slopes"):
+        return "alibi"
+    return "bias" if spec.has("bias") else "none"

@@ -1,0 +1,151 @@
+"""The limits of AITER's kernels, generation "dev18", as two tables: of its ASM kernels and of CK's.
+
+A row is a condition and a sentence. Where `source` is DISPATCH or CK, AITER's own C++ refuses the
+call too; any other row is stricter than that, and its source says on whose word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from attn_dispatch.aiter.call import AiterCall
+from attn_dispatch.aiter.sizes import FOUR_GIB, dq_acc_bytes, over_4_gib, over_int32
+
+ARCHS = ("gfx942", "gfx950")
+
+DISPATCH = "hsa/gfx*/fmha_v3_*/codegen.py"
+CK = "example/ck_tile/01_fmha/codegen"
+PYTHON = "aiter/ops/mha.py"
+ADAPTER = "rocm_backend/aiter_adapter.h"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Calls of one direction, or both, on these archs do not run where `applies` is true."""
+
+    direction: str
+    """"forward", "backward" or "both"."""
+    archs: tuple[str, ...]
+    applies: Callable[[AiterCall], bool]
+    text: str
+    """With the fields of the call in braces."""
+    source: str
+
+    def refuses(self, call: AiterCall, arch: str) -> bool:
+        of_direction = self.direction in ("both", "backward" if call.backward else "forward")
+        return of_direction and arch in self.archs and self.applies(call)
+
+    def reason(self, call: AiterCall) -> str:
+        return self.text.format(
+            call=call, arrays=", ".join(over_4_gib(call)), axes=", ".join(over_int32(call))
+        )
+
+
+_BOTH, _GFX942, _GFX950 = ARCHS, ("gfx942",), ("gfx950",)
+
+
+def _head_dims(call: AiterCall) -> tuple[int, int]:
+    return call.head_dim, call.head_dim_v
+
+
+def _is_window(call: AiterCall) -> bool:
+    """More than a causal mask."""
+    return call.mask != "none" and not call.is_causal
+
+
+def _equal_and_within(call: AiterCall, low: int, high: int) -> bool:
+    return call.head_dim == call.head_dim_v and low <= call.head_dim <= high
+
+
+def _top_left_of_unequal(call: AiterCall) -> bool:
+    """A top-left diagonal that is not also the bottom-right one."""
+    return call.mask == "top_left" and (call.is_group or call.seq_len_q != call.seq_len_kv)
+
+
+_DIMS = "({call.head_dim}, {call.head_dim_v})"
+_WINDOW = "window ({call.window_left}, {call.window_right})"
+
+ASM_RULES = (
+    Rule("both", _BOTH, lambda c: c.bias == "bias", "bias", DISPATCH),
+    Rule("both", _BOTH, lambda c: c.bias == "alibi", "ALiBi", DISPATCH),
+    Rule("both", _BOTH, lambda c: c.dropout_rate > 0, "dropout", DISPATCH),
+    Rule("both", _BOTH, lambda c: c.has_gaps,
+         "gaps between packed sequences: ASM takes their lengths as prefix sums alone", ADAPTER),
+    Rule("both", _BOTH, lambda c: bool(over_4_gib(c)),
+         "4 GiB or more in one array ({arrays}): ASM counts bytes in 32 bits",
+         "github.com/ROCm/aiter/pull/1957, github.com/ROCm/aiter/issues/4126"),
+
+    Rule("forward", _BOTH, lambda c: c.dtype != "bfloat16",
+         "forward needs bfloat16, got {call.dtype}", DISPATCH),
+    Rule("forward", _GFX942, lambda c: _head_dims(c) != (128, 128),
+         f"forward needs head dims (128, 128), got {_DIMS}", DISPATCH),
+    Rule("forward", _GFX950, lambda c: _head_dims(c) not in ((128, 128), (192, 128)),
+         f"forward needs head dims (128, 128) or (192, 128), got {_DIMS}", DISPATCH),
+    Rule("forward", _BOTH, _is_window, f"forward with a {_WINDOW}", DISPATCH),
+    Rule("forward", _BOTH, _top_left_of_unequal,
+         "forward with a top-left diagonal where lengths differ or sequences are packed", DISPATCH),
+    Rule("forward", _BOTH, lambda c: c.logits_soft_cap > 0,
+         "logits_soft_cap, which ASM would ignore", "no field of fmha_fwd_v3_args has it"),
+    Rule("forward", _BOTH, lambda c: not c.is_group and c.seq_len_q <= 128,
+         "forward with {call.seq_len_q} queries: CK is preferred up to 128", PYTHON),
+
+    Rule("backward", _BOTH, lambda c: c.deterministic,
+         "deterministic: ASM adds with atomics", DISPATCH),
+    Rule("backward", _GFX942, lambda c: not _equal_and_within(c, 64, 192),
+         f"backward needs equal head dims from 64 to 192, got {_DIMS}", DISPATCH),
+    Rule("backward", _GFX950,
+         lambda c: not _equal_and_within(c, 64, 192) and _head_dims(c) != (192, 128),
+         f"backward needs equal head dims from 64 to 192, or (192, 128), got {_DIMS}", DISPATCH),
+    Rule("backward", _GFX950,
+         lambda c: _equal_and_within(c, 64, 192) and not 64 < c.head_dim <= 128,
+         f"backward with head dims {_DIMS}: those from 72 to 128 alone were made for gfx950",
+         PYTHON),
+    Rule("backward", _GFX942, lambda c: c.is_group,
+         "backward of packed sequences: AITER reads where they end on the host, maybe too early",
+         "fmha_bwd_v3_group_ of hsa/gfx942/fmha_v3_bwd/codegen.py"),
+    Rule("backward", _GFX950, lambda c: _head_dims(c) == (192, 128) and c.mask == "bottom_right",
+         f"backward with head dims {_DIMS} and a bottom-right mask", DISPATCH),
+    Rule("backward", _GFX950, lambda c: _head_dims(c) == (192, 128) and c.mask == "top_left",
+         f"backward with head dims {_DIMS} and a top-left mask", PYTHON),
+    Rule("backward", _GFX950, lambda c: _head_dims(c) == (192, 128) and c.is_group,
+         f"backward of packed sequences with head dims {_DIMS}", DISPATCH),
+    Rule("backward", _BOTH, lambda c: _is_window(c) and c.is_group,
+         f"backward of packed sequences with a {_WINDOW}", DISPATCH),
+    Rule("backward", _BOTH,
+         lambda c: _is_window(c) and not _equal_and_within(c, 65, 128),
+         f"backward with a {_WINDOW} needs equal head dims from 72 to 128, got {_DIMS}", DISPATCH),
+    Rule("backward", _BOTH,
+         lambda c: _is_window(c) and c.window_left <= 0 and c.window_right <= 0,
+         f"backward with a {_WINDOW}", DISPATCH),
+    Rule("backward", _GFX950, _is_window,
+         f"backward with a {_WINDOW}: gives NaN now and then on gfx950",
+         "github.com/ROCm/aiter/pull/816"),
+    Rule("backward", _BOTH, lambda c: not c.is_group and c.seq_len_q <= 16,
+         "backward with {call.seq_len_q} queries: CK is preferred up to 16", PYTHON),
+)  # fmt: skip
+"""What keeps a call from the ASM kernels. Several key-value heads to a query head never do."""
+
+CK_RULES = (
+    Rule("both", _BOTH, lambda c: c.dtype not in ("float16", "bfloat16"),
+         "needs float16 or bfloat16, got {call.dtype}", CK),
+    Rule("both", _BOTH, lambda c: max(_head_dims(c)) > 256,
+         f"head dims up to 256, got {_DIMS}", CK),
+    Rule("both", _BOTH, lambda c: bool(over_int32(c)),
+         "over 2**31 - 1 elements from one to the next {axes}: AITER counts them in 32 bits",
+         "fmha_fwd_args and fmha_bwd_args"),
+    Rule("backward", _BOTH, lambda c: dq_acc_bytes(c) >= FOUR_GIB,
+         "4 GiB or more of float32 gradients of query that CK addresses at once",
+         "github.com/ROCm/aiter/pull/1873; fmha_bwd_kernel.hpp"),
+    Rule("both", _BOTH, lambda c: c.bias == "bias" and c.is_group,
+         "bias with packed sequences or lengths", "aiter/ops/mha.py takes none in both directions"),
+    Rule("forward", _BOTH, lambda c: c.logits_soft_cap > 0 and c.bias != "none",
+         "logits_soft_cap together with bias or ALiBi", CK),
+    Rule("forward", _BOTH,
+         lambda c: 128 < c.head_dim <= 192 and c.head_dim_v <= 128
+         and (c.bias != "none" or c.dropout_rate > 0),
+         f"bias, ALiBi or dropout with head dims {_DIMS}: CK built these for inference alone", CK),
+    Rule("backward", _BOTH, lambda c: c.logits_soft_cap > 0,
+         "the gradient under logits_soft_cap", "no field of fmha_bwd_args has it"),
+)  # fmt: skip
+"""What CK does not run, and so no kernel of AITER."""

@@ -1,0 +1,85 @@
+"""How far AITER's kernels must count in the arrays of a call; they do so in 32 bits."""
+
+from __future__ import annotations
+
+from attn_dispatch.aiter.call import AiterCall
+
+_INT32_MAX = 2**31 - 1
+FOUR_GIB = 2**32
+
+
+def over_int32(call: AiterCall) -> list[str]:
+    """Axes whose neighbours lie more elements apart than an int32 says."""
+    return [axis for axis, elements in _strides(call).items() if elements > _INT32_MAX]
+
+
+def over_4_gib(call: AiterCall) -> list[str]:
+    """Arrays that an unsigned 32-bit number of bytes does not reach the end of."""
+    return [name for name, size in _bytes(call).items() if size >= FOUR_GIB]
+
+
+def keys_per_split(call: AiterCall) -> int:
+    """How many keys CK's deterministic backward pass sums up in one dq_acc, or fewer."""
+    return 128 if max(call.head_dim, call.head_dim_v) <= 128 else 64  # kN0 of dev18's tiles
+
+
+def dq_acc_bytes(call: AiterCall) -> int:
+    """How far CK's backward pass reaches from one place in dq_acc.
+
+    That is one batch row, or all splits of it, which lie a whole array apart.
+    """
+    row = 4 * call.max_seq_len_q * call.num_heads * call.head_dim
+    if not call.deterministic:
+        return row
+    splits = -(-call.max_seq_len_kv // keys_per_split(call))
+    rows = call.seq_len_q * (1 if call.is_group else call.batch)
+    return row + (splits - 1) * 4 * rows * call.num_heads * call.head_dim
+
+
+def _strides(call: AiterCall) -> dict[str, int]:
+    """The longest stride of every array, by what lies that far apart.
+
+    Without groups that is from one batch row to the next. In group mode it is from one head's lse
+    to the next, but a kernel also counts to the end of the longest sequence.
+    """
+    t, s = (
+        (call.max_seq_len_q, call.max_seq_len_kv)
+        if call.is_group
+        else (call.seq_len_q, call.seq_len_kv)
+    )
+    of = "sequence" if call.is_group else "batch row"
+    strides = {
+        f"{of} of query": t * call.num_heads * call.head_dim,
+        f"{of} of key": s * call.num_kv_heads * call.head_dim,
+        f"{of} of value": s * call.num_kv_heads * call.head_dim_v,
+        f"{of} of output": t * call.num_heads * call.head_dim_v,
+        "head of lse": call.seq_len_q,
+    }
+    if not call.is_group:
+        strides["batch row of lse"] = call.num_heads * t
+    if call.bias == "bias":
+        strides["head of bias"] = t * s
+        strides["batch row of bias"] = call.num_heads * t * s
+    if call.backward:
+        strides["gradient of key"] = s * call.num_heads * call.head_dim
+        strides["gradient of value"] = s * call.num_heads * call.head_dim_v
+        if call.has_dbias:
+            strides["batch row of bias's gradient"] = t * call.num_heads * s
+    return strides
+
+
+def _bytes(call: AiterCall) -> dict[str, int]:
+    batch = 1 if call.is_group else call.batch
+    queries, keys = batch * call.seq_len_q, batch * call.seq_len_kv
+    sizes = {
+        "query": 2 * queries * call.num_heads * call.head_dim,
+        "key": 2 * keys * call.num_kv_heads * call.head_dim,
+        "value": 2 * keys * call.num_kv_heads * call.head_dim_v,
+        "output": 2 * queries * call.num_heads * call.head_dim_v,
+        "lse": 4 * queries * call.num_heads,
+    }
+    if call.backward:
+        sizes["gradient of key"] = 2 * keys * call.num_heads * call.head_dim
+        sizes["gradient of value"] = 2 * keys * call.num_heads * call.head_dim_v
+        sizes["float32 gradient of query"] = 4 * queries * call.num_heads * call.head_dim
+    return sizes

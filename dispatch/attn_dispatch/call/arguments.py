@@ -1,0 +1,297 @@
+"""From the arguments a person writes to one checked, normal form of the call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionOptions, CausalAlignment
+from attn_dispatch.call.static_arguments import (
+    Window,
+    check_bool,
+    check_choice,
+    check_dropout,
+    check_implementation,
+    check_positive_int,
+    check_scale,
+    check_score_mod,
+    check_soft_cap,
+    check_window,
+)
+from attn_dispatch.call.values import check_values
+
+
+@dataclass(frozen=True)
+class Call:
+    """The options and, in the order of options.operands, the arrays of one attention call."""
+
+    options: AttentionOptions
+    operands: tuple[jax.Array, ...]
+    leading: tuple[int, ...]
+    """The batch dims of query as given; folded into one in the operands."""
+
+
+ARRAY_ARGUMENTS = (
+    "query", "key", "value", "bias", "mask", "query_seq_lengths", "key_value_seq_lengths",
+    "query_segment_ids", "key_value_segment_ids", "cu_seqlens_q", "cu_seqlens_kv",
+    "alibi_slopes", "sinks", "dropout_key",
+)  # fmt: skip
+"""The arguments of the public calls that are arrays."""
+
+
+def normalise(
+    *,
+    scale: float | None,
+    is_causal: bool,
+    causal_alignment: str,
+    local_window_size: Window,
+    logits_soft_cap: float | None,
+    dropout_rate: float,
+    deterministic: bool,
+    score_mod: Callable[..., Any] | None,
+    implementation: str | Sequence[str] | None,
+    return_residual: bool,
+    return_lse: bool,
+    return_max_logits: bool,
+    known_implementations: tuple[str, ...],
+    max_segments: int | None = None,
+    max_seq_lens: tuple[int, int] | None = None,
+    needs_keep: bool = False,
+    **arrays: Any,
+) -> Call:
+    """Check a call and bring it to normal form; spec.py has the shapes.
+
+    Args: those of the public calls, those of ARRAY_ARGUMENTS in `arrays`; max_seq_lens and
+      needs_keep as in `AttentionOptions`; known_implementations: what there is to choose from.
+
+    Raises:
+      ValueError: with expected and got, for whatever does not fit together.
+    """
+    given = {n: jnp.asarray(arrays[n]) for n in ARRAY_ARGUMENTS if arrays.get(n) is not None}
+    for name in ("query", "key", "value"):
+        if name not in given:
+            raise ValueError(f"{name}: expected an array, got None")
+    shape = _check_qkv(given["query"], given["key"], given["value"])
+    _complete_segment_ids(given, shape)
+    if max_segments is not None:
+        max_segments = _check_max_segments(max_segments, "query_segment_ids" in given)
+
+    operands = {name: _fold(given[name]) for name in ("query", "key", "value")}
+    for name, x in given.items():
+        if name in ("bias", "mask"):
+            operands[name] = _score_shaped(name, x, shape)
+        elif name.endswith("_seq_lengths"):
+            operands[name] = _lengths(name, x, shape)
+        elif name.endswith("_segment_ids"):
+            operands[name] = _segment_ids(name, x, shape)
+        elif name.startswith("cu_seqlens"):
+            operands[name] = _cu_seqlens(name, x, given["cu_seqlens_q"].shape)
+        elif name in ("alibi_slopes", "sinks"):
+            operands[name] = _per_head(name, x, shape)
+    check_values(
+        arrays,
+        lengths=(shape.seq_len_q, shape.seq_len_kv),
+        max_segments=max_segments,
+        max_seq_lens=max_seq_lens,
+    )
+    dropout_rate = check_dropout(dropout_rate, "dropout_key" in given)
+    dropout_impl = None
+    if "dropout_key" in given and dropout_rate > 0:
+        operands["dropout_key"], dropout_impl = _key_data(given["dropout_key"])
+
+    options = AttentionOptions(
+        operands=tuple(operands),
+        scale=check_scale(scale, shape.head_dim),
+        is_causal=check_bool("is_causal", is_causal),
+        causal_alignment=check_choice(
+            "causal_alignment", causal_alignment, get_args(CausalAlignment)
+        ),
+        window=check_window(local_window_size),
+        logits_soft_cap=check_soft_cap(logits_soft_cap),
+        max_segments=max_segments,
+        max_seq_lens=max_seq_lens,
+        dropout_rate=dropout_rate,
+        dropout_impl=dropout_impl,
+        deterministic=check_bool("deterministic", deterministic),
+        score_mod=check_score_mod(score_mod),
+        implementation=check_implementation(implementation, known_implementations),
+        needs_lse=check_bool("return_residual", return_residual)
+        | check_bool("return_lse", return_lse)
+        | check_bool("return_max_logits", return_max_logits),
+        needs_max=bool(return_max_logits),
+        needs_keep=needs_keep,
+    )
+    return Call(options, tuple(operands.values()), shape.leading)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    leading: tuple[int, ...]
+    seq_len_q: int
+    seq_len_kv: int
+    num_heads: int
+    head_dim: int
+
+    @property
+    def batch(self) -> int:
+        return math.prod(self.leading)
+
+
+def _check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> _Shape:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim < 3:
+            raise ValueError(
+                f"{name}: expected at least 3 dims [..., length, heads, dim], got {list(x.shape)}"
+            )
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
+        if x.dtype != query.dtype:
+            raise ValueError(
+                f"{name}: expected query's dtype {query.dtype.name}, got {x.dtype.name}"
+            )
+    *leading, t, n, h = query.shape
+    *key_leading, s, k, key_h = key.shape
+    if key_leading != leading:
+        raise ValueError(f"key: expected query's batch dims {leading}, got {key_leading}")
+    if key_h != h:
+        raise ValueError(f"key: expected query's head dim {h}, got {key_h}")
+    if list(value.shape[:-1]) != [*leading, s, k]:
+        raise ValueError(
+            f"value: expected key's batch dims, length and heads {[*leading, s, k]}, "
+            f"got {list(value.shape[:-1])}"
+        )
+    if (n % k if k else n) != 0:
+        raise ValueError(
+            f"query: expected the number of heads to be a multiple of key's {k}, got {n}"
+        )
+    return _Shape(tuple(leading), t, s, n, h)
+
+
+def _fold(x: jax.Array, inner_dims: int = 3) -> jax.Array:
+    """x with the dims before the last `inner_dims` made one."""
+    inner = x.shape[x.ndim - inner_dims :]
+    return x.reshape(math.prod(x.shape[: x.ndim - inner_dims]), *inner)
+
+
+def _score_shaped(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+    """bias or mask as [1|B, 1|N, 1|T, 1|S]; lower ranks extend to the left, as in numpy."""
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    if name == "mask" and x.dtype != jnp.bool_:
+        raise ValueError(f"mask: expected dtype bool (True = attend), got {x.dtype.name}")
+    if name == "bias" and not floating:
+        raise ValueError(f"bias: expected a floating dtype, got {x.dtype.name}")
+    full = (*shape.leading, shape.num_heads, shape.seq_len_q, shape.seq_len_kv)
+    rank = max(len(full), 4)
+    full = (1,) * (rank - len(full)) + full
+    if x.ndim > rank or any(
+        got not in (1, expected) for got, expected in zip(x.shape[::-1], full[::-1], strict=False)
+    ):
+        raise ValueError(
+            f"{name}: expected a shape that broadcasts to [batch, heads, queries, keys] "
+            f"{list(full)}, got {list(x.shape)}"
+        )
+    x = x.reshape((1,) * (rank - x.ndim) + x.shape)
+    leading = x.shape[:-3]
+    if any(dim != 1 for dim in leading) and leading != full[:-3]:
+        x = jnp.broadcast_to(x, (*full[:-3], *x.shape[-3:]))
+    return _fold(x)
+
+
+def _lengths(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+    """[B] int32."""
+    _check_integer(name, x)
+    allowed = [shape.leading] if shape.leading else [(), (1,)]
+    if x.shape not in allowed:
+        raise ValueError(
+            f"{name}: expected the batch dims {list(allowed[-1])}, got {list(x.shape)}"
+        )
+    return x.reshape(shape.batch).astype(jnp.int32)
+
+
+def _complete_segment_ids(given: dict[str, jax.Array], shape: _Shape) -> None:
+    """In self attention one array of segment ids serves both sides."""
+    sides = ("query_segment_ids", "key_value_segment_ids")
+    present = [name for name in sides if name in given]
+    if len(present) != 1:
+        return
+    if shape.seq_len_q != shape.seq_len_kv:
+        raise ValueError(
+            f"segment ids: expected both {sides[0]} and {sides[1]} where query and key differ in "
+            f"length ({shape.seq_len_q} and {shape.seq_len_kv}), got only {present[0]}"
+        )
+    ids = given.pop(present[0])
+    given.update(dict.fromkeys(sides, ids))
+
+
+def _check_max_segments(value: Any, has_ids: bool) -> int:
+    number = check_positive_int("max_segments", value)
+    if not has_ids:
+        raise ValueError(
+            "max_segments: expected query_segment_ids or key_value_segment_ids with "
+            f"max_segments={number}, got neither"
+        )
+    return number
+
+
+def _segment_ids(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+    """[B, T] or [B, S] int32."""
+    _check_integer(name, x)
+    length = shape.seq_len_q if name.startswith("query") else shape.seq_len_kv
+    if x.shape != (*shape.leading, length):
+        raise ValueError(f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}")
+    return _fold(x, inner_dims=1).astype(jnp.int32)
+
+
+def _cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array:
+    """[1, M + 1] int32."""
+    _check_integer(name, x)
+    if x.ndim != 1 or x.shape[0] < 2:
+        raise ValueError(f"{name}: expected shape [sequences + 1], got {list(x.shape)}")
+    if x.shape != expected:
+        raise ValueError(
+            f"{name}: expected cu_seqlens_q's shape {list(expected)}, got {list(x.shape)}"
+        )
+    return x[None].astype(jnp.int32)
+
+
+def _check_integer(name: str, x: jax.Array) -> None:
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise ValueError(f"{name}: expected an integer dtype, got {x.dtype.name}")
+
+
+def _per_head(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+    """[1|B, N]."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
+    if x.shape not in ((shape.num_heads,), (*shape.leading, shape.num_heads)):
+        raise ValueError(
+            f"{name}: expected shape {[shape.num_heads]} or "
+            f"{[*shape.leading, shape.num_heads]}, got {list(x.shape)}"
+        )
+    return _fold(x, inner_dims=1)
+
+
+def _key_data(key: jax.Array) -> tuple[jax.Array, str]:
+    """Key data [1, words] uint32, and the name of the PRNG it belongs to."""
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        impl, data = str(jax.random.key_impl(key)), jax.random.key_data(key)
+    elif key.dtype == jnp.uint32 and key.ndim == 1:
+        try:  # a raw key counts as one of JAX's default PRNG, as it does in jax.random
+            impl, data = str(jax.random.key_impl(key)), key
+        except TypeError as error:
+            raise ValueError(
+                "dropout_key: expected the words of a key of JAX's default PRNG, got "
+                f"{key.shape[0]} words"
+            ) from error
+    else:
+        raise ValueError(
+            f"dropout_key: expected a single JAX PRNG key, got {key.dtype.name}{list(key.shape)}"
+        )
+    if data.ndim != 1:
+        raise ValueError(f"dropout_key: expected a single key, got keys of shape {key.shape}")
+    return data[None], impl

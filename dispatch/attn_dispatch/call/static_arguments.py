@@ -1,0 +1,111 @@
+"""The checks of static arguments: each returns its value in normal form.
+
+They raise a ValueError with what was expected and what was given; a tracer is wrong for each.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+Window = int | Sequence[int | None] | None
+
+
+def _static_float(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, jax.errors.ConcretizationTypeError) as error:
+        raise ValueError(f"{name}: expected a static number, got {type(value).__name__}") from error
+
+
+def check_scale(scale: Any, head_dim: int) -> float:
+    if scale is None:
+        # 1 / sqrt(d) of arXiv:1706.03762, section 3.2.1; any number will do where d is 0.
+        return 1 / math.sqrt(max(head_dim, 1))
+    scale = _static_float("scale", scale)
+    if not math.isfinite(scale):
+        raise ValueError(f"scale: expected a finite number, got {scale}")
+    return scale
+
+
+def check_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}: expected True or False, got {value!r}")
+    return bool(value)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> Any:
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
+    return value
+
+
+def check_window(window: Window) -> tuple[int | None, int | None]:
+    if window is None:
+        return (None, None)
+    pair = tuple(window) if isinstance(window, Sequence) else (window, window)
+    try:
+        sides = tuple(None if side is None else operator.index(side) for side in pair)
+    except TypeError:
+        sides = ()
+    is_flag = any(isinstance(side, bool) for side in pair)
+    if is_flag or len(sides) != 2 or any(side is not None and side < 0 for side in sides):
+        raise ValueError(
+            "local_window_size: expected a non-negative int or a pair (left, right) of "
+            f"non-negative ints or None, got {window!r}"
+        )
+    return sides
+
+
+def check_soft_cap(cap: Any) -> float | None:
+    if cap is None:
+        return None
+    cap = _static_float("logits_soft_cap", cap)
+    if not (cap > 0 and math.isfinite(cap)):
+        raise ValueError(f"logits_soft_cap: expected a positive number or None, got {cap}")
+    return cap
+
+
+def check_score_mod(score_mod: Any) -> Callable[..., Any] | None:
+    if score_mod is not None and not callable(score_mod):
+        raise ValueError(f"score_mod: expected a function or None, got {score_mod!r}")
+    return score_mod
+
+
+def check_implementation(
+    implementation: str | Sequence[str] | None, known: tuple[str, ...]
+) -> tuple[str, ...]:
+    if implementation is None:
+        return ()
+    wanted = (implementation,) if isinstance(implementation, str) else implementation
+    wanted = tuple(wanted) if isinstance(wanted, Sequence) else ()
+    if not wanted or any(name not in known for name in wanted):
+        raise ValueError(
+            f"implementation: expected None, one of {known}, or a list of them in order of "
+            f"preference; got {implementation!r}"
+        )
+    return wanted
+
+
+def check_positive_int(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if isinstance(value, bool) or number < 1:
+        raise ValueError(f"{name}: expected a static positive int, got {value!r}")
+    return number
+
+
+def check_dropout(rate: Any, has_key: bool) -> float:
+    rate = _static_float("dropout_rate", rate)
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout_rate: expected 0 <= rate < 1, got {rate}")
+    if rate > 0 and not has_key:
+        raise ValueError(f"dropout_key: expected a JAX PRNG key with dropout_rate={rate}, got None")
+    return rate

@@ -1,0 +1,107 @@
+"""Which implementation runs a call and why the others do not, as data that prints as a table."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, replace
+
+import jax
+from jaxlib.version import __version__ as JAXLIB_VERSION
+
+from attn_dispatch._version import __version__
+from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionSpec, as_partners, backward_options
+from attn_dispatch.core import select
+from attn_dispatch.devices.device import Device
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `attn_dispatch.explain` returns; `str()` of it is a table."""
+
+    call: AttentionSpec
+    device: Device
+    versions: tuple[tuple[str, str], ...]
+    """(library, version) of everything that has a part in the choice."""
+    forward: tuple[select.Verdict, ...]
+    """One verdict for each implementation, in order of preference."""
+    backward: tuple[select.Verdict, ...]
+
+    @property
+    def chosen_forward(self) -> str | None:
+        """The implementation that runs the forward pass; None if none can."""
+        return _first_eligible(self.forward)
+
+    @property
+    def chosen_backward(self) -> str | None:
+        """The implementation that runs the backward pass; None if none can."""
+        return _first_eligible(self.backward)
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions)
+        lines = [
+            *_wrapped("call      ", str(self.call)),
+            f"device    {self.device.platform}: {self.device}",
+            f"versions  {versions}",
+            f"chosen    forward: {self.chosen_forward}, backward: {self.chosen_backward}",
+        ]
+        for direction, verdicts in (("forward", self.forward), ("backward", self.backward)):
+            for verdict in verdicts:
+                label = f"{direction:<9} {verdict.implementation:<7} "
+                if verdict.plan is not None:
+                    plan = verdict.plan
+                    text = f"runs: {plan.engine}, workspace {plan.workspace_bytes:,} bytes"
+                    lines.extend(_wrapped(label, text))
+                    continue
+                lines.append(f"{label}cannot run:")
+                for reason in verdict.reasons:
+                    lines.extend(_wrapped(" " * len(label) + "- ", reason))
+        return "\n".join(lines)
+
+
+def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> Explanation:
+    """The explanation of a forward call and the backward call that belongs to it.
+
+    The latter is that for the gradient of everything that has one, through lse too if
+    `has_lse_grad`. Both are those of training: with dropout, what refuses one refuses both.
+    """
+    options = spec.options
+    # As primitive.py has it: in dropout the forward pass must know, and so counts every lse.
+    has_lse_grad |= options.dropout_rate > 0 and options.needs_lse
+    wanted = tuple(name for name in options.operands if name in DIFFERENTIABLE)
+    forward, backward = as_partners(
+        options, backward_options(options, wanted, has_lse_grad=has_lse_grad)
+    )
+    return Explanation(
+        call=spec,
+        device=device,
+        versions=_versions(device),
+        forward=select.verdicts(replace(spec, options=forward), device),
+        backward=select.verdicts(spec.backward(backward), device),
+    )
+
+
+def _versions(device: Device) -> tuple[tuple[str, str], ...]:
+    versions = [
+        ("attn_dispatch", __version__),
+        ("jax", jax.__version__),
+        ("jaxlib", JAXLIB_VERSION),
+    ]
+    ran_there = (x.version() for x in select.IMPLEMENTATIONS if x.PLATFORM == device.platform)
+    return (*versions, *(version for version in ran_there if version))
+
+
+def _first_eligible(verdicts: tuple[select.Verdict, ...]) -> str | None:
+    return next((verdict.implementation for verdict in verdicts if verdict.is_eligible), None)
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

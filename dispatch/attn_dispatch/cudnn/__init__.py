@@ -1,0 +1,186 @@
+"""NVIDIA: cuDNN's fused attention, planned and run by the `_cuda` library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.cudnn import arrays as cudnn_arrays
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.cudnn import rules as cudnn_rules
+from attn_dispatch.cudnn.call import CudnnCall, calls_of
+from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
+from attn_dispatch.devices.implementation import Plan
+
+NAME = "cudnn"
+PLATFORM = "cuda"
+FORWARD_TARGET = "attn_dispatch_cudnn_forward"
+BACKWARD_TARGET = "attn_dispatch_cudnn_backward"
+
+_OLDEST_SM = 80
+
+_WORKSPACE_SHARE = 4
+"""A deterministic backward pass may need this many times the memory of its arrays. More means that
+cuDNN keeps all scores, whose memory grows with the square of the length."""
+
+
+def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    """This version's own limits first; cuDNN itself is asked only where there are none."""
+    reasons = [*_unsupported_device(device), *cudnn_rules.not_supported_reasons(spec)]
+    if reasons:
+        return tuple(reasons)
+    planned = _planned(spec, device)
+    return () if isinstance(planned, _Planned) else (planned,)
+
+
+def plan(spec: AttentionSpec, device: Device) -> Plan:
+    """cuDNN's engine with its knobs, and the workspace of the custom call in bytes."""
+    return _must_plan(spec, device).plan
+
+
+def unusable_reason(device: Device) -> str:
+    return "; ".join(_unsupported_device(device))
+
+
+def version() -> tuple[str, str]:
+    library = cudnn_library.find()
+    return "cuDNN", library.version_text if library.is_usable else "not usable"
+
+
+def library_lines() -> list[str]:
+    library = cudnn_library.find()
+    path = library.path or "not looked for"
+    if not library.is_usable:
+        return [f"cuDNN: {library.unusable} [{path}]"]
+    driver = "with a driver" if library.can_run else "no CUDA driver here: can plan, cannot run"
+    return [f"cuDNN {library.version_text}, {driver} [{path}]"]
+
+
+def forward(
+    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, ...]:
+    planned = _must_plan(spec, device)
+    arrays = cudnn_arrays.forward_operands(spec, planned.call, operands)
+    shapes = cudnn_arrays.forward_shapes(planned.call)
+    results = _run(FORWARD_TARGET, planned, arrays, shapes)
+    return cudnn_arrays.forward_results(spec, planned.call, operands, results)
+
+
+def backward(
+    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, ...]:
+    planned = _must_plan(spec, device)
+    arrays = cudnn_arrays.backward_operands(spec, planned.call, operands)
+    shapes = cudnn_arrays.backward_shapes(planned.call)
+    results = _run(BACKWARD_TARGET, planned, arrays, shapes)
+    return cudnn_arrays.backward_results(spec, planned.call, operands, results)
+
+
+@lru_cache(maxsize=1)
+def register() -> None:
+    """Make the custom calls known to XLA; lowering does so by itself.
+
+    Only a process that runs an exported module without ever calling attention needs it.
+
+    Raises:
+      RuntimeError: if the CUDA library or cuDNN is not usable, with the reason.
+    """
+    backend = _backend()
+    stages, state = backend.ffi_handlers(), backend.ffi_state_type()
+    jax.ffi.register_ffi_type("attn_dispatch_cudnn_call_site", state, platform="CUDA")
+    for target in (FORWARD_TARGET, BACKWARD_TARGET):
+        jax.ffi.register_ffi_target(target, stages, platform="CUDA")
+
+
+def _unsupported_device(device: Device) -> list[str]:
+    if device.platform != "cuda":
+        return [f"cuDNN runs on NVIDIA GPUs, and this is {device}"]
+    if device.arch == UNKNOWN_ARCH:
+        raise RuntimeError(
+            "attn_dispatch is lowering for cuda, and there is neither a CUDA device here nor a "
+            'target to plan for. Name one: `with attn_dispatch.target("sm90"):` around the '
+            "lowering, or ATTN_DISPATCH_TARGET=sm90 in the environment."
+        )
+    reasons = []
+    if int(device.arch[2:]) < _OLDEST_SM:
+        reasons.append(f"needs compute capability sm{_OLDEST_SM} or newer, and this is {device}")
+    if unusable := cudnn_library.find().unusable:
+        reasons.append(unusable)
+    return reasons
+
+
+@dataclass(frozen=True)
+class _Planned:
+    call: CudnnCall
+    plan: Plan
+
+
+def _planned(spec: AttentionSpec, device: Device) -> _Planned | str:
+    """The first variant of the call that cuDNN plans, or why it plans none."""
+    backend, refusal = _backend(), ""
+    properties = cudnn_library.find().device_properties(device)
+    for call in calls_of(spec):
+        try:
+            engine, workspace_bytes = backend.plan(asdict(call), properties)
+        except backend.CudnnError as error:
+            # The padding mask of the second variant steers clear of several known bugs; what
+            # it cannot help with is refused for the first reason.
+            refusal = refusal or f"{error} (cuDNN {cudnn_library.find().version_text})"
+            continue
+        if call.deterministic and workspace_bytes > (limit := _workspace_limit(spec)):
+            refusal = refusal or (
+                f"deterministic: cuDNN {cudnn_library.find().version_text} would need a workspace "
+                f"of {workspace_bytes:,} bytes, and {limit:,} is what is allowed"
+            )
+            continue
+        return _Planned(call, Plan(engine, workspace_bytes))
+    return refusal
+
+
+def _must_plan(spec: AttentionSpec, device: Device) -> _Planned:
+    planned = _planned(spec, device)
+    if isinstance(planned, str):
+        raise NotImplementedError(planned)
+    return planned
+
+
+def _workspace_limit(spec: AttentionSpec) -> int:
+    """Bytes a deterministic backward pass may use, linear in the lengths."""
+    arrays = ("query", "key", "value", "out", "out_grad")
+    elements = sum(math.prod(spec.shape(name)) for name in arrays)
+    return _WORKSPACE_SHARE * elements * 2 + 2**24
+
+
+def _backend() -> ModuleType:
+    library = cudnn_library.find()
+    if library.backend is None:
+        raise RuntimeError(library.unusable)
+    return library.backend
+
+
+def _run(
+    target: str,
+    planned: _Planned,
+    operands: list[jax.Array],
+    shapes: dict[str, jax.ShapeDtypeStruct],
+) -> dict[str, jax.Array]:
+    register()
+    workspace = jax.ShapeDtypeStruct((planned.plan.workspace_bytes,), jnp.uint8)
+    call = jax.ffi.ffi_call(target, [*shapes.values(), workspace])
+    results = call(*operands, **_ffi_attributes(planned.call))
+    return dict(zip(shapes, results[:-1], strict=True))
+
+
+def _ffi_attributes(call: CudnnCall) -> dict[str, bool | str | np.generic]:
+    widths = {int: np.int64, float: np.float32}
+    return {
+        name: widths.get(type(value), lambda x: x)(value) for name, value in asdict(call).items()
+    }

@@ -1,0 +1,297 @@
+"""Arrays as cuDNN's custom calls take and return them, in the order of cuda_backend/graph.h."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.cudnn.call import CudnnCall, dead_rows, has_own_lengths
+from attn_dispatch.semantics.live import Live
+from attn_dispatch.semantics.lse_grad import with_lse_grad
+from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
+from attn_dispatch.semantics.padding import pad_last, prepend, round_up
+
+Arrays = Mapping[str, jax.Array]
+
+_NO_WEIGHT = 1e30
+"""As lse of a row that attends nothing: exp(score - lse) is 0 whatever the kernel made of it."""
+
+_BIAS_ROW_MULTIPLE = 8
+
+
+def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+    """Flags of live rows, query, key, value and what the call's options need."""
+    operands = _cleaned(spec, call, operands)
+    return [
+        *_live_rows(spec, call, operands),
+        *_query_key_value(spec, call, operands),
+        *_options(spec, call, operands),
+    ]
+
+
+def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+    """Flags of live rows, query, key, value, out, lse, out_grad and what the options need."""
+    operands = _cleaned(spec, call, operands)
+    out, out_grad = operands["out"], operands["out_grad"]
+    if spec.has("lse_grad"):
+        out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
+    lse = operands["lse"]
+    lse = jnp.where(lse == -jnp.inf, _NO_WEIGHT, lse)[:, :, dead_rows(spec) :]
+    return [
+        *_live_rows(spec, call, operands),
+        *_query_key_value(spec, call, operands),
+        _queries(spec, call, out, call.head_dim_v),
+        _to_rows(jnp.swapaxes(lse, 1, 2)) if call.is_packed else lse,
+        _queries(spec, call, out_grad, call.head_dim_v),
+        *_options(spec, call, operands),
+    ]
+
+
+def forward_shapes(call: CudnnCall) -> dict[str, jax.ShapeDtypeStruct]:
+    """The results of a forward call, by the names of graph.h."""
+    shapes = {"out": _rows(call, "query", call.head_dim_v)}
+    statistics = [("lse", call.needs_lse), ("row_max", call.needs_max), ("row_sum", call.needs_max)]
+    for name, wanted in statistics:
+        if wanted:
+            shapes[name] = _statistic(call)
+    if call.needs_keep:
+        extents = (call.batch, call.num_heads, call.seq_len_q, call.seq_len_kv)
+        shapes["keep"] = jax.ShapeDtypeStruct(extents, jnp.float32)
+    return shapes
+
+
+def backward_shapes(call: CudnnCall) -> dict[str, jax.ShapeDtypeStruct]:
+    """The results of a backward call, by the names of graph.h."""
+    shapes = {
+        "dq": _rows(call, "query", call.head_dim),
+        "dk": _rows(call, "key", call.head_dim),
+        "dv": _rows(call, "key", call.head_dim_v),
+    }
+    if call.needs_dbias:
+        extents = (call.bias_batch, call.bias_heads, call.seq_len_q, call.seq_len_kv)
+        shapes["dbias"] = jax.ShapeDtypeStruct(extents, call.dtype)
+    return shapes
+
+
+def forward_results(
+    spec: AttentionSpec, call: CudnnCall, operands: Arrays, results: Arrays
+) -> tuple[jax.Array, ...]:
+    """What `spec.result_names` says, from the results of the custom call."""
+    live = Live.of(spec, operands).queries
+    found = {"out": _from_rows(spec, results["out"], dead_rows(spec))[..., : spec.head_dim_v]}
+    found["out"] = _where_live(call, live, found["out"])
+    statistics = {name: results[name] for name in ("lse", "row_max") if name in results}
+    if call.needs_max:
+        statistics["lse"] = results["row_max"] + jnp.log(results["row_sum"])
+    for name, x in statistics.items():
+        if call.is_packed:
+            x = jnp.swapaxes(x.reshape(spec.batch, -1, spec.num_heads), 1, 2)
+        x = prepend(x, dead_rows(spec), axis=2, value=-np.inf)
+        found[name] = x if live is None else jnp.where(live, x, -jnp.inf)
+    if call.needs_keep:
+        keep = _all_rows(spec, results["keep"], value=1)
+        found["keep"] = keep > 0
+    return tuple(found[name] for name in spec.result_names)
+
+
+def backward_results(
+    spec: AttentionSpec, call: CudnnCall, operands: Arrays, results: Arrays
+) -> tuple[jax.Array, ...]:
+    """The gradients wanted, from the results of the custom call."""
+    dead, live = dead_rows(spec), Live.of(spec, operands).queries
+    query = _from_rows(spec, results["dq"], dead)[..., : spec.head_dim]
+    found = {
+        "query": _where_live(call, live, query),
+        "key": _from_rows(spec, results["dk"], 0)[..., : spec.head_dim],
+        "value": _from_rows(spec, results["dv"], 0)[..., : spec.head_dim_v],
+    }
+    if call.needs_dbias:
+        dbias = _all_rows(spec, results["dbias"], value=0)
+        found["bias"] = _sum_like(dbias, spec.shape("bias")).astype(spec.dtype_of("bias"))
+    if "sinks" in spec.options.gradients:
+        found["sinks"] = _sinks_grad(spec, operands)
+    return tuple(found[name] for name in spec.options.gradients)
+
+
+def _live_rows(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+    """uint8 [rows] of queries and of keys: where it is 0, the custom call makes results 0."""
+    if not call.clears_rows:
+        return []
+    live = Live.of(spec, operands)
+    assert live.queries is not None and live.keys is not None
+    queries = jnp.broadcast_to(live.queries.any(axis=1), (spec.batch, spec.seq_len_q))
+    return [x.reshape(-1).astype(jnp.uint8) for x in (queries, live.keys)]
+
+
+def _where_live(call: CudnnCall, live: jax.Array | None, x: jax.Array) -> jax.Array:
+    """x [B, T, N, ·] with 0 in the rows that attend nothing; `live` is [1|B, 1|N, T]."""
+    if live is None or (call.clears_rows and live.shape[1] == 1):
+        return x
+    return jnp.where(jnp.swapaxes(live, 1, 2)[..., None], x, 0)
+
+
+def _cleaned(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> dict[str, jax.Array]:
+    """The operands with 0 in the padding of those that cuDNN reads all of."""
+    if call.is_packed or not has_own_lengths(spec):
+        return dict(operands)
+    ranges = SequenceRanges.of(spec, operands)
+    queries, keys = ranges.live_queries, ranges.live_keys
+    live = {"query": queries, "out": queries, "out_grad": queries, "key": keys, "value": keys}
+    return {
+        name: jnp.where(live[name][..., None, None], x, 0) if name in live else x
+        for name, x in operands.items()
+    }
+
+
+def _query_key_value(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+    return [
+        _queries(spec, call, operands["query"], call.head_dim),
+        _keys(call, operands["key"], call.head_dim),
+        _keys(call, operands["value"], call.head_dim_v),
+    ]
+
+
+def _queries(spec: AttentionSpec, call: CudnnCall, x: jax.Array, dim: int) -> jax.Array:
+    x = pad_last(x[:, dead_rows(spec) :], dim)
+    return _to_rows(x) if call.is_packed else x
+
+
+def _keys(call: CudnnCall, x: jax.Array, dim: int) -> jax.Array:
+    x = pad_last(x, dim)
+    return _to_rows(x) if call.is_packed else x
+
+
+def _to_rows(x: jax.Array) -> jax.Array:
+    """[B, L, …] as [B · L, …]."""
+    return x.reshape(-1, *x.shape[2:])
+
+
+def _from_rows(spec: AttentionSpec, x: jax.Array, dead: int) -> jax.Array:
+    """[B, L, heads, dim], also of packed rows, with the rows that were cut off as 0."""
+    return prepend(x.reshape(spec.batch, -1, *x.shape[-2:]), dead, axis=1, value=0)
+
+
+def _all_rows(spec: AttentionSpec, x: jax.Array, *, value: float) -> jax.Array:
+    """[1|B, 1|N, ·, S] with exactly the rows of the call: a longest sequence may be overstated."""
+    dead = dead_rows(spec)
+    return prepend(x[:, :, : spec.seq_len_q - dead], dead, axis=2, value=value)
+
+
+def _rows(call: CudnnCall, side: str, dim: int) -> jax.ShapeDtypeStruct:
+    rows, length, heads = (
+        (call.packed_rows_q, call.seq_len_q, call.num_heads)
+        if side == "query"
+        else (call.packed_rows_kv, call.seq_len_kv, call.num_kv_heads)
+    )
+    leading = (rows,) if call.is_packed else (call.batch, length)
+    return jax.ShapeDtypeStruct((*leading, heads, dim), call.dtype)
+
+
+def _statistic(call: CudnnCall) -> jax.ShapeDtypeStruct:
+    if call.is_packed:
+        return jax.ShapeDtypeStruct((call.packed_rows_q, call.num_heads), jnp.float32)
+    return jax.ShapeDtypeStruct((call.batch, call.num_heads, call.seq_len_q), jnp.float32)
+
+
+def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+    arrays = []
+    if call.has_lengths:
+        arrays += _lengths_and_offsets(spec, call, operands)
+    if call.bias_dtype:
+        arrays.append(_score_bias(spec, call, operands))
+    if call.has_alibi:
+        arrays.append(operands["alibi_slopes"].astype(jnp.float32)[0])
+    if call.has_sinks:
+        arrays.append(operands["sinks"].astype(jnp.float32)[0])
+    if call.dropout_rate:
+        seed = _seed(spec, operands)
+        arrays += [seed, jnp.zeros_like(seed)]
+    return arrays
+
+
+def _lengths_and_offsets(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+    ranges = SequenceRanges.of(spec, operands)
+    lengths_q = ranges.lengths_q - dead_rows(spec)
+    if not call.is_packed:
+        return [lengths_q[:, 0], ranges.lengths_kv[:, 0]]
+    first_q = flat_starts(ranges.starts_q, spec.seq_len_q - dead_rows(spec))
+    first_kv = flat_starts(ranges.starts_kv, spec.seq_len_kv)
+    return [
+        lengths_q.reshape(-1),
+        ranges.lengths_kv.reshape(-1),
+        first_q * (call.num_heads * call.head_dim),
+        first_kv * (call.num_kv_heads * call.head_dim),
+        first_kv * (call.num_kv_heads * call.head_dim_v),
+        first_q * (call.num_heads * call.head_dim_v),
+        *([first_q * call.num_heads] if call.has_statistics else []),
+    ]
+
+
+def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> jax.Array:
+    """bias, and -inf where the mask forbids, with rows padded to a multiple of 16 bytes."""
+
+    def extended(name: str) -> jax.Array:
+        x = operands[name]
+        x = x[:, :, dead_rows(spec) :] if x.shape[2] > 1 else x
+        extents = (call.bias_batch, call.bias_heads, call.bias_rows, spec.seq_len_kv)
+        return jnp.broadcast_to(x, extents)
+
+    score_bias = jnp.zeros((), call.bias_dtype)
+    if spec.has("bias"):
+        score_bias = extended("bias").astype(call.bias_dtype)
+        if has_own_lengths(spec):
+            score_bias = _without_padding(spec, call, operands, score_bias)
+    if spec.has("mask"):
+        score_bias = jnp.where(extended("mask"), score_bias, -jnp.inf)
+    return pad_last(score_bias, round_up(spec.seq_len_kv, _BIAS_ROW_MULTIPLE))
+
+
+def _without_padding(
+    spec: AttentionSpec, call: CudnnCall, operands: Arrays, score_bias: jax.Array
+) -> jax.Array:
+    """The bias with 0 where all batch rows that share it have padding.
+
+    cuDNN 9.28 adds it to what it masks, and NaN - inf is NaN (H200).
+    """
+    ranges = SequenceRanges.of(spec, operands)
+    queries, keys = ranges.live_queries, ranges.live_keys
+    if call.bias_batch == 1:
+        queries, keys = (x.any(axis=0, keepdims=True) for x in (queries, keys))
+    is_read = keys[:, None, None, :]
+    if call.bias_rows > 1:
+        is_read &= queries[:, None, :, None]
+    return jnp.where(is_read, score_bias, 0)
+
+
+def _seed(spec: AttentionSpec, operands: Arrays) -> jax.Array:
+    """64 bits drawn by the caller's key, as two words."""
+    impl = spec.options.dropout_impl
+    key = jax.random.wrap_key_data(operands["dropout_key"][0], impl=impl)
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def _sinks_grad(spec: AttentionSpec, operands: Arrays) -> jax.Array:
+    """Σ exp(sink - lse) · (dlse - delta) over rows: a sink is a score whose value is 0.
+
+    cuDNN's own is refused for packed sequences by versions before 9.26, was wrong under dropout and
+    differed from call to call (H200, 9.19).
+    """
+    lse = operands["lse"]
+    products = operands["out"].astype(jnp.float32) * operands["out_grad"].astype(jnp.float32)
+    row_grad = -jnp.swapaxes(products.sum(axis=-1), 1, 2)
+    if spec.has("lse_grad"):
+        row_grad = row_grad + operands["lse_grad"]
+    sinks = operands["sinks"].astype(jnp.float32)[:, :, None]
+    # What stands in a row that attends nothing may be NaN.
+    grad = jnp.where(lse == -jnp.inf, 0, jnp.exp(sinks - lse) * row_grad)
+    return _sum_like(grad.sum(axis=2), spec.shape("sinks")).astype(spec.dtype_of("sinks"))
+
+
+def _sum_like(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """x summed over the axes that have length 1 in `shape`."""
+    axes = tuple(i for i, size in enumerate(shape) if size == 1 and x.shape[i] > 1)
+    return x.astype(jnp.float32).sum(axis=axes, keepdims=True) if axes else x

@@ -1,0 +1,214 @@
+"""One attention call in cuDNN's terms: which of its options say what the spec means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics import lse_grad
+from attn_dispatch.semantics.packing import is_packed
+from attn_dispatch.semantics.padding import round_up
+
+_HEAD_DIM_MULTIPLE = 8
+"""Strides must be multiples of 16 bytes (cudnn-frontend issue 1571)."""
+_PACKED_HEAD_DIM_MULTIPLE = 16
+"""Else cudnn-frontend sizes the workspace of packed sequences as if each were the longest."""
+
+_LEAST_PACKED = 2
+"""For a longest sequence of one query cuDNN takes a kernel for decoding, whose lse is wrong for
+packed sequences (H200, 9.19). To say that it might be longer changes nothing else."""
+
+
+@dataclass(frozen=True)
+class CudnnCall:
+    """The custom call's attributes: field for field ATTN_SDPA_SPEC of cuda_backend/spec.h."""
+
+    backward: bool
+    dtype: str
+    batch: int
+    num_heads: int
+    num_kv_heads: int
+    seq_len_q: int
+    seq_len_kv: int
+    head_dim: int
+    head_dim_v: int
+    scale: float
+    window_left: int
+    window_right: int
+    bottom_right: bool
+    has_lengths: bool
+    packed_rows_q: int
+    packed_rows_kv: int
+    soft_cap: float
+    has_alibi: bool
+    alibi_offset: int
+    bias_dtype: str
+    bias_batch: int
+    bias_heads: int
+    bias_rows: int
+    has_sinks: bool
+    dropout_rate: float
+    needs_lse: bool
+    needs_max: bool
+    needs_keep: bool
+    deterministic: bool
+    needs_dbias: bool
+    clears_rows: bool
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether arrays are [rows, heads, dim], with offsets that say where sequences begin."""
+        return self.packed_rows_q > 0
+
+    @property
+    def has_statistics(self) -> bool:
+        return self.backward or self.needs_lse or self.needs_max
+
+
+@dataclass(frozen=True)
+class Band:
+    """Which keys a query sees around the diagonal, in cuDNN's terms; -1 is open."""
+
+    left: int
+    right: int
+    bottom_right: bool
+    offset: int
+    """The key that the first query lines up with, where the diagonal starts at the top left."""
+
+
+def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
+    """The call as cuDNN may be asked for it, best first; for a spec that cudnn_rules.py lets pass.
+
+    Where sequences have lengths of their own, arrays go packed: cuDNN then keeps away from what
+    stands behind the end of a sequence, NaN for example. A batch of sequences can also go as it is,
+    after what stands there has been replaced by 0.
+
+    Elsewhere a second variant has a padding mask of full lengths, which changes nothing but
+    steers clear of several known bugs, and lifts the rule that a window needs as many keys as
+    queries. A third one goes packed, which lifts the rule that a single query has no sink.
+    """
+    packed = _call(spec, packed=True)
+    if is_packed(spec):
+        return (packed,)
+    plain = _call(spec, packed=False)
+    if has_own_lengths(spec):
+        return packed, plain
+    return plain, replace(plain, has_lengths=True), packed
+
+
+def dead_rows(spec: AttentionSpec) -> int:
+    """How many leading rows causality leaves without a key; they are cut off.
+
+    cuDNN has no bottom-right mask with such rows.
+    """
+    o = spec.options
+    if not o.is_causal or o.causal_alignment == "top_left" or has_own_lengths(spec):
+        return 0
+    return max(spec.seq_len_q - spec.seq_len_kv, 0)
+
+
+def has_own_lengths(spec: AttentionSpec) -> bool:
+    """Whether sequences have lengths that only the arrays know."""
+    lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
+    return lengths or is_packed(spec)
+
+
+def has_score_bias(spec: AttentionSpec) -> bool:
+    """Whether something is added to every score from an array: a bias, or a mask as one."""
+    return spec.has("bias") or spec.has("mask")
+
+
+def band_of(spec: AttentionSpec) -> Band | None:
+    """The window and causality, None where cuDNN cannot be told."""
+    o = spec.options
+    left, right = (-1 if side is None else side for side in spec.band)
+    if o.causal_alignment == "top_left":
+        return Band(left, right, bottom_right=False, offset=0)
+    offset = spec.seq_len_kv - (spec.seq_len_q - dead_rows(spec))
+    if not has_own_lengths(spec) and offset == 0:
+        return Band(left, right, bottom_right=False, offset=0)
+    needs_top_left = spec.has("alibi_slopes")
+    if (left, right) == (-1, -1) and not needs_top_left:
+        return Band(-1, -1, bottom_right=False, offset=0)
+    # cuDNN combines its bottom-right mask with none of these.
+    if not (needs_top_left or has_score_bias(spec) or o.dropout_rate):
+        return Band(left, right, bottom_right=True, offset=0)
+    if has_own_lengths(spec):
+        return None
+    # The same band, counted from the top left. Negative sides are open, so none may become so.
+    from_left = left if left < 0 else left - offset
+    from_right = right if right < 0 else right + offset
+    if (left >= 0 > from_left) or (right >= 0 > from_right):
+        return None
+    return Band(from_left, from_right, bottom_right=False, offset=offset)
+
+
+def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
+    o, band = spec.options, band_of(spec)
+    if band is None:
+        raise ValueError(f"expected a band that cuDNN has, got that of {spec}")
+    rows_q = spec.seq_len_q - dead_rows(spec)
+    longest_q, longest_kv = o.max_seq_lens or (rows_q, spec.seq_len_kv)
+    multiple = _PACKED_HEAD_DIM_MULTIPLE if packed else _HEAD_DIM_MULTIPLE
+    extra_columns = lse_grad.COLUMNS if spec.has("lse_grad") else 0
+    bias_batch, bias_heads, bias_rows = _bias_extents(spec, rows_q)
+    batch = spec.batch * _sequences(spec)
+    forward = not spec.is_backward
+    return CudnnCall(
+        backward=spec.is_backward,
+        dtype=spec.dtype,
+        batch=batch,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        seq_len_q=max(min(longest_q, rows_q), _LEAST_PACKED) if packed else rows_q,
+        seq_len_kv=min(longest_kv, spec.seq_len_kv),
+        head_dim=round_up(spec.head_dim, multiple),
+        head_dim_v=round_up(spec.head_dim_v + extra_columns, multiple),
+        scale=o.scale,
+        window_left=band.left,
+        window_right=band.right,
+        bottom_right=band.bottom_right,
+        has_lengths=packed or has_own_lengths(spec),
+        packed_rows_q=spec.batch * rows_q if packed else 0,
+        packed_rows_kv=spec.batch * spec.seq_len_kv if packed else 0,
+        soft_cap=o.logits_soft_cap or 0.0,
+        has_alibi=spec.has("alibi_slopes"),
+        alibi_offset=band.offset,
+        bias_dtype=_bias_dtype(spec),
+        bias_batch=bias_batch,
+        bias_heads=bias_heads,
+        bias_rows=bias_rows,
+        has_sinks=forward and spec.has("sinks"),
+        dropout_rate=o.dropout_rate,
+        # What lse is follows from the row's maximum and sum.
+        needs_lse=forward and o.needs_lse and not o.needs_max,
+        needs_max=forward and o.needs_max,
+        needs_keep=forward and o.needs_keep,
+        deterministic=o.deterministic and spec.is_backward,
+        needs_dbias="bias" in o.gradients,
+        clears_rows=has_own_lengths(spec),
+    )
+
+
+def _sequences(spec: AttentionSpec) -> int:
+    """How many sequences a batch row has at most."""
+    if spec.has("cu_seqlens_q"):
+        return spec.shape("cu_seqlens_q")[1] - 1
+    return spec.options.max_segments or 1
+
+
+def _bias_dtype(spec: AttentionSpec) -> str:
+    if not has_score_bias(spec):
+        return ""
+    # 0 and -inf, all that a mask needs, are the same in every dtype.
+    is_own = not spec.has("bias") or spec.dtype_of("bias") == spec.dtype
+    return spec.dtype if is_own else "float32"
+
+
+def _bias_extents(spec: AttentionSpec, rows_q: int) -> tuple[int, int, int]:
+    """Batch, heads and rows of the one array that bias and mask make."""
+    shapes = [spec.shape(name)[:3] for name in ("bias", "mask") if spec.has(name)]
+    if not shapes:
+        return 1, 1, 1
+    batch, heads, rows = (max(extents) for extents in zip(*shapes, strict=True))
+    return batch, heads, rows_q if rows > 1 else 1

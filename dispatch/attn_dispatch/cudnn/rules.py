@@ -1,0 +1,77 @@
+"""What this version does not run through cuDNN, before cuDNN itself is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.cudnn.call import band_of, has_own_lengths, has_score_bias
+from attn_dispatch.semantics.packing import is_packed
+
+Rule = tuple[Callable[[AttentionSpec], bool], str]
+
+_INT32_LIMIT = 2**31
+
+_RULES: tuple[Rule, ...] = (
+    (lambda s: s.options.score_mod is not None, "score_mod: not run through cuDNN by this version"),
+    (
+        lambda s: s.is_empty or 0 in (s.head_dim, s.head_dim_v),
+        "an axis has length zero, so there is nothing to compute",
+    ),
+    (
+        lambda s: s.has("query_segment_ids") and s.options.max_segments is None,
+        "segment ids: pass max_segments, the largest id",
+    ),
+    (
+        lambda s: is_packed(s) and has_score_bias(s),
+        "packed sequences: cuDNN counts a bias or mask from the start of each sequence",
+    ),
+    (
+        lambda s: has_own_lengths(s) and _packed_elements(s) >= _INT32_LIMIT,
+        "packed sequences: an array has 2^31 elements or more, past cuDNN's 32-bit offsets",
+    ),
+    (
+        lambda s: is_packed(s) and s.options.needs_keep,
+        "packed sequences: the dropout mask is not read back by this version",
+    ),
+    (
+        # Backward does not need them.
+        lambda s: s.has("sinks") and s.shape("sinks")[0] > 1 and not s.is_backward,
+        "sinks: cuDNN has one for each head",
+    ),
+    (
+        lambda s: s.has("alibi_slopes") and s.shape("alibi_slopes")[0] > 1,
+        "alibi_slopes: cuDNN has one for each head",
+    ),
+    (
+        # They cancel, and cuDNN has rounded each of them to 16 bits by then.
+        lambda s: "bias" in s.options.gradients and s.shape("bias")[3] == 1 and s.seq_len_kv > 1,
+        "the gradient of a bias that is the same for all keys would be inaccurate",
+    ),
+    (
+        lambda s: s.options.dropout_rate > 0 and s.shape("dropout_key")[0] > 1,
+        "dropout: cuDNN has one key for each call",
+    ),
+    (lambda s: "alibi_slopes" in s.options.gradients, "the gradient of alibi_slopes"),
+    (
+        lambda s: band_of(s) is None,
+        "cuDNN has no such bottom-right mask together with a bias, a mask, ALiBi or dropout",
+    ),
+)
+"""A condition, and the reason against a call that meets it."""
+
+
+def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
+    """Every rule the call breaks."""
+    reasons = [reason for breaks, reason in _RULES if breaks(spec)]
+    if spec.dtype not in ("float16", "bfloat16"):
+        reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
+    return tuple(reasons)
+
+
+def _packed_elements(spec: AttentionSpec) -> int:
+    """Elements of the larger of the packed arrays."""
+    widest = max(spec.head_dim, spec.head_dim_v) + 16
+    queries = spec.seq_len_q * spec.num_heads
+    keys = spec.seq_len_kv * spec.num_kv_heads
+    return spec.batch * max(queries, keys) * widest

@@ -1,0 +1,67 @@
+"""What an implementation is: a module with these names, one file each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices.device import Device
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an eligible call would run."""
+
+    engine: str
+    workspace_bytes: int
+    """Scratch memory the call needs beside its operands and results."""
+
+
+class Implementation(Protocol):
+    """One way to compute attention. Modules satisfy this, no class needs to."""
+
+    @property
+    def NAME(self) -> str:
+        """What the user writes in `implementation=`."""
+        ...
+
+    @property
+    def PLATFORM(self) -> str | None:
+        """The one platform it runs on, in lowering's words; None where it runs on all."""
+        ...
+
+    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+        """Every reason why this call cannot run on this device; empty means it can."""
+        ...
+
+    def plan(self, spec: AttentionSpec, device: Device) -> Plan:
+        """How the call would run; only for calls without reasons against it."""
+        ...
+
+    def unusable_reason(self, device: Device) -> str:
+        """Why no call at all can run on this device here; empty if some can."""
+        ...
+
+    def version(self) -> tuple[str, str] | None:
+        """The vendor's library and its version, as far as they can be told; None without one."""
+        ...
+
+    def library_lines(self) -> list[str]:
+        """What there is of the vendor's library here, for `attn-dispatch info`."""
+        ...
+
+    def forward(
+        self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, ...]:
+        """out and what else was asked for: `spec.results`."""
+        ...
+
+    def backward(
+        self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, ...]:
+        """The gradients of `spec.options.gradients`, in their order."""
+        ...

@@ -1,0 +1,138 @@
+"""Naming the device to plan for: one that is here, or one that is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from attn_dispatch import settings
+from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
+
+CPU = Device("cpu", "cpu", "CPU")
+
+_AMD_NAMES = {"gfx942": "AMD Instinct MI300", "gfx950": "AMD Instinct MI350"}
+
+
+@contextmanager
+def target(*targets: str) -> Iterator[None]:
+    """Within the block, lowering for a platform plans for these devices, present or not.
+
+    Args:
+      targets: at most one for each platform. "sm80", "sm89", "sm90", "sm100", "sm120" stand for
+        an A100, L40S, H200, B200 and RTX 5090; "gfx942" and "gfx950" for MI300 and MI350. For any
+        other NVIDIA device give cuDNN's device properties, as a JSON text or the path of a file.
+        The environment variable ATTN_DISPATCH_TARGET (comma-separated) does the same outside
+        such blocks.
+
+    Raises:
+      ValueError: for an unknown target, or two for one platform.
+    """
+    _by_platform(targets)
+    with settings.override(targets=targets):
+        yield
+
+
+def device_for(platform: str) -> Device:
+    """The device that lowering for this JAX platform plans for."""
+    named = _by_platform(settings.current().targets)
+    if platform in named:
+        return named[platform]
+    if platform == "cuda":
+        return _present_nvidia()
+    if platform == "rocm":
+        return _present_amd()
+    return CPU if platform == "cpu" else Device("other", platform, platform.upper())
+
+
+def default_device() -> Device:
+    """The one target if exactly one is named, else JAX's default device."""
+    named = _by_platform(settings.current().targets)
+    if len(named) == 1:
+        return next(iter(named.values()))
+    return device_for(platform_of(jax.local_devices()[0]))
+
+
+def platform_of(device: Any) -> str:
+    """The name lowering uses for a device's platform; JAX calls both vendors' "gpu"."""
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+
+
+def parse(name: str) -> Device:
+    """The device a target names; see `target`.
+
+    Raises:
+      ValueError: for an unknown target.
+    """
+    if name in _AMD_NAMES:
+        return Device("rocm", name, _AMD_NAMES[name], is_present=False)
+    known = _known_nvidia()
+    if name in known:
+        return _nvidia(known[name].read_text())
+    if name.lstrip().startswith("{"):
+        return _nvidia(name)
+    if name.endswith(".json") and Path(name).is_file():
+        return _nvidia(Path(name).read_text())
+    raise ValueError(
+        f"target: expected one of {[*known, *_AMD_NAMES]}, or cuDNN's device properties as a JSON "
+        f"text or the path of an existing .json file; got {name!r}"
+    )
+
+
+def _by_platform(targets: tuple[str, ...]) -> dict[Platform, Device]:
+    devices: dict[Platform, Device] = {}
+    for device in map(parse, targets):
+        if device.platform in devices:
+            raise ValueError(
+                f"target: expected at most one per platform, got {devices[device.platform].arch} "
+                f"and {device.arch}"
+            )
+        devices[device.platform] = device
+    return devices
+
+
+@lru_cache
+def _known_nvidia() -> dict[str, Path]:
+    folder = resources.files("attn_dispatch.devices") / "targets"
+    files = (Path(str(file)) for file in folder.iterdir() if file.name.endswith(".json"))
+    return {file.stem: file for file in sorted(files, key=lambda f: int(f.stem[2:]))}
+
+
+def _nvidia(properties: str) -> Device:
+    try:
+        facts = json.loads(properties)
+        arch, name = f"sm{facts['deviceVer'] // 10}", facts.get("deviceName", "NVIDIA GPU")
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            "target: expected cuDNN's device properties, a JSON object with deviceVer; "
+            f"got {properties[:80]!r} ({error})"
+        ) from error
+    return Device("cuda", arch, name, properties, is_present=False)
+
+
+def _present_nvidia() -> Device:
+    try:
+        device = jax.local_devices(backend="cuda")[0]
+    except RuntimeError:
+        return Device("cuda", UNKNOWN_ARCH, "an NVIDIA GPU", is_present=False)
+    major, minor = str(device.compute_capability).split(".")
+    arch = f"sm{major}{minor}"
+    return Device("cuda", arch, device.device_kind, ordinal=device.local_hardware_id)
+
+
+def _present_amd() -> Device:
+    try:
+        device = jax.local_devices(backend="rocm")[0]
+    except RuntimeError:
+        return Device("rocm", UNKNOWN_ARCH, "an AMD GPU", is_present=False)
+    # "gfx942:sramecc+:xnack-": what follows the name does not choose kernels.
+    arch = str(getattr(device, "compute_capability", UNKNOWN_ARCH)).split(":")[0]
+    return Device("rocm", arch, device.device_kind)

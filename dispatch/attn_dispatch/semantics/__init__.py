@@ -1,0 +1,1 @@
+"""What a call means, for every implementation alike: who may attend to whom, what is padding."""

@@ -1,0 +1,107 @@
+"""Which query rows attend to any key, and which keys are of a sequence that has queries.
+
+Kernels leave unspecified what they compute elsewhere; there out and gradients are 0, lse -inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.masks import allowed
+from attn_dispatch.semantics.packing import SequenceRanges, is_packed
+from attn_dispatch.semantics.positions import Positions
+
+
+@dataclass(frozen=True)
+class Live:
+    """Rows that count, None where all do."""
+
+    queries: jax.Array | None
+    """bool [1|B, 1|N, T]."""
+    keys: jax.Array | None
+    """bool [B, S]."""
+
+    @staticmethod
+    def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Live:
+        """By lengths, sequences and window, and by mask and bias, which are read once for it."""
+        queries, keys = within_reach(spec, operands)
+        by_scores = _by_scores(spec, operands)
+        if by_scores is not None:
+            return Live(by_scores, keys)
+        return Live(None if queries is None else queries[:, None], keys)
+
+
+def within_reach(
+    spec: AttentionSpec, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Live queries, bool [1|B, T], and keys, [B, S], by lengths, sequences and window alone.
+
+    With segment ids, of a call that has max_segments.
+    """
+    has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
+    if not has_lengths and not is_packed(spec):
+        return _by_band(spec), None
+    ranges = SequenceRanges.of(spec, operands)
+    of_query, of_key = ranges.sequence_of_query, ranges.sequence_of_key
+    position = _iota(spec.seq_len_q) - _pick(ranges.starts_q, of_query)
+    length_q, length_kv = (_pick(x, of_query) for x in (ranges.lengths_q, ranges.lengths_kv))
+    queries = (of_query > 0) & _attends(spec, position, length_q, length_kv)
+    keys = (of_key > 0) & (_pick(ranges.lengths_q, of_key) > 0)
+    return queries, keys
+
+
+def _attends(
+    spec: AttentionSpec, position: jax.Array, length_q: jax.Array, length_kv: jax.Array
+) -> jax.Array:
+    """Whether the query at this position of its sequence has a key between its window's ends."""
+    left, right = spec.band
+    diagonal = position + (length_kv - length_q if _is_bottom_right(spec) else 0)
+    first = jnp.int32(0) if left is None else jnp.maximum(diagonal - left, 0)
+    last = length_kv - 1
+    if right is not None:
+        last = jnp.minimum(diagonal + right, last)
+    return first <= last
+
+
+def _by_band(spec: AttentionSpec) -> jax.Array | None:
+    """By the window of a call whose rows are all of full length; None if all rows see a key."""
+    left, right = spec.band
+    t, s = spec.seq_len_q, spec.seq_len_kv
+    offset = s - t if _is_bottom_right(spec) else 0
+    starts_late = right is not None and offset + right < 0
+    ends_early = left is not None and t - 1 + offset - left > s - 1
+    if not starts_late and not ends_early:
+        return None
+    return _attends(spec, _iota(t), jnp.int32(t), jnp.int32(s))
+
+
+def _is_bottom_right(spec: AttentionSpec) -> bool:
+    return spec.options.causal_alignment == "bottom_right"
+
+
+def _by_scores(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:
+    """By mask and bias, read once; None without them."""
+    if not spec.has("mask") and not spec.has("bias"):
+        return None
+    positions = Positions.of(spec, operands)
+    may_attend = allowed(spec, operands, positions, 0, spec.seq_len_q)
+    if spec.has("bias"):
+        finite = operands["bias"] > -jnp.inf
+        may_attend = finite if may_attend is None else may_attend & finite
+    assert may_attend is not None
+    rows = may_attend.any(axis=3)
+    return jnp.broadcast_to(rows, (*rows.shape[:2], spec.seq_len_q))
+
+
+def _pick(per_sequence: jax.Array, sequence: jax.Array) -> jax.Array:
+    """The value of each place's sequence, [B, L]; anything where it has none."""
+    return jnp.take_along_axis(per_sequence, jnp.maximum(sequence - 1, 0), axis=1)
+
+
+def _iota(length: int) -> jax.Array:
+    return jnp.arange(length, dtype=jnp.int32)[None, :]

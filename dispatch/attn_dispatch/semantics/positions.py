@@ -1,0 +1,98 @@
+"""Where queries and keys stand: what lengths, segments and alignment say before any pair is formed.
+
+Everything here is [B, T] or [B, S], never [T, S]: it is computed once per call, and `masks.py`
+forms pairs from a few rows of it at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.packing import Runs, is_packed, row_ids, row_lengths
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Segment ids and positions of all queries and keys; int32, None where nothing needs them.
+
+    A batch axis of 1 stands for "the same in every batch row".
+    """
+
+    query_ids: jax.Array | None
+    """[B, T]; 0 is padding. Lengths without segments make one segment, with id 1."""
+    key_ids: jax.Array | None
+    """[B, S]."""
+    diagonal: jax.Array | None
+    """[1|B, T]; i + offset: the key position that query i of its segment lines up with."""
+    key_positions: jax.Array | None
+    """[1|B, S]; position of the key inside its segment."""
+
+    @staticmethod
+    def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Positions:
+        """The positions of a call, from its lengths, segment ids and causal alignment."""
+        query_ids, key_ids = _ids(spec, operands)
+        if not _needs_positions(spec):
+            return Positions(query_ids, key_ids, None, None)
+        if query_ids is not None and key_ids is not None and is_packed(spec):
+            return _inside_segments(spec, query_ids, key_ids)
+        diagonal = _iota(spec.seq_len_q)
+        if spec.options.causal_alignment == "bottom_right" and _has_lengths(spec):
+            query_length, key_length = (row_lengths(spec, operands, x) for x in ("query", "key"))
+            diagonal = diagonal + (key_length - query_length)[:, None]
+        elif spec.options.causal_alignment == "bottom_right":
+            diagonal = diagonal + (spec.seq_len_kv - spec.seq_len_q)
+        return Positions(query_ids, key_ids, diagonal, _iota(spec.seq_len_kv))
+
+    def rows(self, start: jax.Array | int, size: int) -> Positions:
+        """The same with the queries start … start + size - 1 alone."""
+
+        def take(x: jax.Array | None) -> jax.Array | None:
+            return None if x is None else lax.dynamic_slice_in_dim(x, start, size, axis=1)
+
+        return Positions(
+            take(self.query_ids), self.key_ids, take(self.diagonal), self.key_positions
+        )
+
+    def distance(self) -> jax.Array:
+        """|i + offset - j| as ALiBi takes it, int32 [1|B, 1, T, S]: for few rows at a time."""
+        assert self.diagonal is not None and self.key_positions is not None
+        return jnp.abs(self.diagonal[:, None, :, None] - self.key_positions[:, None, None, :])
+
+
+def _needs_positions(spec: AttentionSpec) -> bool:
+    return spec.band != (None, None) or spec.has("alibi_slopes")
+
+
+def _has_lengths(spec: AttentionSpec) -> bool:
+    return spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
+
+
+def _iota(length: int) -> jax.Array:
+    return jnp.arange(length, dtype=jnp.int32)[None, :]
+
+
+def _ids(
+    spec: AttentionSpec, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Segment ids with all padding made 0; (None, None) where there is none."""
+    if not is_packed(spec) and not _has_lengths(spec):
+        return None, None
+    return row_ids(spec, operands, "query"), row_ids(spec, operands, "key")
+
+
+def _inside_segments(spec: AttentionSpec, query_ids: jax.Array, key_ids: jax.Array) -> Positions:
+    """Positions counted inside each segment, and each segment's own bottom-right offset."""
+    queries, keys = Runs.of(query_ids), Runs.of(key_ids)
+    first_query, num_queries = queries.find(query_ids)
+    first_key, _ = keys.find(key_ids)
+    diagonal = _iota(spec.seq_len_q) - first_query
+    if spec.options.causal_alignment == "bottom_right":
+        _, num_keys = keys.find(query_ids)
+        diagonal = diagonal + (num_keys - num_queries)
+    return Positions(query_ids, key_ids, diagonal, _iota(spec.seq_len_kv) - first_key)
