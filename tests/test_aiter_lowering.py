@@ -67,7 +67,7 @@ def test_dense_call_of_asm():
 
 
 def test_deterministic_call_of_ck():
-    calls = lowered(lambda q, k, v: attend(q, k, v, deterministic=True), Q, KV, KV)
+    calls = lowered(lambda q, k, v: attend(q, k, v, deterministic_backward=True), Q, KV, KV)
     line, _, results = calls[aiter.BACKWARD_TARGET]
     assert results[-1] == "3x2x256x8x128xf32"  # one dq_acc for each 128 keys
     assert attributes(line)["deterministic"] == "true"

@@ -62,7 +62,7 @@ def assert_close(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
         {"key_value_seq_lengths": np.array([13, 0]), "is_causal": True},
         {"bias": np.linspace(-2, 2, 4 * 24 * 40).reshape(4, 24, 40).astype(jnp.bfloat16)},
         {"alibi_slopes": np.linspace(0.1, 1, 4, dtype=np.float32), "is_causal": True},
-        {"deterministic": True},
+        {"deterministic_backward": True},
         {
             "query_segment_ids": np.repeat([[1, 2, 4], [0, 1, 1]], 8, axis=1),
             "key_value_segment_ids": np.repeat([[0, 1, 3, 4], [1, 1, 2, 0]], 10, axis=1),
@@ -183,8 +183,10 @@ def test_aiter_tells_no_dropout_mask():
 
 
 def test_deterministic_calls_are_bit_equal():
-    first = value_and_gradients(*arrays(s=300), deterministic=True)
-    for x, y in zip(first, value_and_gradients(*arrays(s=300), deterministic=True), strict=True):
+    first = value_and_gradients(*arrays(s=300), deterministic_backward=True)
+    for x, y in zip(
+        first, value_and_gradients(*arrays(s=300), deterministic_backward=True), strict=True
+    ):
         np.testing.assert_array_equal(x, y)
 
 

@@ -140,7 +140,10 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     # choices
     ({"is_causal": 1}, "is_causal: expected True or False, got 1"),
     ({"is_causal": None}, "is_causal: expected True or False, got None"),
-    ({"deterministic": "yes"}, "deterministic: expected True or False, got 'yes'"),
+    (
+        {"deterministic_backward": "yes"},
+        "deterministic_backward: expected True or False, got 'yes'",
+    ),
     ({"return_residual": 1}, "return_residual: expected True or False, got 1"),
     ({"return_max_logits": 1}, "return_max_logits: expected True or False, got 1"),
     ({"return_lse": "lse"}, "return_lse: expected True or False, got 'lse'"),
@@ -194,7 +197,7 @@ def test_mask_shape_is_told_with_all_batch_dims(name: str):
 _STATIC = {
     "scale": (0.5, "scale: expected a static number"),
     "is_causal": (True, "is_causal: expected True or False"),
-    "deterministic": (True, "deterministic: expected True or False"),
+    "deterministic_backward": (True, "deterministic_backward: expected True or False"),
     "return_lse": (True, "return_lse: expected True or False"),
     "return_residual": (True, "return_residual: expected True or False"),
     "return_max_logits": (True, "return_max_logits: expected True or False"),

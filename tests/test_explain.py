@@ -96,7 +96,7 @@ def test_lse_has_a_gradient_where_it_is_returned(monkeypatch):
     asked = []
     monkeypatch.setattr(aiter, "not_supported_reasons", lambda spec, _: asked.append(spec) or ())
     monkeypatch.setattr(aiter, "plan", lambda spec, device: Plan("", 0))
-    for name in ("return_lse", "return_residual", "return_max_logits", "deterministic"):
+    for name in ("return_lse", "return_residual", "return_max_logits", "deterministic_backward"):
         explain(Q, KV, KV, **{name: True})
     assert [spec.has("lse_grad") for spec in asked if spec.is_backward] == [True] + 3 * [False]
 

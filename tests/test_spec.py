@@ -146,7 +146,7 @@ def test_a_spec_is_a_value():
 _CHANGES = (
     {"scale": 0.5}, {"is_causal": True}, {"causal_alignment": "bottom_right"},
     {"window": (1, None)}, {"logits_soft_cap": 2.0}, {"dropout_rate": 0.5},
-    {"dropout_impl": "rbg"}, {"deterministic": True}, {"score_mod": max},
+    {"dropout_impl": "rbg"}, {"deterministic_backward": True}, {"score_mod": max},
     {"implementation": ("xla",)}, {"needs_lse": True}, {"max_seq_lens": (3, 5)},
     {"max_segments": 4}, {"needs_max": True}, {"needs_keep": True}, {"partner": OPTIONS},
 )  # fmt: skip
@@ -179,12 +179,12 @@ def test_str():
     assert text == f"forward({arrays}, scale=0.25)"
     options = replace(
         OPTIONS, is_causal=True, causal_alignment="bottom_right", window=(3, None),
-        logits_soft_cap=30.0, dropout_rate=0.1, deterministic=True, score_mod=max,
+        logits_soft_cap=30.0, dropout_rate=0.1, deterministic_backward=True, score_mod=max,
         max_segments=7, needs_max=True, needs_keep=True,
     )  # fmt: skip
     assert str(AttentionSpec.of(avals(), options)) == (
         f"forward({arrays}, scale=0.25, causal bottom_right, window=(3, None), "
-        "logits_soft_cap=30, max_segments=7, dropout_rate=0.1, deterministic, score_mod, "
+        "logits_soft_cap=30, max_segments=7, dropout_rate=0.1, deterministic_backward, score_mod, "
         "row maximum, dropout keep mask)"
     )
     text = str(backward("query", "value"))

@@ -41,7 +41,7 @@ def dot_product_attention(
     sinks: ArrayLike | None = None,
     dropout_rate: float = 0.0,
     dropout_key: ArrayLike | None = None,
-    deterministic: bool = False,
+    deterministic_backward: bool = False,
     query_segment_ids: ArrayLike | None = None,
     key_value_segment_ids: ArrayLike | None = None,
     max_segments: int | None = None,
@@ -92,7 +92,7 @@ def dot_product_attention(
         ones divided by 1 - rate.
       dropout_key: a JAX PRNG key; needed if dropout_rate > 0. The same key gives the same mask on
         the same implementation; see `dropout_mask`.
-      deterministic: ask for bit-equal gradients from call to call; honoured, or a reason.
+      deterministic_backward: ask for bit-equal gradients from call to call; honoured, or a reason.
       query_segment_ids: [B, T] integers from 0 on, contiguous and ascending along the row; a query
         attends to keys of its own segment, 0 is padding and attends nothing. Padding may stand
         before, between and after segments. Causality, windows and alignment count positions inside
@@ -141,7 +141,7 @@ def dot_product_attention(
             sinks=sinks,
             dropout_rate=dropout_rate,
             dropout_key=dropout_key,
-            deterministic=deterministic,
+            deterministic_backward=deterministic_backward,
             query_segment_ids=query_segment_ids,
             key_value_segment_ids=key_value_segment_ids,
             max_segments=max_segments,
@@ -175,7 +175,7 @@ def ragged_dot_product_attention(
     sinks: ArrayLike | None = None,
     dropout_rate: float = 0.0,
     dropout_key: ArrayLike | None = None,
-    deterministic: bool = False,
+    deterministic_backward: bool = False,
     implementation: str | Sequence[str] | None = None,
     return_lse: bool = False,
     return_max_logits: bool = False,
@@ -202,8 +202,8 @@ def ragged_dot_product_attention(
       max_seqlen_kv: static; no sequence may have more keys.
       alibi_slopes, sinks: [N] floating, the same in every sequence.
       scale, is_causal, causal_alignment, local_window_size, logits_soft_cap, dropout_rate,
-        dropout_key, deterministic, implementation: as for `dot_product_attention`; causality,
-        windows, alignment and ALiBi count positions inside the sequence.
+        dropout_key, deterministic_backward, implementation: as for `dot_product_attention`;
+        causality, windows, alignment and ALiBi count positions inside the sequence.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
         [T, N] float32 (float64 for float64 inputs), differentiable.
       return_max_logits: also return the largest score that each row may attend, as for
@@ -236,7 +236,7 @@ def ragged_dot_product_attention(
             sinks=sinks,
             dropout_rate=dropout_rate,
             dropout_key=dropout_key,
-            deterministic=deterministic,
+            deterministic_backward=deterministic_backward,
             implementation=implementation,
             return_lse=return_lse,
             return_max_logits=return_max_logits,

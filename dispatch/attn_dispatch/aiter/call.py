@@ -88,7 +88,7 @@ def call_of(spec: AttentionSpec) -> AiterCall:
         has_dbias="bias" in spec.options.gradients,
         logits_soft_cap=spec.options.logits_soft_cap or 0.0,
         dropout_rate=spec.options.dropout_rate,
-        deterministic=spec.options.deterministic and spec.is_backward,
+        deterministic=spec.options.deterministic_backward and spec.is_backward,
         needs_lse=spec.options.needs_lse and not spec.is_backward,
     )
 

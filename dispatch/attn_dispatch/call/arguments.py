@@ -52,7 +52,7 @@ def normalise(
     local_window_size: Window,
     logits_soft_cap: float | None,
     dropout_rate: float,
-    deterministic: bool,
+    deterministic_backward: bool,
     score_mod: Callable[..., Any] | None,
     implementation: str | Sequence[str] | None,
     return_residual: bool,
@@ -117,7 +117,7 @@ def normalise(
         max_seq_lens=max_seq_lens,
         dropout_rate=dropout_rate,
         dropout_impl=dropout_impl,
-        deterministic=check_bool("deterministic", deterministic),
+        deterministic_backward=check_bool("deterministic_backward", deterministic_backward),
         score_mod=check_score_mod(score_mod),
         implementation=check_implementation(implementation, known_implementations),
         needs_lse=check_bool("return_residual", return_residual)

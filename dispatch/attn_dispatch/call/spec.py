@@ -77,7 +77,7 @@ class AttentionOptions:
     dropout_rate: float = 0.0
     dropout_impl: str | None = None
     """Name of the PRNG implementation that dropout_key's words belong to."""
-    deterministic: bool = False
+    deterministic_backward: bool = False
     score_mod: Callable[..., Any] | None = None
     implementation: tuple[str, ...] = ()
     """The caller's preference list; empty means the best available for the platform."""
@@ -302,8 +302,8 @@ class AttentionSpec:
             features.append(f"max_seq_lens={o.max_seq_lens}")
         if o.dropout_rate:
             features.append(f"dropout_rate={o.dropout_rate:g}")
-        if o.deterministic:
-            features.append("deterministic")
+        if o.deterministic_backward:
+            features.append("deterministic_backward")
         if o.score_mod is not None:
             features.append("score_mod")
         if o.needs_max:

@@ -202,7 +202,7 @@ class Case:
             max_segments=self.max_segments,
             max_seq_lens=self.longest,
             dropout_rate=self.dropout,
-            deterministic=self.deterministic,
+            deterministic_backward=self.deterministic,
             dropout_impl=self.dropout_impl if self.dropout else None,
             implementation=implementation,
             needs_lse=needs_lse,

@@ -137,8 +137,8 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | str:
             continue
         if call.deterministic and workspace_bytes > (limit := _workspace_limit(spec)):
             refusal = refusal or (
-                f"deterministic: cuDNN {cudnn_library.find().version_text} would need a workspace "
-                f"of {workspace_bytes:,} bytes, and {limit:,} is what is allowed"
+                f"deterministic_backward: cuDNN {cudnn_library.find().version_text} would need a "
+                f"workspace of {workspace_bytes:,} bytes, and {limit:,} is what is allowed"
             )
             continue
         return _Planned(call, Plan(engine, workspace_bytes))

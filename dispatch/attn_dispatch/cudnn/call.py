@@ -184,7 +184,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         needs_lse=forward and o.needs_lse and not o.needs_max,
         needs_max=forward and o.needs_max,
         needs_keep=forward and o.needs_keep,
-        deterministic=o.deterministic and spec.is_backward,
+        deterministic=o.deterministic_backward and spec.is_backward,
         needs_dbias="bias" in o.gradients,
         clears_rows=has_own_lengths(spec),
     )
