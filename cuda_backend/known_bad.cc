@@ -1,5 +1,8 @@
 #include "known_bad.h"
 
+#include <cfloat>
+#include <limits>
+
 namespace attn_dispatch {
 namespace {
 
@@ -41,6 +44,23 @@ constexpr KnownBad kTable[] = {
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) { return s.is_packed() && s.seq_len_q == 1; },
      "packed sequences of one query get a wrong log-sum-exp", "measured on an H200 with 9.19"},
+    {kFirst, kStillOpen,
+     [](const SdpaSpec& s, int64_t) {
+       return s.backward && s.is_packed() && s.head_dim > 192 && s.head_dim_v < s.head_dim;
+     },
+     "the backward pass of packed sequences with a head dim beyond 192 and a smaller value dim "
+     "writes garbage; pad value to the head dim",
+     "measured on an H100 with 9.19"},
+    {kFirst, kStillOpen,
+     [](const SdpaSpec& s, int64_t) { return !(s.scale >= FLT_MIN && s.scale <= FLT_MAX / 4); },
+     "a scale that is not a positive normal float32 gives NaN; negate the query for one below 0",
+     "measured on an H100 with 9.19"},
+    {kFirst, kStillOpen,
+     [](const SdpaSpec& s, int64_t) {
+       return s.is_packed() && s.packed_elements() > std::numeric_limits<int32_t>::max();
+     },
+     "the offsets of packed arrays are 32-bit numbers, and an array has 2^31 elements or more",
+     "measured on an H100 with 9.19"},
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) { return s.batch > 65535 || s.num_heads > 65535; },
      "batch and heads beyond 65535 exceed the launch grid",

@@ -2,6 +2,7 @@
 // names are the attributes of the custom call and the keys of the dictionary that a probe passes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <sstream>
 #include <string>
@@ -59,6 +60,11 @@ struct SdpaSpec {
   int64_t rows_q() const { return is_packed() ? packed_rows_q : batch * seq_len_q; }
   int64_t rows_kv() const { return is_packed() ? packed_rows_kv : batch * seq_len_kv; }
   bool is_packed() const { return packed_rows_q > 0; }
+  // Of the largest packed array.
+  int64_t packed_elements() const {
+    return std::max(packed_rows_q * num_heads, packed_rows_kv * num_kv_heads) *
+           std::max(head_dim, head_dim_v);
+  }
   bool has_bias() const { return !bias_dtype.empty(); }
   bool has_statistics() const { return backward || needs_lse || needs_max; }
   bool has_band() const { return window_left >= 0 || window_right >= 0; }

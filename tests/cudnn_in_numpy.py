@@ -35,6 +35,7 @@ def names_of(call: CudnnCall) -> list[str]:
 
 def run(call: CudnnCall, operands: list[Any]) -> Arrays:
     """The results by the names of graph.h, in float32."""
+    assert call.scale > 0
     given = dict(zip(names_of(call), map(np.asarray, operands), strict=True))
     results = _Results(call)
     for b in range(call.batch):

@@ -152,20 +152,12 @@ def optioned(made: AttentionSpec, **options: Any) -> AttentionSpec:
     return replace(made, options=replace(made.options, **options))
 
 
-def large() -> AttentionSpec:
-    """2^31 elements in query, with lengths."""
-    small = spec(kv_lengths=(1, 0.5))
-    shapes = {"query": (2, 2**20, 16, 64)}
-    operands = [replace(x, shape=shapes.get(x.name, x.shape)) for x in small.operands]
-    return AttentionSpec(small.options, tuple(operands))
-
-
 BROKEN: dict[str, Callable[[], AttentionSpec]] = {
     "score_mod": lambda: optioned(spec(), score_mod=jnp.tanh),
     "an axis has length zero": lambda: spec(s=0),
     "pass max_segments": lambda: spec(**SEGMENTS),
     "packed sequences: cuDNN counts a bias": lambda: spec(**SEGMENTS, max_segments=1, mask="11ts"),
-    "2^31 elements": large,
+    "scale: cuDNN multiplies": lambda: spec(scale=1e-40),
     "the dropout mask is not read back": lambda: optioned(
         spec(**SEGMENTS, max_segments=1, dropout=0.1), needs_keep=True
     ),
@@ -183,6 +175,44 @@ BROKEN: dict[str, Callable[[], AttentionSpec]] = {
 def test_rules(part: str):
     (reason,) = cudnn_rules.not_supported_reasons(BROKEN[part]())
     assert part in reason
+
+
+@pytest.mark.parametrize("lengths", [{}, {"kv_lengths": (1.0,)}], ids=str)
+@pytest.mark.parametrize(("value_dim", "padded"), [(64, 80), (112, 128), (125, 128), (126, 144)])
+def test_packed_offsets_fit_in_32_bits(value_dim: int, padded: int, lengths: dict[str, Any]):
+    """Counted with the head dims that cuDNN is asked for: lse's gradient adds three columns."""
+    facts = {"b": 1, "n": 16, "v": value_dim, "lse_grad": True, **lengths}
+    most = (2**31 - 1) // (16 * padded)
+    for rows, is_refused in ((most, False), (most + 1, True)):
+        calls = calls_of(with_query_rows(backward_spec(case("call", **facts)), rows))
+        for call in calls:
+            assert bool(cudnn_rules.reasons_against(call)) == (is_refused and call.is_packed)
+        assert {call.head_dim_v for call in calls if call.is_packed} == {padded}
+
+
+def with_query_rows(spec: AttentionSpec, rows: int) -> AttentionSpec:
+    shapes = {"query": (1, rows, *spec.shape("query")[2:])}
+    operands = (replace(x, shape=shapes.get(x.name, x.shape)) for x in spec.operands)
+    return AttentionSpec(spec.options, tuple(operands))
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(0.5, 0.5), (-0.5, 0.5), (0.0, 1.0)])
+def test_cudnn_is_asked_for_positive_scales(scale: float, expected: float):
+    for direction in (forward_spec, backward_spec):
+        for call in calls_of(direction(case("call", scale=scale))):
+            assert call.scale == expected
+
+
+@pytest.mark.parametrize(
+    ("dims", "expected"), [((256, 128), 256), ((200, 48), 208), ((192, 128), 128), ((64, 128), 128)]
+)
+def test_value_is_padded_to_wide_heads(dims: tuple[int, int], expected: int):
+    """In a packed backward pass alone: elsewhere cuDNN is right without."""
+    h, v = dims
+    for direction in (forward_spec, backward_spec):
+        for call in calls_of(direction(case("call", h=h, v=v))):
+            wide = call.backward and call.is_packed
+            assert call.head_dim_v == (expected if wide else v)
 
 
 def test_every_rule_is_broken_here():

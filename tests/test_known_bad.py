@@ -89,6 +89,29 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         [FORWARD | PACKED | {"seq_len_q": 1}, BACKWARD | PACKED | {"seq_len_q": 1}],
         [FORWARD | PACKED, FORWARD | LENGTHS | {"seq_len_q": 1}],
     ),
+    "head dim beyond 192 and a smaller value dim": (
+        "sm90",
+        [BACKWARD | PACKED | {"head_dim": 256, "head_dim_v": x} for x in (48, 128, 240)],
+        [
+            BACKWARD | PACKED | {"head_dim": 256, "head_dim_v": 256},
+            BACKWARD | PACKED | {"head_dim": 192, "head_dim_v": 128},
+            BACKWARD | LENGTHS | {"head_dim": 256, "head_dim_v": 128},
+            FORWARD | PACKED | {"head_dim": 256, "head_dim_v": 128},
+        ],
+    ),
+    "scale that is not a positive normal": (
+        "sm90",
+        [FORWARD | {"scale": x} for x in (0.0, -0.125, 1e-39, 3e38)],
+        [BACKWARD | {"scale": 2e-38}, FORWARD | {"scale": 1e30}],
+    ),
+    "offsets of packed arrays": (
+        "sm90",
+        [
+            FORWARD | PACKED | {"packed_rows_kv": 2**22},
+            BACKWARD | PACKED | {"packed_rows_q": 2**22},
+        ],
+        [FORWARD | PACKED | {"packed_rows_kv": 2**22 - 1}, FORWARD | {"batch": 2**14}],
+    ),
     "beyond 65535": (
         "sm90",
         [FORWARD | {"batch": 65536}, FORWARD | {"num_heads": 65536, "num_kv_heads": 65536}],

@@ -11,9 +11,11 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import cli
-from attn_dispatch.conformance import pool
+from attn_dispatch.conformance import draws, pool
+from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME
 from attn_dispatch.conformance.outcome import Outcome
+from attn_dispatch.conformance.report import bad_cases
 
 SIZE = "f16_d64_33x17"
 CASES = f"plain/*_{SIZE}"
@@ -71,6 +73,32 @@ def test_drawn_cases(verify):
     assert "--random 2 --seed 4 draws them again" in printed
     assert [x["case"] for x in report["outcomes"]] == [NAMES[0], "drawn/4_0", "drawn/4_1"]
     assert report["options"]["seed"] == 4
+
+
+def test_what_failed_runs_again(verify, monkeypatch, tmp_path):
+    """From the report alone: the drawn call is in it, and what is in the table is found there."""
+    monkeypatch.setattr(pool, "command", lambda implementation: odd("wrong"))
+    arguments = ("--cases", NAMES[1], "--random", "4", "--seed", "3", "--jobs", "1")
+    _, _, report, _ = verify(*arguments)
+    bad = [x for x in report["outcomes"] if x["status"] == "failed"]
+    assert len(bad) >= 2 and "call" not in bad[0] and bad[1]["case"].startswith("drawn/3_")
+    (written,) = tmp_path.glob("*.json")
+    cases = bad_cases(written)
+    assert cases[0] == BY_NAME[NAMES[1]]
+    assert cases[1:] == [Case.from_json(x["call"]) for x in bad[1:]]
+    assert {*cases[1:]} <= {*draws.examples(4, seed=3)}
+    for path in tmp_path.glob("verify-*"):
+        path.rename(path.with_name("earlier" + path.suffix))
+    status, _, again, _ = verify("--repeat", str(tmp_path / "earlier.json"), "--jobs", "1")
+    assert (status, [x["case"] for x in again["outcomes"]]) == (1, [x.name for x in cases])
+    assert again["options"] == {"repeat": "earlier.json", "jobs": 1}
+
+
+def test_no_such_report(verify, tmp_path):
+    (tmp_path / "other.json").write_text("[1]")
+    for name in ("none.json", "other.json"):
+        status, *_ = verify("--repeat", str(tmp_path / name))
+        assert "expected the JSON file of a report" in str(status) and name in str(status)
 
 
 def test_what_is_refused_is_no_failure_but_proves_nothing(verify):
@@ -146,7 +174,7 @@ def test_no_such_case(verify):
 
 @pytest.mark.parametrize(
     ("module", "arguments", "sentence"),
-    [("screen", (), "rich"), ("draws", ("--random", "3"), "hypothesis")],
+    [("screen", (), "rich")],
 )
 def test_what_is_missing_is_said(verify, monkeypatch, module, arguments, sentence):
     monkeypatch.setitem(sys.modules, f"attn_dispatch.conformance.{module}", None)

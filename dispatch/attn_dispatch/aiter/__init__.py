@@ -37,6 +37,7 @@ from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.padding import pad_last
+from attn_dispatch.semantics.scaled_query import is_out_of_range, positive_scale, scaled_query
 
 NAME = "aiter"
 PLATFORM = "rocm"
@@ -117,7 +118,9 @@ def backward(
     results = _call(BACKWARD_TARGET, spec, device, kernel, arrays, buffers)
     dq, dk, dv = (from_rows(results[name], spec.batch) for name in ("dq", "dk", "dv"))
     gradients = {
-        "query": where_live(sequences.live_queries, dq[..., : spec.head_dim], 0),
+        "query": scaled_query(
+            spec, where_live(sequences.live_queries, dq, 0)[..., : spec.head_dim]
+        ),
         "key": where_live(sequences.live_keys, sum_groups(spec, dk)[..., : spec.head_dim], 0),
         "value": where_live(sequences.live_keys, sum_groups(spec, dv)[..., : spec.head_dim_v], 0),
     }
@@ -193,6 +196,11 @@ def _unsupported_options(spec: AttentionSpec) -> list[str]:
         reasons.append(f"bias: AITER needs query's dtype {spec.dtype}, got {dtype}")
     if spec.has("alibi_slopes") and max(spec.seq_len_q, spec.seq_len_kv) >= _ALIBI_LENGTHS:
         reasons.append(f"alibi_slopes: CK counts distances below {_ALIBI_LENGTHS}")
+    if is_out_of_range(spec):
+        reasons.append(
+            "scale: AITER multiplies by it in float32, where it or its reciprocal is no normal "
+            "number"
+        )
     if spec.is_empty or 0 in (spec.head_dim, spec.head_dim_v):
         reasons.append("an axis has length zero, so there is nothing to compute")
     return reasons
@@ -227,7 +235,7 @@ def _attributes(
         "max_seq_len_q": np.int64(call.max_seq_len_q),
         "max_seq_len_kv": np.int64(call.max_seq_len_kv),
         "has_gaps": call.has_gaps,
-        "scale": np.float32(spec.options.scale),
+        "scale": np.float32(positive_scale(spec)),
         "logits_soft_cap": np.float32(call.logits_soft_cap),
         "dropout_rate": np.float32(call.dropout_rate),
         "mask": call.mask,

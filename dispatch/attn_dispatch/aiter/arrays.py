@@ -15,6 +15,7 @@ from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.padding import pad_last
+from attn_dispatch.semantics.scaled_query import scaled_query
 
 Arrays = dict[str, jax.Array]
 
@@ -27,7 +28,7 @@ def inputs(
 ) -> Arrays:
     """What both directions take first, in the order of rocm_backend/fill.cc."""
     arrays = {
-        "q": to_rows(pad_last(operands["query"], call.head_dim), call),
+        "q": to_rows(pad_last(scaled_query(spec, operands["query"]), call.head_dim), call),
         "k": to_rows(pad_last(operands["key"], call.head_dim), call),
         "v": to_rows(pad_last(operands["value"], call.head_dim_v), call),
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from itertools import groupby
 from typing import Any, Literal
 
 import jax
@@ -68,7 +69,11 @@ class Case:
     lse_grad: bool = False
     needs_max: bool = False
     inference: bool = False
-    """Forward alone, and neither lse nor anything else asked for."""
+    """Forward alone, and no lse asked for."""
+    wanted: tuple[str, ...] = ()
+    """The operands whose gradients are asked for; empty: all that have one."""
+    mixed_poison: bool = False
+    """What stands in padding is not NaN alone, but infinities and large numbers as well."""
     deterministic: bool = False
     transform: Transform = "jit"
     """How the call is made; vmap and scan go over `mapped` equal parts of the batch."""
@@ -88,13 +93,16 @@ class Case:
         return self.name.split("/")[0] if "/" in self.name else "others"
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` makes this case of again."""
-        return asdict(self)
+        """What `from_json` makes this case of again: the fields that differ from their defaults."""
+        facts = {x.name: getattr(self, x.name) for x in fields(self)}
+        facts = {x.name: facts[x.name] for x in fields(self) if facts[x.name] != x.default}
+        return facts | {name: _runs(facts[name]) for name in _SEGMENTS & facts.keys()}
 
     @staticmethod
     def from_json(facts: dict[str, Any]) -> Case:
         """The case with these fields, as JSON has them: lists for tuples."""
-        return Case(**{name: _tuples(x) for name, x in facts.items()})
+        rows = {name: _rows(facts[name]) for name in _SEGMENTS & facts.keys()}
+        return Case(**{name: _tuples(x) for name, x in facts.items()} | rows)
 
     @property
     def operand_names(self) -> tuple[str, ...]:
@@ -119,9 +127,20 @@ class Case:
         """The operands of this case that have gradients."""
         return tuple(name for name in DIFFERENTIABLE if name in self.operand_names)
 
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """The operands whose gradients are asked for."""
+        return () if self.inference else self.wanted or self.differentiable
+
+    @property
+    def poison(self) -> tuple[float, ...]:
+        """What stands in padding, over and over."""
+        return (np.nan, np.inf, -np.inf, 6e4) if self.mixed_poison else (np.nan,)
+
     def operands(self) -> Operands:
         """The arrays of the forward call."""
-        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        # NumPy promises of this old generator alone that it never draws anything else.
+        rng = np.random.RandomState(zlib.crc32(self.name.encode()))
 
         def normal(*shape: int, dtype: str = self.dtype) -> np.ndarray:
             return rng.standard_normal(shape).astype(jnp.dtype(dtype))
@@ -135,9 +154,9 @@ class Case:
             # and that rounding times key's constant is an error of every row of query's gradient,
             # while times query's constant it mostly cancels in key's.
             columns = max(1, self.h // 2)
-            root = np.sqrt(abs(self.score_shift) / (self.scale * columns))
+            root = np.sqrt(abs(self.score_shift / self.scale) / columns)
             q[..., :columns] = 3 * root
-            k[..., :columns] = np.copysign(root / 3, self.score_shift)
+            k[..., :columns] = np.copysign(root / 3, self.score_shift * self.scale)
         operands = {
             "query": q.astype(jnp.dtype(self.dtype)),
             "key": k.astype(jnp.dtype(self.dtype)),
@@ -176,7 +195,7 @@ class Case:
 
     def cotangents(self) -> Operands:
         """out_grad, and lse_grad where the case has one; no two entries alike."""
-        rng = np.random.default_rng(zlib.crc32(self.name.encode()) + 1)
+        rng = np.random.RandomState(zlib.crc32(b"cotangents of " + self.name.encode()))
         shape = (self.b, self.t, self.n, self.v)
         cotangents = {"out_grad": rng.standard_normal(shape).astype(jnp.dtype(self.dtype))}
         if self.lse_grad:
@@ -221,6 +240,18 @@ class Case:
 
 def _tuples(x: Any) -> Any:
     return tuple(_tuples(y) for y in x) if isinstance(x, list) else x
+
+
+_SEGMENTS = {"q_segments", "kv_segments"}
+
+
+def _runs(rows: Rows) -> list[list[list[int]]]:
+    """Rows of ids as runs of [id, how many]."""
+    return [[[x, len(list(run))] for x, run in groupby(row)] for row in rows]
+
+
+def _rows(runs: list[list[list[int]]]) -> Rows:
+    return tuple(tuple(x for x, count in row for _ in range(count)) for row in runs)
 
 
 def lse_dtype(dtype: str) -> str:

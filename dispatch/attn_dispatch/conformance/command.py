@@ -9,14 +9,15 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from attn_dispatch.conformance import pool
+from attn_dispatch.conformance import draws, pool
 from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.cases import CASES
+from attn_dispatch.conformance.cases import BY_NAME, CASES
 from attn_dispatch.conformance.environment import environment
-from attn_dispatch.conformance.report import Report
+from attn_dispatch.conformance.report import Report, bad_cases
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
 
@@ -57,6 +58,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--seed", type=_at_least(0), metavar="SEED", help="draw the cases of an earlier run again"
     )
     parser.add_argument(
+        "--repeat", type=Path, metavar="REPORT",
+        help="run what failed or crashed in this report (its JSON file), and nothing else",
+    )  # fmt: skip
+    parser.add_argument(
         "--report", type=Path, default=Path(), metavar="FOLDER",
         help="where the report is written, as JSON and Markdown (default: here)",
     )  # fmt: skip
@@ -70,18 +75,18 @@ def main(args: argparse.Namespace) -> None:
     try:
         screen = _screen_module()
         implementation = args.implementation or default_implementation()
-        cases = [case for case in CASES if fnmatch.fnmatchcase(case.name, args.cases)]
-        options: dict[str, object] = {"cases": args.cases, "jobs": args.jobs}
+        cases, options = _named(args)
         if args.random:
             seed = random.randrange(2**32) if args.seed is None else args.seed
             print(
                 f"{args.random} drawn cases; --random {args.random} --seed {seed} draws them again"
             )
             options |= {"random": args.random, "seed": seed}
-            cases += _drawn(args.random, seed)
+            cases += draws.examples(args.random, seed)
         if not cases:
-            sys.exit(f"error: no case is named like {args.cases!r}")
-    except ModuleNotFoundError as error:
+            said = f"named like {args.cases!r}" if args.repeat is None else "bad in that report"
+            sys.exit(f"error: no case is {said}")
+    except (ModuleNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")
     print(f"{len(cases)} cases of {implementation}, {args.jobs} at a time")
     try:
@@ -105,11 +110,12 @@ def run(
     started = time.monotonic()
     outcomes = pool.run(cases, pool.command(implementation), jobs)
     by_name = {x.case: x for x in screen.watched(outcomes, len(cases))}
+    calls = {case.name: case.to_json() for case in cases if BY_NAME.get(case.name) != case}
     return Report(
         environment=environment(),
         implementation=implementation,
         options=options,
-        outcomes=tuple(by_name[case.name] for case in cases),
+        outcomes=tuple(replace(by_name[x.name], call=calls.get(x.name, {})) for x in cases),
         seconds=time.monotonic() - started,
     )
 
@@ -136,14 +142,12 @@ def _at_least(least: int):
     return parse
 
 
-def _drawn(count: int, seed: int) -> list[Case]:
-    try:
-        from attn_dispatch.conformance import draws
-    except ImportError:
-        raise ModuleNotFoundError(
-            "--random draws cases with hypothesis: pip install 'attn-dispatch[verify]'"
-        ) from None
-    return draws.examples(count, seed)
+def _named(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
+    """The cases of the table that are asked for, or those of a report; and what is said of it."""
+    if args.repeat is not None:
+        return bad_cases(args.repeat), {"repeat": args.repeat.name, "jobs": args.jobs}
+    cases = [case for case in CASES if fnmatch.fnmatchcase(case.name, args.cases)]
+    return cases, {"cases": args.cases, "jobs": args.jobs}
 
 
 def _screen_module() -> ModuleType:

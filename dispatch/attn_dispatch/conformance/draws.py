@@ -1,177 +1,177 @@
-"""Cases drawn by hypothesis: shapes, dtypes, lengths, masks and transforms all at once."""
+"""Cases drawn at random: shapes, dtypes, layouts, masks, scores and transforms all at once.
+
+What is drawn is likely to be what nobody would write down: scales of 0 and below, one query, one
+key, sequences without a key, value dims of any size, rows of which none attends, scores of some
+hundred, Inf beside NaN in padding, gradients of some operands alone.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as seeded
-from hypothesis import strategies as st
+from attn_dispatch.conformance.case import Case, Transform
+from attn_dispatch.conformance.dice import Dice
 
-from attn_dispatch.conformance.case import Case
-
-_SHAPES = ["".join(x) for x in product("1b", "1n", "1t", "1s")]
+Facts = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What sizes are drawn from."""
+    """What sizes are drawn from; a size named twice is twice as likely."""
 
     lengths: tuple[int, ...]
     head_dims: tuple[int, ...]
+    value_dims: tuple[int, ...]
+    """Beside the head dim itself, its half and its double."""
     heads: tuple[tuple[int, int], ...]
     """(query heads, kv heads)."""
     dtypes: tuple[str, ...]
 
 
 # Few of each, so that the naive computation is compiled for few.
-SMALL = Sizes((1, 7, 16), (8,), ((4, 2), (3, 3)), ("float32", "bfloat16"))
+SMALL = Sizes((1, 7, 16), (8,), (3,), ((4, 2), (3, 3)), ("float32", "bfloat16"))
 KERNELS = Sizes(
-    (1, 33, 64, 128, 192, 256, 300, 320),
-    (64, 128, 80, 256),
-    ((4, 2), (4, 4), (4, 1), (3, 3)),
-    ("float16", "bfloat16"),
+    lengths=(1, 2, 33, 64, 100, 128, 192, 256, 300, 320),
+    head_dims=(64, 64, 128, 128, 8, 20, 72, 80, 96, 136, 160, 192, 200, 256),
+    value_dims=(16, 48, 64, 100, 112, 128, 144, 192, 224, 256),
+    heads=((4, 2), (4, 4), (4, 1), (3, 3)),
+    dtypes=("float16", "bfloat16"),
 )
 
-
-def examples(count: int, seed: int) -> list[Case]:
-    """That many cases of kernels' sizes; the same ones for the same seed and hypothesis."""
-    found: list[Case] = []
-
-    @seeded(seed)
-    @settings(
-        max_examples=count, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=[HealthCheck.too_slow],
-    )  # fmt: skip
-    @given(cases(KERNELS))
-    def draw(case: Case) -> None:
-        found.append(case)
-
-    draw()
-    return [replace(case, name=f"drawn/{seed}_{i}") for i, case in enumerate(found[:count])]
+_TRANSFORMS: tuple[Transform, ...] = (
+    "jit", "jit", "jit", "jit", "vmap", "vmap", "scan", "checkpoint", "eager", "donate",
+)  # fmt: skip
+_LAYOUTS = ("plain", "plain", "lengths", "packed", "ragged")
+_SHAPES = ["".join(x) for x in product("1b", "1n", "1t", "1s")]
 
 
-@st.composite
-def cases(draw: st.DrawFn, sizes: Sizes) -> Case:
-    """Any call that is valid, however unlikely."""
-    transform = draw(st.sampled_from(("jit", "jit", "jit", "vmap", "scan", "checkpoint")))
-    b = draw(st.sampled_from((2, 4))) if transform in ("vmap", "scan") else draw(_few(1, 3))
-    t, s = draw(st.sampled_from(sizes.lengths)), draw(st.sampled_from(sizes.lengths))
-    n, k = draw(st.sampled_from(sizes.heads))
-    h = draw(st.sampled_from(sizes.head_dims))
-    facts: dict[str, Any] = {
-        "b": b, "t": t, "s": s, "n": n, "k": k, "h": h,
-        "v": draw(st.sampled_from((h, h, h, max(h // 2, 1)))),
-        "dtype": draw(st.sampled_from(sizes.dtypes)),
-        "transform": transform,
-        "scale": 1 / math.sqrt(h),
-    }  # fmt: skip
-    layout = draw(st.sampled_from(("plain", "lengths", "packed", "ragged")))
-    facts |= _LAYOUTS[layout](draw, b, t, s)
-    facts |= _who(draw, b, n, t, s, is_ragged=layout == "ragged")
-    facts |= _scores(draw, b, n, t, s, facts["dtype"], is_ragged=layout == "ragged")
-    facts |= _asked_for(draw, b)
-    return Case("drawn/case", **facts)
+def examples(count: int, seed: int, sizes: Sizes = KERNELS) -> list[Case]:
+    """That many cases, the same ones for the same seed and sizes everywhere.
+
+    More of them begin with fewer of them.
+    """
+    return [_case(f"drawn/{seed}_{i}", Dice(f"{seed}/{i}"), sizes) for i in range(count)]
 
 
-def _few(least: int, most: int) -> st.SearchStrategy[int]:
-    return st.integers(least, most)
+def _case(name: str, dice: Dice, sizes: Sizes) -> Case:
+    transform = dice.one_of(_TRANSFORMS)
+    b = dice.one_of((2, 4)) if transform in ("vmap", "scan") else dice.between(1, 3)
+    t, s = dice.one_of(sizes.lengths), dice.one_of(sizes.lengths)
+    n, k = dice.one_of(sizes.heads)
+    h = dice.one_of(sizes.head_dims)
+    other_dims = (max(h // 2, 1), min(2 * h, 256), *sizes.value_dims)
+    v = h if dice.in_one_of(2) else dice.one_of(other_dims)
+    dtype = dice.one_of(sizes.dtypes)
+    layout = dice.one_of(_LAYOUTS)
+    facts: Facts = {"b": b, "t": t, "s": s, "n": n, "k": k, "h": h, "v": v, "dtype": dtype}
+    facts |= {"transform": transform, "mixed_poison": dice.in_one_of(2)}
+    facts |= _LAYOUT[layout](dice, b, t, s)
+    facts |= _who(dice, b, n, t, s, layout)
+    facts |= _scores(dice, b, n, t, s, h, dtype, layout)
+    facts |= _asked_for(dice, b)
+    case = Case(name, **facts)
+    if not case.inference and dice.in_one_of(3):
+        facts["wanted"] = dice.some_of(case.differentiable)
+    return Case(name, **facts)
 
 
-def _seldom(draw: st.DrawFn) -> bool:
-    return draw(st.integers(0, 3)) == 0
-
-
-def _plain(draw: st.DrawFn, b: int, t: int, s: int) -> dict[str, Any]:
+def _plain(dice: Dice, b: int, t: int, s: int) -> Facts:
     return {}
 
 
-def _lengths(draw: st.DrawFn, b: int, t: int, s: int) -> dict[str, Any]:
-    facts = {}
-    for name, length in (("q_lengths", t), ("kv_lengths", s)):
-        if draw(st.booleans()):
-            facts[name] = tuple(draw(_few(0, length)) for _ in range(b))
-    return facts
+def _lengths(dice: Dice, b: int, t: int, s: int) -> Facts:
+    which = dice.one_of((("q_lengths",), ("kv_lengths",), ("q_lengths", "kv_lengths")))
+    full = {"q_lengths": t, "kv_lengths": s}
+    return {name: tuple(_length(dice, full[name]) for _ in range(b)) for name in which}
 
 
-def _packed(draw: st.DrawFn, b: int, t: int, s: int) -> dict[str, Any]:
-    rows_q = tuple(_ids(draw, t) for _ in range(b))
-    same = t == s and draw(st.booleans())
-    rows_kv = rows_q if same else tuple(_ids(draw, s) for _ in range(b))
-    most = draw(st.sampled_from((None, 4, 6)))
+def _length(dice: Dice, full: int) -> int:
+    """Often none, or one, or all."""
+    return min(full, dice.one_of((0, 1, full, *(dice.up_to(full) for _ in range(4)))))
+
+
+def _packed(dice: Dice, b: int, t: int, s: int) -> Facts:
+    rows_q = tuple(_ids(dice, t) for _ in range(b))
+    same = t == s and dice.in_one_of(2)
+    rows_kv = rows_q if same else tuple(_ids(dice, s) for _ in range(b))
+    most = dice.one_of((None, 4, 6, 6, 6, 6))
     return {"q_segments": rows_q, "kv_segments": rows_kv, "max_segments": most}
 
 
-def _ids(draw: st.DrawFn, length: int) -> tuple[int, ...]:
-    """Ascending ids from 1 to 6, with padding anywhere between them."""
+def _ids(dice: Dice, length: int) -> tuple[int, ...]:
+    """Ascending ids from 1 to 6, with padding anywhere between them; any may be missing."""
     ids: list[int] = []
     for document in range(1, 7):
         room = length - len(ids)
-        ids += [0] * min(room, draw(st.sampled_from((0, 0, 0, 2))))
+        ids += [0] * min(room, dice.one_of((0, 0, 0, 2)))
         room = length - len(ids)
-        ids += [document] * draw(_few(0, room // 2 + 1 if room else 0))
+        ids += [document] * (dice.up_to(room // 2 + 1) if room else 0)
     return tuple((ids + [0] * length)[:length])
 
 
-def _ragged(draw: st.DrawFn, b: int, t: int, s: int) -> dict[str, Any]:
-    sequences = draw(_few(1, 4))
+def _ragged(dice: Dice, b: int, t: int, s: int) -> Facts:
+    sequences = dice.between(1, 4)
     q, kv = (
-        tuple((0, *sorted(draw(_few(0, length)) for _ in range(sequences))) for _ in range(b))
+        tuple((0, *sorted(_length(dice, length) for _ in range(sequences))) for _ in range(b))
         for length in (t, s)
     )
     longest = tuple(max(1, *(y - x for row in rows for x, y in pairwise(row))) for rows in (q, kv))
     return {"cu_q": q, "cu_kv": kv, "longest": longest}
 
 
-_LAYOUTS = {"plain": _plain, "lengths": _lengths, "packed": _packed, "ragged": _ragged}
+_LAYOUT = {"plain": _plain, "lengths": _lengths, "packed": _packed, "ragged": _ragged}
 
 
-def _who(draw: st.DrawFn, b: int, n: int, t: int, s: int, *, is_ragged: bool) -> dict[str, Any]:
+def _who(dice: Dice, b: int, n: int, t: int, s: int, layout: str) -> Facts:
     """Who may attend to whom."""
-    facts: dict[str, Any] = {
-        "is_causal": draw(st.booleans()),
-        "alignment": draw(st.sampled_from(("top_left", "bottom_right"))),
+    facts: Facts = {
+        "is_causal": dice.in_one_of(2),
+        "alignment": dice.one_of(("top_left", "top_left", "bottom_right")),
     }
-    if draw(st.booleans()):
-        side = st.none() | _few(0, max(t, s))
-        facts["window"] = (draw(side), draw(side))
-    if not is_ragged and _seldom(draw):
-        facts["mask"] = _shape(draw, b, n, t, s)
-        facts["dead_rows"] = draw(st.booleans())
+    if dice.in_one_of(3):
+        sides = (None, 0, 1, dice.up_to(max(t, s)), dice.up_to(max(t, s)))
+        facts["window"] = (dice.one_of(sides), dice.one_of(sides))
+    if layout != "ragged" and dice.in_one_of(6):
+        facts["mask"] = _shape(dice, b, n, t, s)
+        facts["dead_rows"] = dice.in_one_of(2)
     return facts
 
 
-def _shape(draw: st.DrawFn, b: int, n: int, t: int, s: int) -> tuple[int, ...]:
+def _shape(dice: Dice, b: int, n: int, t: int, s: int) -> tuple[int, ...]:
     letters = {"1": 1, "b": b, "n": n, "t": t, "s": s}
-    return tuple(letters[x] for x in draw(st.sampled_from(_SHAPES)))
+    return tuple(letters[x] for x in dice.one_of(_SHAPES))
 
 
-def _scores(
-    draw: st.DrawFn, b: int, n: int, t: int, s: int, dtype: str, *, is_ragged: bool
-) -> dict[str, Any]:
+def _scores(dice: Dice, b: int, n: int, t: int, s: int, h: int, dtype: str, layout: str) -> Facts:
     """What becomes of the scores."""
-    facts: dict[str, Any] = {}
-    if not is_ragged and _seldom(draw):
-        facts["bias"] = _shape(draw, b, n, t, s)
-        facts["bias_dtype"] = draw(st.sampled_from(("float32", dtype)))
-        facts["infinite_bias"] = facts["bias"][2] > 1 and draw(st.booleans())
+    usual = 1 / math.sqrt(h)
+    scale = dice.one_of((usual, usual, usual, 0.3, 0.0, -usual, -0.3, 1e-6, 1e-30, 4.0))
+    facts: Facts = {"scale": scale}
+    if layout != "ragged" and dice.in_one_of(6):
+        facts["bias"] = _shape(dice, b, n, t, s)
+        facts["bias_dtype"] = dice.one_of(("float32", dtype))
+        facts["infinite_bias"] = facts["bias"][2] > 1 and dice.in_one_of(2)
     for name in ("alibi", "sinks"):
-        if _seldom(draw):
-            facts[name] = draw(st.sampled_from((1, 1, b)))
-    if _seldom(draw):
-        facts["soft_cap"] = draw(st.sampled_from((2.0, 30.0)))
-    elif _seldom(draw):
-        facts |= draw(st.sampled_from(({"score_shift": -150.0}, {"magnitude": 5.0})))
+        if dice.in_one_of(5):
+            facts[name] = dice.one_of((1, 1, 1, b))
+    if dice.in_one_of(5):
+        facts["soft_cap"] = dice.one_of((2.0, 30.0))
+    elif dice.in_one_of(4) and 1e-3 < abs(scale) < 1:
+        extremes: tuple[Facts, ...] = (
+            {"score_shift": -150.0}, {"score_shift": 300.0}, {"magnitude": 5.0},
+            {"magnitude": 0.01},
+        )  # fmt: skip
+        facts |= dice.one_of(extremes)
     return facts
 
 
-def _asked_for(draw: st.DrawFn, b: int) -> dict[str, Any]:
-    facts: dict[str, Any] = {"deterministic": _seldom(draw)}
-    if _seldom(draw):
-        facts["dropout"] = draw(st.sampled_from((0.1, 0.5)))
-    if _seldom(draw):
-        return facts | {"inference": True}
-    return facts | {"lse_grad": _seldom(draw), "needs_max": _seldom(draw)}
+def _asked_for(dice: Dice, b: int) -> Facts:
+    facts: Facts = {"deterministic": dice.in_one_of(5)}
+    if dice.in_one_of(5):
+        facts["dropout"] = dice.one_of((0.1, 0.5))
+    if dice.in_one_of(5):
+        return facts | {"inference": True, "needs_max": dice.in_one_of(5)}
+    return facts | {"lse_grad": dice.in_one_of(4), "needs_max": dice.in_one_of(6)}

@@ -4,8 +4,7 @@ Its error against `reference` is what an implementation's error is measured by, 
 come from `jax.grad`, so it also checks that the reference's formulas are the right ones.
 
 In 16 bits the operands of matrix products are 16-bit numbers, as matrix units take them: the
-probabilities, and the gradient of the scores. And a sink's gradient is made of the rounded output,
-Σ exp(sink - lse) · (dlse - Σ out · dout), which is all that a fused backward pass has of it.
+probabilities, and the gradient of the scores.
 
 Every description (lengths, windows, segments, dropout) becomes a dense array, so that calls of the
 same shape share one compilation.
@@ -13,7 +12,6 @@ same shape share one compilation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,16 +36,9 @@ if jax.__version_info__ < (0, 11):
 _HIDDEN = -1e30
 
 
-@dataclass(frozen=True)
-class Naive:
-    """The results by name, and how far some may by rounding alone be off."""
-
-    results: Operands
-    spread: Operands
-    """Of the sinks' gradient in 16 bits, by the rounding of out."""
-
-
-def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None) -> Naive:
+def naive(
+    options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None
+) -> Operands:
     """What `reference` returns, computed in the dtype of the operands, on the CPU if there is one.
 
     Without out_grad among the operands the gradients are left out.
@@ -101,13 +92,7 @@ def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None
         axes = tuple(i for i, m in enumerate(shared) if m == 1)
         total = results[name].sum(axis=axes, keepdims=True) if axes else results[name]
         found[name] = total.astype(operands[name].dtype)
-    spread = {}
-    if "sinks" in found and "sinks_variance" in results:
-        axes = tuple(i for i, m in enumerate(operands["sinks"].shape) if m == 1)
-        variance = results["sinks_variance"].sum(axis=axes, keepdims=True)
-        # The largest of a dozen normal errors is about twice the standard deviation.
-        spread["sinks"] = 2 * np.sqrt(variance)
-    return Naive(found, spread)
+    return found
 
 
 def _cpu() -> Any:
@@ -125,12 +110,6 @@ def _results(arrays, may_attend, distance, kept, scale, cap, out_grad, lse_grad,
 
     (out, lse), pull, row_max = jax.vjp(outputs, arrays, has_aux=True)
     (gradients,) = pull((out_grad, lse_grad))
-    if out.dtype.itemsize == 2:
-        delta = jnp.einsum("btnv,btnv->bnt", *(x.astype(lse.dtype) for x in (out, out_grad)))
-        p_sink = jnp.exp(arrays["sinks"][:, :, None] - lse)
-        row = jnp.where(may_attend.any(axis=-1), p_sink * (lse_grad - delta), 0)
-        gradients["sinks"] = row.sum(axis=2)
-        gradients["sinks_variance"] = _rounding_variance(p_sink, out, out_grad)
     return {"out": out, "lse": lse, "row_max": row_max, **gradients}
 
 
@@ -152,15 +131,6 @@ def _attention(arrays, may_attend, distance, kept, scale, cap):
     p = jnp.where(may_attend, jnp.exp(score - lse[..., None]), 0) * kept
     out = jnp.einsum("bnts,bsnv->btnv", p.astype(q.dtype).astype(wide), v)
     return (out.astype(q.dtype), lse), score.max(axis=-1)
-
-
-def _rounding_variance(p_sink, out, out_grad):
-    """What rounding out to its dtype makes of the gradient of a sink [B, N], which is a sum over
-    few heads: its own error may by luck be much smaller."""
-    exponent = jnp.floor(jnp.log2(jnp.maximum(jnp.abs(out.astype(p_sink.dtype)), 1e-30)))
-    step = jnp.exp2(exponent) * jnp.finfo(out.dtype).eps
-    moved = (step * out_grad.astype(p_sink.dtype)) ** 2 / 12
-    return jnp.einsum("bnt,btnv->bn", p_sink**2, moved)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

@@ -15,6 +15,8 @@ class Outcome:
 
     case: str
     family: str
+    call: dict[str, Any] = field(default_factory=dict)
+    """The case as JSON, of one that is not in the table."""
     status: Status = "passed"
     failures: tuple[str, ...] = ()
     """A sentence for everything that is wrong."""

@@ -8,6 +8,8 @@ softmax with its full Jacobian-vector product. Operands and shapes are those of
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionOptions
@@ -97,24 +99,28 @@ def allowed(options: AttentionOptions, operands: Operands) -> np.ndarray:
 
 
 def poison_padding(
-    options: AttentionOptions, operands: Operands, poison: float = np.nan
+    options: AttentionOptions, operands: Operands, poison: float | tuple[float, ...] = np.nan
 ) -> Operands:
-    """The operands with `poison` in every place of theirs that only padding looks at."""
+    """The operands with `poison`, over and over, where only padding looks at them."""
+
+    def spoil(x: np.ndarray, *where: Any) -> None:
+        x[where] = np.resize(poison, x[where].shape)
+
     poisoned = {name: np.array(x) for name, x in operands.items()}
     for batch_row in range(operands["query"].shape[0]):
         query_ids, key_ids = segment_ids(options, operands, batch_row)
         for name in {"query", "out", "out_grad"} & set(poisoned):
-            poisoned[name][batch_row, query_ids == 0] = poison
+            spoil(poisoned[name], batch_row, query_ids == 0)
         for name in {"key", "value"} & set(poisoned):
-            poisoned[name][batch_row, key_ids == 0] = poison
+            spoil(poisoned[name], batch_row, key_ids == 0)
         for name in {"lse", "lse_grad"} & set(poisoned):
-            poisoned[name][batch_row][:, query_ids == 0] = poison
+            spoil(poisoned[name][batch_row], slice(None), query_ids == 0)
         bias = poisoned.get("bias")
         if bias is not None and bias.shape[0] > 1:
             if bias.shape[2] > 1:
-                bias[batch_row][:, query_ids == 0] = poison
+                spoil(bias[batch_row], slice(None), query_ids == 0)
             if bias.shape[3] > 1:
-                bias[batch_row][:, :, key_ids == 0] = poison
+                spoil(bias[batch_row], slice(None), slice(None), key_ids == 0)
     return poisoned
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.cases import BY_NAME
 from attn_dispatch.conformance.environment import file_name
 from attn_dispatch.conformance.outcome import Outcome, Status
 
@@ -48,11 +50,13 @@ class Report:
         }
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Writes verify-IMPLEMENTATION-DEVICE[-CUDNN].json and .md; returns where."""
+        """Writes verify-IMPLEMENTATION-DEVICE[-CUDNN][-SEED].json and .md; returns where."""
         folder.mkdir(parents=True, exist_ok=True)
         name = file_name(f"verify-{self.implementation}", self.environment)
+        if "seed" in self.options:
+            name += f"-seed_{self.options['seed']}"
         paths = tuple(folder / f"{name}.{ending}" for ending in ("json", "md"))
-        paths[0].write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        paths[0].write_text(_a_line_each(self.to_json()), encoding="utf-8")
         paths[1].write_text(self.markdown(), encoding="utf-8")
         return paths[0], paths[1]
 
@@ -94,6 +98,32 @@ class Report:
             lines += ["", f"### {outcome.case}: {outcome.status}", ""]
             lines += ["```", *outcome.failures, "```"]
         return "\n".join(lines) + "\n"
+
+
+def bad_cases(path: Path) -> list[Case]:
+    """The cases that failed or crashed in a report that was written as JSON.
+
+    Raises:
+      ValueError: the file is no such report.
+    """
+    try:
+        outcomes = [
+            Outcome.from_json(x) for x in json.loads(path.read_text(encoding="utf-8"))["outcomes"]
+        ]
+        bad = [x for x in outcomes if x.status in ("failed", "crashed")]
+        return [Case.from_json(x.call) if x.call else BY_NAME[x.case] for x in bad]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"expected the JSON file of a report of `attn-dispatch verify`, got {path} "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def _a_line_each(report: dict[str, Any]) -> str:
+    """The report as JSON, each outcome on a line of its own."""
+    outcomes = ",\n".join(f"  {json.dumps(x)}" for x in report["outcomes"])
+    head = json.dumps({name: x for name, x in report.items() if name != "outcomes"}, indent=1)
+    return f'{head.removesuffix("}").rstrip()},\n "outcomes": [\n{outcomes}\n ]\n}}\n'
 
 
 @dataclass(frozen=True)

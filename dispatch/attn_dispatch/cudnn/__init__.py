@@ -128,6 +128,9 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | str:
     backend, refusal = _backend(), ""
     properties = cudnn_library.find().device_properties(device)
     for call in calls_of(spec):
+        if reasons := cudnn_rules.reasons_against(call):
+            refusal = refusal or "; ".join(reasons)
+            continue
         try:
             engine, workspace_bytes = backend.plan(asdict(call), properties)
         except backend.CudnnError as error:

@@ -14,6 +14,7 @@ from attn_dispatch.semantics.live import Live
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
 from attn_dispatch.semantics.padding import pad_last, prepend, round_up
+from attn_dispatch.semantics.scaled_query import scaled_query
 
 Arrays = Mapping[str, jax.Array]
 
@@ -105,7 +106,7 @@ def backward_results(
     dead, live = dead_rows(spec), Live.of(spec, operands).queries
     query = _from_rows(spec, results["dq"], dead)[..., : spec.head_dim]
     found = {
-        "query": _where_live(call, live, query),
+        "query": scaled_query(spec, _where_live(call, live, query)),
         "key": _from_rows(spec, results["dk"], 0)[..., : spec.head_dim],
         "value": _from_rows(spec, results["dv"], 0)[..., : spec.head_dim_v],
     }
@@ -149,7 +150,7 @@ def _cleaned(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> dict[str
 
 def _query_key_value(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
     return [
-        _queries(spec, call, operands["query"], call.head_dim),
+        _queries(spec, call, scaled_query(spec, operands["query"]), call.head_dim),
         _keys(call, operands["key"], call.head_dim),
         _keys(call, operands["value"], call.head_dim_v),
     ]

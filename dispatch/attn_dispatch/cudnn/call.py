@@ -8,11 +8,16 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.packing import is_packed
 from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.scaled_query import positive_scale
 
 _HEAD_DIM_MULTIPLE = 8
 """Strides must be multiples of 16 bytes (cudnn-frontend issue 1571)."""
 _PACKED_HEAD_DIM_MULTIPLE = 16
 """Else cudnn-frontend sizes the workspace of packed sequences as if each were the longest."""
+
+_WIDE_PACKED_HEAD_DIM = 192
+"""Beyond it a packed backward pass with a smaller value dim writes garbage (H100, 9.19: dq off by
+as much as it is large, infinities in dk). With value padded to the head dim it is right."""
 
 _LEAST_PACKED = 2
 """For a longest sequence of one query cuDNN takes a kernel for decoding, whose lse is wrong for
@@ -59,6 +64,13 @@ class CudnnCall:
     def is_packed(self) -> bool:
         """Whether arrays are [rows, heads, dim], with offsets that say where sequences begin."""
         return self.packed_rows_q > 0
+
+    @property
+    def packed_elements(self) -> int:
+        """Elements of the largest packed array; what offsets count."""
+        queries = self.packed_rows_q * self.num_heads
+        keys = self.packed_rows_kv * self.num_kv_heads
+        return max(queries, keys) * max(self.head_dim, self.head_dim_v)
 
     @property
     def has_statistics(self) -> bool:
@@ -154,6 +166,10 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     bias_batch, bias_heads, bias_rows = _bias_extents(spec, rows_q)
     batch = spec.batch * _sequences(spec)
     forward = not spec.is_backward
+    head_dim = round_up(spec.head_dim, multiple)
+    head_dim_v = round_up(spec.head_dim_v + extra_columns, multiple)
+    if packed and spec.is_backward and head_dim > _WIDE_PACKED_HEAD_DIM:
+        head_dim_v = max(head_dim_v, head_dim)
     return CudnnCall(
         backward=spec.is_backward,
         dtype=spec.dtype,
@@ -162,9 +178,9 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         num_kv_heads=spec.num_kv_heads,
         seq_len_q=max(min(longest_q, rows_q), _LEAST_PACKED) if packed else rows_q,
         seq_len_kv=min(longest_kv, spec.seq_len_kv),
-        head_dim=round_up(spec.head_dim, multiple),
-        head_dim_v=round_up(spec.head_dim_v + extra_columns, multiple),
-        scale=o.scale,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        scale=positive_scale(spec),
         window_left=band.left,
         window_right=band.right,
         bottom_right=band.bottom_right,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.cudnn.call import band_of, has_own_lengths, has_score_bias
+from attn_dispatch.cudnn.call import CudnnCall, band_of, has_score_bias
 from attn_dispatch.semantics.packing import is_packed
+from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 Rule = tuple[Callable[[AttentionSpec], bool], str]
 
@@ -23,12 +24,12 @@ _RULES: tuple[Rule, ...] = (
         "segment ids: pass max_segments, the largest id",
     ),
     (
-        lambda s: is_packed(s) and has_score_bias(s),
-        "packed sequences: cuDNN counts a bias or mask from the start of each sequence",
+        is_out_of_range,
+        "scale: cuDNN multiplies by it in float32, where it or its reciprocal is no normal number",
     ),
     (
-        lambda s: has_own_lengths(s) and _packed_elements(s) >= _INT32_LIMIT,
-        "packed sequences: an array has 2^31 elements or more, past cuDNN's 32-bit offsets",
+        lambda s: is_packed(s) and has_score_bias(s),
+        "packed sequences: cuDNN counts a bias or mask from the start of each sequence",
     ),
     (
         lambda s: is_packed(s) and s.options.needs_keep,
@@ -69,9 +70,11 @@ def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _packed_elements(spec: AttentionSpec) -> int:
-    """Elements of the larger of the packed arrays."""
-    widest = max(spec.head_dim, spec.head_dim_v) + 16
-    queries = spec.seq_len_q * spec.num_heads
-    keys = spec.seq_len_kv * spec.num_kv_heads
-    return spec.batch * max(queries, keys) * widest
+def reasons_against(call: CudnnCall) -> tuple[str, ...]:
+    """Why cuDNN must not be asked for this one of the ways to say a call."""
+    if call.packed_elements >= _INT32_LIMIT:
+        return (
+            "packed sequences: an array has 2^31 elements or more, past cuDNN's 32-bit offsets "
+            f"(heads of {call.head_dim} and {call.head_dim_v}, as padded)",
+        )
+    return ()
