@@ -15,8 +15,6 @@ class Outcome:
 
     case: str
     family: str
-    call: dict[str, Any] = field(default_factory=dict)
-    """The case as JSON, of one that is not in the table."""
     status: Status = "passed"
     failures: tuple[str, ...] = ()
     """A sentence for everything that is wrong."""
@@ -33,6 +31,8 @@ class Outcome:
     allowances: dict[str, float] = field(default_factory=dict)
     """By result, the largest error it may have."""
     seconds: float = 0.0
+    call: dict[str, Any] = field(default_factory=dict)
+    """The case as JSON, of one that is not in the table."""
 
     @property
     def used(self) -> float:
