@@ -11,7 +11,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is importe
 import jax
 import pytest
 
-from attn_dispatch.conformance.naive import COMPILE_QUICKLY
+from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
 from attn_dispatch.core import select
 
 _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"

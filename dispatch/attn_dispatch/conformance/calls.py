@@ -14,7 +14,7 @@ import numpy as np
 
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.naive import COMPILE_QUICKLY
+from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
 from attn_dispatch.conformance.reference import Operands
 from attn_dispatch.core import select
 from attn_dispatch.core.primitive import attention, attn_bwd_p, attn_fwd_p

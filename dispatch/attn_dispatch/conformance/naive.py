@@ -1,22 +1,17 @@
-"""Attention as one would write it in JAX without further thought, with every array dense.
+"""Attention as one would write it without further thought, with every array dense, in NumPy.
 
-Its error against `reference` is what an implementation's error is measured by, and its gradients
-come from `jax.grad`, so it also checks that the reference's formulas are the right ones.
+Its error against `reference` is what an implementation's error is measured by. All is float32, but
+in 16 bits the operands of matrix products are 16-bit numbers, as matrix units take them: the
+probabilities and their gradient, and the gradient of the scores. Each head's part of a key's or
+value's gradient is rounded before the heads that share it are added up.
 
-In 16 bits the operands of matrix products are 16-bit numbers, as matrix units take them: the
-probabilities, and the gradient of the scores.
-
-Every description (lengths, windows, segments, dropout) becomes a dense array, so that calls of the
-same shape share one compilation.
+In NumPy, because a program would have to be compiled for every shape.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionOptions
@@ -28,118 +23,154 @@ from attn_dispatch.conformance.reference import (
     segment_ids,
 )
 
-COMPILE_QUICKLY: dict[str, bool | int] = {"xla_backend_optimization_level": 0}
-"""Options with which XLA compiles for the CPU in a fraction of the time."""
-if jax.__version_info__ < (0, 11):
-    COMPILE_QUICKLY["xla_cpu_use_fusion_emitters"] = False
-
-_HIDDEN = -1e30
+_FLOAT32_NOISE = 2.0**-21
+"""Of a sum of products by a matrix unit, in units of the root of the sum of their squares. They add
+in fewer bits than a processor does; an H100's were off by about 2^-21.5 (cuDNN 9.19)."""
 
 
-def naive(
-    options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None
-) -> Operands:
-    """What `reference` returns, computed in the dtype of the operands, on the CPU if there is one.
+@dataclass(frozen=True)
+class Naive:
+    """The results by name, and what a fused backward pass adds to the errors of gradients."""
+
+    results: Operands
+    spread: Operands
+    """Standard deviations: it takes p · (dp - delta) from two sums that a matrix unit and a
+    reduction have rounded apart, so what should cancel to 0 does not. Here both come from one sum."""
+
+
+def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None) -> Naive:
+    """What `reference` returns, computed in the dtype of the operands.
 
     Without out_grad among the operands the gradients are left out.
     """
-    names = [name for name in DIFFERENTIABLE if name in operands and "out_grad" in operands]
-    operands = poison_padding(options, operands, 0.0)
-    b, t, n, _ = operands["query"].shape
-    s, v = operands["key"].shape[1], operands["value"].shape[3]
-    wide = np.promote_types(operands["query"].dtype, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        call = _Forward(options, poison_padding(options, operands, 0.0), keep)
+        results = {"out": call.out.swapaxes(1, 2), "lse": call.lse}
+        if options.needs_max:
+            results["row_max"] = call.row_max
+        if "out_grad" not in operands:
+            return Naive(results, {})
+        return Naive(results | _gradients(call), _spread(call))
 
-    def full(name: str, shape: tuple[int, ...], otherwise: float) -> np.ndarray:
-        x = operands.get(name, np.full((1,) * len(shape), otherwise, wide))
-        return np.broadcast_to(x.astype(wide), shape)
 
-    bias = full("bias", (b, n, t, s), 0.0)
-    may_attend = allowed(options, operands) & (bias != -np.inf)
-    arrays = {
-        "query": operands["query"],
-        "key": operands["key"],
-        "value": operands["value"],
-        "bias": np.where(bias == -np.inf, 0, bias),
-        "sinks": full("sinks", (b, n), _HIDDEN),
-        "alibi_slopes": full("alibi_slopes", (b, n), 0.0),
+class _Forward:
+    """The forward pass, [B, N, T, ·] and [B, N, S, ·], and what its gradients need."""
+
+    def __init__(
+        self, options: AttentionOptions, operands: Operands, keep: np.ndarray | None
+    ) -> None:
+        self.options, self.operands = options, operands
+        self.dtype = operands["query"].dtype
+        self.wide = np.promote_types(self.dtype, np.float32)
+        self.kv_heads = operands["key"].shape[2]
+        self.groups = operands["query"].shape[2] // self.kv_heads
+        self.q = self.heads_first("query")
+        self.k, self.v = (self.heads_first(x).repeat(self.groups, axis=1) for x in ("key", "value"))
+        score = self.wide.type(options.scale) * (self.q @ self.k.swapaxes(2, 3))
+        self.cap_slope = np.ones((1, 1, 1, 1), self.wide)
+        if options.logits_soft_cap is not None:
+            bent = np.tanh(score / self.wide.type(options.logits_soft_cap))
+            score, self.cap_slope = self.wide.type(options.logits_soft_cap) * bent, 1 - bent**2
+        may_attend = allowed(options, operands)
+        self.distance = np.ones((1, 1, 1, 1), self.wide)
+        if "alibi_slopes" in operands:
+            rows = range(self.q.shape[0])
+            ids = [segment_ids(options, operands, row) for row in rows]
+            distance = [abs(relative_positions(options, *pair)) for pair in ids]
+            self.distance = np.array(distance, self.wide)[:, None]
+            score = score - self.of_heads("alibi_slopes")[..., None] * self.distance
+        if "bias" in operands:
+            score = score + operands["bias"].astype(self.wide)
+        score = np.where(may_attend, score, -np.inf)
+        self.row_max = score.max(axis=3, initial=-np.inf)
+        self.live = self.row_max != -np.inf
+        sinks = self.of_heads("sinks") if "sinks" in operands else np.full((1, 1, 1), -np.inf)
+        top = np.where(self.live, np.maximum(self.row_max, sinks), 0).astype(self.wide)
+        total = np.exp(score - top[..., None]).sum(axis=3) + np.exp(sinks - top)
+        lse = top + np.log(np.where(self.live, total, 1))
+        self.p = np.exp(score - lse[..., None]).astype(self.wide)
+        self.p_sink = np.where(self.live, np.exp(sinks - lse), 0).astype(self.wide)
+        self.lse = np.where(self.live, lse, -np.inf)
+        self.kept = np.ones((1, 1, 1, 1), self.wide)
+        if keep is not None:
+            self.kept = (keep / (1 - options.dropout_rate)).astype(self.wide)
+        self.p_kept = self.rounded(self.p * self.kept)
+        self.out = (self.p_kept @ self.v).astype(self.dtype)
+
+    def heads_first(self, name: str) -> np.ndarray:
+        return self.operands[name].astype(self.wide).swapaxes(1, 2)
+
+    def of_heads(self, name: str) -> np.ndarray:
+        """[1|B, N] as [1|B, N, 1]."""
+        return self.operands[name].astype(self.wide)[..., None]
+
+    def rounded(self, x: np.ndarray) -> np.ndarray:
+        """What the call's dtype leaves of x."""
+        return x.astype(self.dtype).astype(self.wide)
+
+    def sum_groups(self, x: np.ndarray) -> np.ndarray:
+        """[B, N, S, ·] to [B, S, K, ·]."""
+        b, _, s, dim = x.shape
+        return x.reshape(b, self.kv_heads, self.groups, s, dim).sum(axis=2).swapaxes(1, 2)
+
+
+def _gradients(call: _Forward) -> Operands:
+    operands, scale = call.operands, call.wide.type(call.options.scale)
+    out_grad = call.heads_first("out_grad")
+    p_grad = call.rounded(out_grad @ call.v.swapaxes(2, 3)) * call.kept
+    mean = (call.p * p_grad).sum(axis=3)
+    lse_grad = operands.get("lse_grad", np.zeros_like(mean)).astype(call.wide)
+    score_grad = call.p * (p_grad - mean[..., None] + lse_grad[..., None])
+    narrow = call.rounded(score_grad)
+    raw_grad = narrow * call.cap_slope
+    of_keys = scale * (raw_grad.swapaxes(2, 3) @ call.q)
+    of_values = call.p_kept.swapaxes(2, 3) @ out_grad
+    found = {
+        "query": (scale * (raw_grad @ call.k)).swapaxes(1, 2),
+        "key": call.sum_groups(call.rounded(of_keys)),
+        "value": call.sum_groups(call.rounded(of_values)),
+        # Its entries are gradients of scores, in 16 bits like those that are multiplied. Those of a
+        # bias that all keys share cancel, which they would not once they are rounded.
+        "bias": score_grad if _is_alike_for_all_keys(call) else narrow,
+        "alibi_slopes": -(narrow * call.distance).sum(axis=(2, 3)),
+        "sinks": np.where(call.live, call.p_sink * (lse_grad - mean), 0).sum(axis=2),
     }
-    ids = [segment_ids(options, operands, row) for row in range(b)]
-    distance = np.array([abs(relative_positions(options, *pair)) for pair in ids])[:, None]
-    kept = np.ones((b, n, t, s), wide)
-    if keep is not None:
-        kept = (keep / (1 - options.dropout_rate)).astype(wide)
-    out_grad = operands.get("out_grad", np.zeros((b, t, n, v), operands["query"].dtype))
-    lse_grad = operands.get("lse_grad", np.zeros((b, n, t), wide))
-    cap = options.logits_soft_cap
-    with jax.default_device(_cpu()), jax.default_matmul_precision("highest"):
-        results = _results(
-            arrays, may_attend, distance.astype(wide), kept, options.scale,
-            1.0 if cap is None else cap, out_grad, lse_grad, has_cap=cap is not None,
-        )  # fmt: skip
-    results = {name: np.asarray(x) for name, x in results.items()}
-
-    live = may_attend.any(axis=-1)
-    found = {"out": results["out"], "lse": np.where(live, results["lse"], -np.inf)}
-    if options.needs_max:
-        found["row_max"] = np.where(live, results["row_max"], -np.inf)
-    for name in names:
-        # A shared operand's gradient is summed in the wide dtype, then rounded to its own.
-        shared = operands[name].shape
-        if name == "bias" and (shared[3] > 1 or s == 1):
-            # Its entries are gradients of scores, in 16 bits like those that are multiplied. Those
-            # of a bias that all keys share cancel, which they would not once they are rounded.
-            results[name] = results[name].astype(operands["query"].dtype).astype(wide)
-        axes = tuple(i for i, m in enumerate(shared) if m == 1)
-        total = results[name].sum(axis=axes, keepdims=True) if axes else results[name]
-        found[name] = total.astype(operands[name].dtype)
-    return found
+    return {
+        name: _sum_like(found[name], operands[name].shape).astype(operands[name].dtype)
+        for name in DIFFERENTIABLE
+        if name in operands
+    }
 
 
-def _cpu() -> Any:
-    """Where the naive computation runs: a GPU would round float32 products to TF32."""
-    try:
-        return jax.devices("cpu")[0]
-    except RuntimeError:
-        return None
+def _is_alike_for_all_keys(call: _Forward) -> bool:
+    bias = call.operands.get("bias")
+    return bias is not None and bias.shape[3] == 1 and call.k.shape[2] > 1
 
 
-@partial(jax.jit, static_argnames="has_cap", compiler_options=COMPILE_QUICKLY)
-def _results(arrays, may_attend, distance, kept, scale, cap, out_grad, lse_grad, *, has_cap):
-    def outputs(arrays):
-        return _attention(arrays, may_attend, distance, kept, scale, cap if has_cap else None)
-
-    (out, lse), pull, row_max = jax.vjp(outputs, arrays, has_aux=True)
-    (gradients,) = pull((out_grad, lse_grad))
-    return {"out": out, "lse": lse, "row_max": row_max, **gradients}
-
-
-def _attention(arrays, may_attend, distance, kept, scale, cap):
-    q, v = arrays["query"], arrays["value"]
-    wide = jnp.promote_types(q.dtype, jnp.float32)
-    groups = q.shape[2] // v.shape[2]
-    k, v = (jnp.repeat(arrays[name], groups, axis=2).astype(wide) for name in ("key", "value"))
-    score = scale * jnp.einsum("btnh,bsnh->bnts", q.astype(wide), k)
-    if cap is not None:
-        score = cap * jnp.tanh(score / cap)
-    score = score - arrays["alibi_slopes"][:, :, None, None] * distance
-    score = _round_gradient(score, q.dtype) + arrays["bias"]
-    score = jnp.where(may_attend, score, _HIDDEN)
-    sinks = jnp.broadcast_to(arrays["sinks"][:, :, None, None], (*score.shape[:3], 1))
-    lse = jax.nn.logsumexp(jnp.concatenate([score, sinks], axis=-1), axis=-1)
-    is_live = may_attend.any(axis=-1)
-    lse = jnp.where(is_live, lse, 0)
-    p = jnp.where(may_attend, jnp.exp(score - lse[..., None]), 0) * kept
-    out = jnp.einsum("bnts,bsnv->btnv", p.astype(q.dtype).astype(wide), v)
-    return (out.astype(q.dtype), lse), score.max(axis=-1)
+def _spread(call: _Forward) -> Operands:
+    """See `Naive.spread`: the variances of dp and delta, carried on to every gradient."""
+    operands, scale = call.operands, call.options.scale
+    out_grad = call.heads_first("out_grad")
+    of_products = (out_grad**2 @ (call.v**2).swapaxes(2, 3)) * call.kept**2
+    of_delta = ((call.out.astype(call.wide) * out_grad) ** 2).sum(axis=3, keepdims=True)
+    both = _FLOAT32_NOISE**2 * (of_products + of_delta)
+    weights = call.p * call.cap_slope
+    row = _FLOAT32_NOISE**2 * of_delta * (weights @ call.k) ** 2
+    found = {
+        "query": (scale**2 * ((weights**2 * both) @ call.k**2 + row)).swapaxes(1, 2),
+        "key": call.sum_groups(scale**2 * ((weights**2 * both).swapaxes(2, 3) @ call.q**2)),
+        "bias": call.p**2 * both,
+        "alibi_slopes": ((call.p * call.distance) ** 2 * both).sum(axis=(2, 3)),
+        "sinks": (call.p_sink**2 * _FLOAT32_NOISE**2 * of_delta[..., 0]).sum(axis=2),
+    }
+    return {
+        name: np.sqrt(_sum_like(variance, operands[name].shape))
+        for name, variance in found.items()
+        if name in operands
+    }
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _round_gradient(x, dtype):
-    """x, whose gradient passes through `dtype`."""
-    del dtype
-    return x
-
-
-_round_gradient.defvjp(
-    lambda x, dtype: (x, None), lambda dtype, _, grad: (grad.astype(dtype).astype(grad.dtype),)
-)
+def _sum_like(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """x summed over the axes that have length 1 in `shape`."""
+    axes = tuple(i for i, m in enumerate(shape) if m == 1 and x.shape[i] > 1)
+    return x.sum(axis=axes, keepdims=True) if axes else x

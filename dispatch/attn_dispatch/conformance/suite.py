@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -95,7 +95,7 @@ class Conformance:
         with self.lowering():
             compiled = traced.program.compile(traced.traced)
         run = traced.program.run if case.transform == "eager" else compiled
-        outcome = outcome.failed(*self._wrong_kernels(compiled.as_text(), outcome))
+        outcome = outcome.failed(*self._wrong_kernels(case, compiled.as_text(), outcome))
 
         keep = None
         if case.dropout:
@@ -106,7 +106,7 @@ class Conformance:
         outcome = outcome.failed(*_not_zero(case, given, got))
         if case.deterministic:
             outcome = outcome.failed(*_not_repeated(got, numpy_results(run, poisoned)))
-        return outcome.failed(*self._leaks(case, poisoned, run, got, outcome.allowances))
+        return outcome.failed(*self._leaks(case, poisoned, run, got, outcome))
 
     def _eligible(
         self, case: Case, operands: Operands, outcome: Outcome
@@ -167,10 +167,12 @@ class Conformance:
         found = select.verdicts(spec, self.device)
         return next((x for x in found if x.is_eligible), found[0])
 
-    def _wrong_kernels(self, hlo: str, outcome: Outcome) -> list[str]:
+    def _wrong_kernels(self, case: Case, hlo: str, outcome: Outcome) -> list[str]:
         """Where the compiled program does not call what it should, or calls what it should not."""
         wanted = custom_calls_of(self.implementation)
-        if outcome.backward != self.implementation:
+        # Under a scale of 0 the query's gradient is 0, which no kernel has to compute.
+        is_known = case.scale == 0 and case.gradients == ("query",)
+        if outcome.backward != self.implementation or is_known:
             wanted = {x: y for x, y in wanted.items() if x == "forward"}
         got = custom_calls_in(hlo)
         return [f"kernels: expected custom calls {sorted(wanted.values())}, got {sorted(got)}"] * (
@@ -196,11 +198,13 @@ class Conformance:
     ) -> Outcome:
         """The errors against float64, and whether each is within what is allowed."""
         options = case.forward_options()
-        if self._is_fused(case, outcome):
+        is_fused = self._is_fused(case, outcome)
+        if is_fused:
             forward = {x: y for x, y in given.items() if x != "out_grad"}
             given = with_delta_of(got["out"], reference(options, forward, keep)["out"], given)
         expected, plain = reference(options, given, keep), naive(options, given, keep)
-        allowance = loosened(allowances(options, expected, plain, got), expected, plain, got)
+        allowance = allowances(options, expected, plain, got, is_fused=is_fused)
+        allowance = loosened(allowance, expected, plain, got)
         errors = {name: error(x, expected[name]) for name, x in got.items()}
         outcome = replace(outcome, errors=errors, allowances=allowance)
         return outcome.failed(
@@ -224,7 +228,7 @@ class Conformance:
         operands: Operands,
         run: Any,
         got: Operands,
-        allowance: Mapping[str, float],
+        outcome: Outcome,
     ) -> list[str]:
         """Where a change of one packed document shows in another.
 
@@ -234,7 +238,9 @@ class Conformance:
         if document is None:
             return []
         failures = []
-        fills = {"random": None} | ({"NaN": np.nan} if self.keeps_nan_in_documents else {})
+        fills = {"random": None}
+        if self.keeps_nan_in_documents and outcome.backward in ("", self.implementation):
+            fills["NaN"] = np.nan
         before = document.without(got)
         for what, fill in fills.items():
             changed = numpy_results(run, document.changed(operands, fill))
@@ -242,7 +248,7 @@ class Conformance:
                 exact = name in ("out", "lse", "row_max") or case.deterministic
                 if exact and not _same_bits(x, before[name]):
                     failures.append(f"documents: {what} values in one changed {name} of another")
-                elif not exact and not error(x, before[name]) <= allowance[name]:
+                elif not exact and not error(x, before[name]) <= outcome.allowances[name]:
                     failures.append(f"documents: {what} values in one spoiled {name} of another")
         return failures
 
