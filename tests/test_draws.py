@@ -56,7 +56,7 @@ def digest(count: int = 40) -> str:
     return f"{zlib.crc32(text.encode()):08x} {zlib.crc32(str(sums).encode()):08x}"
 
 
-DIGEST = "1d424ab7 59528674"
+DIGEST = "0377a777 4a84be6e"
 
 
 def test_draws_are_the_same_everywhere():
@@ -89,9 +89,9 @@ def test_everything_is_drawn():
         "mask", "bias", "alibi", "sinks", "soft_cap", "dropout", "lse_grad", "needs_max",
         "deterministic", "inference", "q_lengths", "kv_lengths", "q_segments", "cu_q",
         "max_segments", "score_shift", "dead_rows", "infinite_bias", "is_causal", "wanted",
-        "mixed_poison",
+        "mixed_poison", "dropout_keys",
     ]  # fmt: skip
-    assert [name for name in facts if not any(getattr(case, name) for case in cases)] == []
+    assert [name for name in facts if len({getattr(case, name) for case in cases}) < 2] == []
     assert {case.transform for case in cases} == {*draws._TRANSFORMS}
 
 

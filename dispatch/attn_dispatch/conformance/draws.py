@@ -31,8 +31,13 @@ class Sizes:
     dtypes: tuple[str, ...]
 
 
-# Few of each, so that the naive computation is compiled for few.
-SMALL = Sizes((1, 7, 16), (8,), (3,), ((4, 2), (3, 3)), ("float32", "bfloat16"))
+SMALL = Sizes(
+    lengths=(1, 7, 7, 16, 16),
+    head_dims=(8,),
+    value_dims=(3,),
+    heads=((4, 2), (3, 3)),
+    dtypes=("float32", "bfloat16", "float16"),
+)
 KERNELS = Sizes(
     lengths=(1, 2, 33, 64, 100, 128, 192, 256, 300, 320),
     head_dims=(64, 64, 128, 128, 8, 20, 72, 80, 96, 136, 160, 192, 200, 256),
@@ -71,7 +76,7 @@ def _case(name: str, dice: Dice, sizes: Sizes) -> Case:
     facts |= _LAYOUT[layout](dice, b, t, s)
     facts |= _who(dice, b, n, t, s, layout)
     facts |= _scores(dice, b, n, t, s, h, dtype, layout)
-    facts |= _asked_for(dice, b)
+    facts |= _asked_for(dice, b, transform)
     case = Case(name, **facts)
     if not case.inference and dice.in_one_of(3):
         facts["wanted"] = dice.some_of(case.differentiable)
@@ -85,12 +90,17 @@ def _plain(dice: Dice, b: int, t: int, s: int) -> Facts:
 def _lengths(dice: Dice, b: int, t: int, s: int) -> Facts:
     which = dice.one_of((("q_lengths",), ("kv_lengths",), ("q_lengths", "kv_lengths")))
     full = {"q_lengths": t, "kv_lengths": s}
-    return {name: tuple(_length(dice, full[name]) for _ in range(b)) for name in which}
+    return {name: tuple(_any_length(dice, full[name]) for _ in range(b)) for name in which}
 
 
 def _length(dice: Dice, full: int) -> int:
     """Often none, or one, or all."""
     return min(full, dice.one_of((0, 1, full, *(dice.up_to(full) for _ in range(4)))))
+
+
+def _any_length(dice: Dice, full: int) -> int:
+    """Also one that is wrong, and means the nearest that is right where no one can look at it."""
+    return dice.one_of((-2, full + 3)) if dice.in_one_of(12) else _length(dice, full)
 
 
 def _packed(dice: Dice, b: int, t: int, s: int) -> Facts:
@@ -168,10 +178,12 @@ def _scores(dice: Dice, b: int, n: int, t: int, s: int, h: int, dtype: str, layo
     return facts
 
 
-def _asked_for(dice: Dice, b: int) -> Facts:
+def _asked_for(dice: Dice, b: int, transform: Transform) -> Facts:
     facts: Facts = {"deterministic": dice.in_one_of(5)}
     if dice.in_one_of(5):
         facts["dropout"] = dice.one_of((0.1, 0.5))
+        if transform not in ("vmap", "scan"):
+            facts["dropout_keys"] = dice.one_of((1, 1, 1, b))
     if dice.in_one_of(5):
         return facts | {"inference": True, "needs_max": dice.in_one_of(5)}
     return facts | {"lse_grad": dice.in_one_of(4), "needs_max": dice.in_one_of(6)}

@@ -52,15 +52,51 @@ def check(case: Case, draw: Draw, operands: Operands) -> tuple[np.ndarray, list[
     failures = []
     if not np.array_equal(keep & pairs, draw(operands) & pairs):
         failures.append("the same key dropped other entries the second time")
-    dropped, count = float((~keep & pairs).sum()), int(pairs.sum())
-    rate = case.dropout
-    # Of few entries two keys may well drop the same.
-    chance_of_same = (1 - 2 * rate * (1 - rate)) ** count
-    other = operands | {"dropout_key": operands["dropout_key"] ^ np.uint32(0x5BD1E995)}
-    if chance_of_same < 1e-9 and np.array_equal(keep & pairs, draw(other) & pairs):
-        failures.append("another key dropped the same entries")
+    failures += _other_keys(case, draw, operands, keep, pairs)
+    failures += _not_independent(case, keep, pairs)
+    dropped, count, rate = float((~keep & pairs).sum()), int(pairs.sum()), case.dropout
     # Some kernels draw 8 bits: the rate is right to 1/256.
     spread = 5 * math.sqrt(rate * (1 - rate) * count) + count / 256
     if abs(dropped - rate * count) > spread:
         failures.append(f"dropped {dropped:.0f} of {count} entries, expected a share of {rate:g}")
     return keep, failures
+
+
+def _other_keys(
+    case: Case, draw: Draw, operands: Operands, keep: np.ndarray, pairs: np.ndarray
+) -> list[str]:
+    """Every word of every key must change the mask of that key's batch rows, and of no others."""
+    failures = []
+    keys = operands["dropout_key"]
+    rows = case.b // keys.shape[0]
+    for d, word in np.ndindex(keys.shape):
+        other = keys.copy()
+        other[d, word] ^= np.uint32(0x5BD1E995)
+        changed = draw(operands | {"dropout_key": other}) != keep
+        own = np.zeros_like(pairs)
+        own[d * rows : (d + 1) * rows] = True
+        if _can_tell(case, pairs & own) and not (changed & pairs & own).any():
+            failures.append("another key dropped the same entries")
+        if keys.shape[0] > 1 and (changed & pairs & ~own).any():
+            failures.append("a key changed what another one drops")
+    return list(dict.fromkeys(failures))
+
+
+def _not_independent(case: Case, keep: np.ndarray, pairs: np.ndarray) -> list[str]:
+    """Heads, and the batch rows that one key draws for, must not drop the same."""
+    failures = []
+    common = pairs[:, 1:] & pairs[:, :-1]
+    if _can_tell(case, common) and not ((keep[:, 1:] != keep[:, :-1]) & common).any():
+        failures.append("all heads drop the same entries")
+    # Mapped calls share their key, and rightly draw the same masks.
+    part = case.b // (case.mapped if case.transform in ("vmap", "scan") else 1)
+    common = pairs[1:] & pairs[:-1]
+    common[part - 1 :: part] = False
+    if _can_tell(case, common) and not ((keep[1:] != keep[:-1]) & common).any():
+        failures.append("all batch rows drop the same entries")
+    return failures
+
+
+def _can_tell(case: Case, pairs: np.ndarray) -> bool:
+    """Whether there are so many pairs that two masks do not agree on all of them by chance."""
+    return (1 - 2 * case.dropout * (1 - case.dropout)) ** int(pairs.sum()) < 1e-9

@@ -35,7 +35,7 @@ class Naive:
     results: Operands
     spread: Operands
     """Standard deviations: it takes p · (dp - delta) from two sums that a matrix unit and a
-    reduction have rounded apart, so what should cancel to 0 does not. Here both come from one sum."""
+    reduction have rounded apart, so what should cancel to 0 does not. Here one sum makes both."""
 
 
 def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None) -> Naive:

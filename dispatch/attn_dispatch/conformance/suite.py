@@ -70,6 +70,14 @@ class Conformance:
         """
         return self.implementation != "xla"
 
+    @property
+    def takes_delta_from_out(self) -> bool:
+        """Whether the backward pass takes delta, Σ p · dp, as Σ out · dout.
+
+        XLA's sees all keys at a time, and takes it from them.
+        """
+        return self.implementation != "xla"
+
     @contextmanager
     def lowering(self) -> Iterator[None]:
         """What surrounds the lowering of a call."""
@@ -216,11 +224,9 @@ class Conformance:
         )
 
     def _is_fused(self, case: Case, outcome: Outcome) -> bool:
-        """Whether the backward pass has of the output only what is left in 16 bits.
-
-        XLA's sees all keys at a time, and takes delta from them.
-        """
-        return case.dtype in ("float16", "bfloat16") and outcome.backward not in ("", "xla")
+        """Whether the backward pass had of the output only what is left in 16 bits."""
+        is_own = outcome.backward == self.implementation
+        return is_own and self.takes_delta_from_out and case.dtype in ("float16", "bfloat16")
 
     def _leaks(
         self,
