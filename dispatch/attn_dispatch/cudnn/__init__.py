@@ -17,6 +17,7 @@ from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import CudnnCall, calls_of
+from attn_dispatch.cudnn.planning import PlanningProcess
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan
 
@@ -159,7 +160,7 @@ def _workspace_limit(spec: AttentionSpec) -> int:
     return _WORKSPACE_SHARE * elements * 2 + 2**24
 
 
-def _backend() -> ModuleType:
+def _backend() -> ModuleType | PlanningProcess:
     library = cudnn_library.find()
     if library.backend is None:
         raise RuntimeError(library.unusable)
