@@ -140,9 +140,6 @@ Result<int64_t> load_cudnn(const std::string& path, bool allow_stand_ins) {
                                       std::to_string(kOldestVersion) + " and below " +
                                       std::to_string(kFirstUnknownVersion)};
   }
-  // Lets cudnn-frontend plan deterministic backward passes on SM90 whose workspace grows with the
-  // length and not with its square; they need cuDNN 9.25.
-  setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "0", /*overwrite=*/0);
   lib.cudnn = cudnn_frontend::cudnn_dlhandle = handle;
   lib.path = file_of(reinterpret_cast<void*>(get_version));
   return lib.version = version;
