@@ -122,4 +122,6 @@ PYBIND11_MODULE(_cuda, m) {
   m.def(
       "ffi_state_type", [] { return capsules(ffi_state_type()); },
       "type_id and type_info capsules, for jax.ffi.register_ffi_type.");
+  m.def("set_local_devices", &set_local_devices, py::arg("ordinals"),
+        "The driver's numbers of the devices that JAX uses here.");
 }

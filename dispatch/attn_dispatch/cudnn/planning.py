@@ -34,6 +34,7 @@ class PlanningProcess:
         self.CudnnError: type[Exception] = native.CudnnError
         self.ffi_handlers: Callable[[], Any] = native.ffi_handlers
         self.ffi_state_type: Callable[[], Any] = native.ffi_state_type
+        self.set_local_devices: Callable[[list[int]], None] = native.set_local_devices
         # Isolated and without site: nobody's packages or startup files, and faster.
         self._command = (sys.executable or "", "-I", "-S", str(planner), str(native.__file__))
         self._path = ""
