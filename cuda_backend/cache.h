@@ -1,4 +1,5 @@
-// A bounded map that builds each value once, however many threads ask for it at the same time.
+// A bounded map that builds each value once, however many threads ask for it at the same time. A
+// failure that may pass is told to those who wait for it, and not kept.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "status.h"
+
 namespace attn_dispatch {
 
 struct CacheStats {
@@ -19,37 +22,43 @@ struct CacheStats {
   int64_t hits = 0;
 };
 
-// Value must be cheap to copy. The least recently used entry goes first; who holds its value, or
-// waits for it, keeps it.
-template <typename Value>
+// T must be cheap to copy. The least recently used entry goes first; who holds its value, or waits
+// for it, keeps it.
+template <typename T>
 class OnceCache {
  public:
+  using Value = Result<T>;
+
   explicit OnceCache(size_t capacity) : capacity_(capacity) {}
 
   // The value under `key`, built by `build` (which must not throw) outside the lock if it is new.
   Value get(const std::string& key, const std::function<Value()>& build) {
     std::promise<Value> promise;
     std::shared_future<Value> future;
-    bool is_new = false;
+    int64_t build_number = 0;  // of the build that is ours, if any
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (auto found = index_.find(key); found != index_.end()) {
         entries_.splice(entries_.begin(), entries_, found->second);
-        future = found->second->second;
+        future = found->second->future;
         ++hits_;
       } else {
-        is_new = true;
+        build_number = ++builds_;
         future = promise.get_future().share();
-        entries_.emplace_front(key, future);
+        entries_.push_front({key, future, build_number});
         index_[key] = entries_.begin();
-        ++builds_;
         if (entries_.size() > capacity_) {
-          index_.erase(entries_.back().first);
+          index_.erase(entries_.back().key);
           entries_.pop_back();
         }
       }
     }
-    if (is_new) promise.set_value(build());
+    if (build_number) {
+      Value value = build();
+      // Before anybody hears of it: who has heard of it and asks again is to find nothing.
+      if (value.status.may_pass()) forget(key, build_number);
+      promise.set_value(std::move(value));
+    }
     return future.get();
   }
 
@@ -59,7 +68,20 @@ class OnceCache {
   }
 
  private:
-  using Entry = std::pair<std::string, std::shared_future<Value>>;
+  struct Entry {
+    std::string key;
+    std::shared_future<Value> future;
+    int64_t build_number;
+  };
+
+  // The key may be another build's by now, if this one's entry was the least recently used.
+  void forget(const std::string& key, int64_t build_number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = index_.find(key);
+    if (found == index_.end() || found->second->build_number != build_number) return;
+    entries_.erase(found->second);
+    index_.erase(found);
+  }
 
   const size_t capacity_;
   mutable std::mutex mutex_;

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <vector>
 
+#include "attributes.h"
 #include "clear_rows.h"
 #include "library.h"
 #include "plan.h"
@@ -19,30 +20,6 @@
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
-
-namespace attn_dispatch {
-
-// FFI decodes Text attributes through the view type it knows.
-template <typename T>
-struct AttributeOf {
-  using Type = T;
-};
-template <>
-struct AttributeOf<Text> {
-  using Type = std::string_view;
-};
-
-template <typename T>
-using Member = ffi::StructMember<typename AttributeOf<T>::Type>;
-
-}  // namespace attn_dispatch
-
-using attn_dispatch::Text;  // the list of fields names it
-#define FIRST(type, name) attn_dispatch::Member<type>(#name)
-#define FIELD(type, name) , FIRST(type, name)
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(attn_dispatch::SdpaSpec, ATTN_SDPA_SPEC(FIRST, FIELD));
-#undef FIRST
-#undef FIELD
 
 namespace attn_dispatch {
 namespace {
@@ -105,14 +82,18 @@ ffi::Error to_ffi(const Status& status) {
   return ffi::Error(ffi::ErrorCode::kInternal, text);
 }
 
-// Any device of the process will do for finding out early whether the call can be planned; a
-// device of another kind plans again in initialize.
-ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(SdpaSpec spec) {
-  auto properties = device_properties(0);
+std::atomic<int32_t> first_local_device{0};
+
+// XLA names no device yet. Any that JAX uses will do for finding out early whether the call can be
+// planned; a device of another kind plans again in initialize.
+ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(ffi::Dictionary attributes) {
+  auto spec = spec_of(attributes);
+  if (!spec.ok()) return ffi::Unexpected(to_ffi(spec.status));
+  auto properties = device_properties(first_local_device);
   if (!properties.ok()) return ffi::Unexpected(to_ffi(properties.status));
-  auto plan = plan_for(spec, properties.value);
+  auto plan = plan_for(spec.value, properties.value);
   if (!plan.ok()) return ffi::Unexpected(to_ffi(plan.status));
-  return std::make_unique<CallSite>(std::move(spec));
+  return std::make_unique<CallSite>(std::move(spec.value));
 }
 
 // Loading a plan and making a handle happen here, before any command buffer is captured.
@@ -235,7 +216,7 @@ ffi::Error Execute(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::Re
   return to_ffi(status);
 }
 
-XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, ffi::Ffi::BindInstantiate().Attrs<SdpaSpec>());
+XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, ffi::Ffi::BindInstantiate().Attrs());
 XLA_FFI_DEFINE_HANDLER(kInitialize, Initialize,
                        ffi::Ffi::BindInitialize()
                            .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -255,6 +236,10 @@ XLA_FFI_DEFINE_HANDLER(kExecute, Execute,
                        {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace
+
+void set_local_devices(const std::vector<int32_t>& ordinals) {
+  first_local_device = ordinals.empty() ? 0 : ordinals.front();
+}
 
 std::map<std::string, void*> ffi_handlers() {
   return {{"instantiate", reinterpret_cast<void*>(kInstantiate)},

@@ -59,17 +59,17 @@ Status load_driver(Library& lib) {
   if (lib.driver) return {};
   lib.driver = dlopen("libcuda.so.1", RTLD_NOW);
   if (lib.driver) return {};
-  const std::string why = loader_error();
+  return {Code::kLibrary, "no CUDA driver library could be loaded: " + loader_error()};
+}
+
+Status load_stand_ins(Library& lib, const std::string& why) {
   lib.driver = open_stand_in("no_driver");
   if (!lib.driver) {
-    return {Code::kLibrary,
-            "cuDNN needs a CUDA driver library even to plan, and neither the "
-            "driver's (" +
-                why + ") nor the stand-in (" + loader_error() + ") could be loaded"};
+    return {Code::kLibrary, "cuDNN needs a CUDA driver library even to plan: " + why +
+                                "; nor could the stand-in: " + loader_error()};
   }
   lib.driver_is_stand_in = true;
-  // Planning asks cuBLASLt for its version and aborts the process where there is none. Without a
-  // driver nothing in this process can want the real one.
+  // Planning asks cuBLASLt for its version and aborts the process where there is none.
   for (const char* major : {"12", "13"}) open_stand_in(std::string("no_cublaslt") + major);
   return {};
 }
@@ -112,26 +112,34 @@ cudnnHandle_t take_free_handle(int32_t device) {
 
 }  // namespace
 
-Result<int64_t> load_cudnn(const std::string& path) {
+bool has_driver() {
+  Library& lib = library();
+  std::lock_guard<std::mutex> lock(lib.mutex);
+  return load_driver(lib).ok() && !lib.driver_is_stand_in;
+}
+
+Result<int64_t> load_cudnn(const std::string& path, bool allow_stand_ins) {
   Library& lib = library();
   std::lock_guard<std::mutex> lock(lib.mutex);
   if (lib.version) return lib.version;
-  ATTN_RETURN_IF_ERROR(load_driver(lib));
+  if (Status driver = load_driver(lib); !driver.ok()) {
+    if (!allow_stand_ins) return driver;
+    ATTN_RETURN_IF_ERROR(load_stand_ins(lib, driver.message));
+  }
   // Never RTLD_GLOBAL: nothing of cuDNN's is meant for the symbol lookups of other libraries.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) return Status{Code::kLibrary, "cuDNN could not be loaded: " + loader_error()};
   auto* get_version = symbol<size_t()>(handle, "cudnnGetVersion");
-  if (!get_version) return Status{Code::kLibrary, path + " has no cudnnGetVersion: not a cuDNN"};
-  const auto version = static_cast<int64_t>(get_version());
+  const auto version = get_version ? static_cast<int64_t>(get_version()) : 0;
   if (version < kOldestVersion || version >= kFirstUnknownVersion) {
+    // Another one may be asked for next, and must not be answered with this one for its name.
+    dlclose(handle);
+    if (!get_version) return Status{Code::kLibrary, path + " has no cudnnGetVersion: not a cuDNN"};
     return Status{Code::kLibrary, "cuDNN " + std::to_string(version) + " at " + path +
                                       " is out of range: expected at least " +
                                       std::to_string(kOldestVersion) + " and below " +
                                       std::to_string(kFirstUnknownVersion)};
   }
-  // Lets cudnn-frontend plan deterministic backward passes on SM90 whose workspace grows with the
-  // length and not with its square; they need cuDNN 9.25.
-  setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "0", /*overwrite=*/0);
   lib.cudnn = cudnn_frontend::cudnn_dlhandle = handle;
   lib.path = file_of(reinterpret_cast<void*>(get_version));
   return lib.version = version;

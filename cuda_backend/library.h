@@ -12,11 +12,15 @@ typedef struct CUstream_st* cudaStream_t;
 
 namespace attn_dispatch {
 
-// Loads libcudnn.so.9 from `path` (a name or a path), after making sure that a CUDA driver library
-// can be loaded: the real one, or a stand-in (stand_ins/) with which cuDNN can plan but not run.
-// The first success is final: one process speaks to one cuDNN. Returns its version, 91900 for
-// 9.19.0.
-Result<int64_t> load_cudnn(const std::string& path);
+// Whether the CUDA driver's own library can be loaded here. Loads nothing else.
+bool has_driver();
+
+// Loads libcudnn.so.9 from `path` (a name or a path), which takes a CUDA driver library: the real
+// one or, only if the caller allows it, the stand-ins (stand_ins/) with which cuDNN can plan but
+// not run. They have the names of the real libraries and stay for the life of the process, so only
+// a process that does nothing but plan may allow them. The first success is final: one process
+// speaks to one cuDNN. Returns its version, 91900 for 9.19.0.
+Result<int64_t> load_cudnn(const std::string& path, bool allow_stand_ins);
 
 // The version of the loaded library, 0 before load_cudnn.
 int64_t cudnn_version();

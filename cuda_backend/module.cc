@@ -75,9 +75,13 @@ PYBIND11_MODULE(_cuda, m) {
     }
   });
 
+  m.def("has_driver", &has_driver, "Whether the CUDA driver's own library can be loaded here.");
   m.def(
-      "load_cudnn", [](const std::string& path) { return value_or_throw(load_cudnn(path)); },
-      py::arg("path"), py::call_guard<py::gil_scoped_release>(),
+      "load_cudnn",
+      [](const std::string& path, bool allow_stand_ins) {
+        return value_or_throw(load_cudnn(path, allow_stand_ins));
+      },
+      py::arg("path"), py::arg("allow_stand_ins") = false, py::call_guard<py::gil_scoped_release>(),
       "Load libcudnn.so.9 from a name or path; the first success is final. Returns its version.");
   m.def("cudnn_version", &cudnn_version,
         "Version of the loaded cuDNN, 91900 for 9.19.0; 0 if none.");
@@ -118,4 +122,6 @@ PYBIND11_MODULE(_cuda, m) {
   m.def(
       "ffi_state_type", [] { return capsules(ffi_state_type()); },
       "type_id and type_info capsules, for jax.ffi.register_ffi_type.");
+  m.def("set_local_devices", &set_local_devices, py::arg("ordinals"),
+        "The driver's numbers of the devices that JAX uses here.");
 }

@@ -2,6 +2,7 @@
 
 #include <cudnn_frontend.h>
 
+#include "failure.h"
 #include "graph.h"
 #include "known_bad.h"
 
@@ -15,16 +16,18 @@ namespace {
 constexpr size_t kPlanCapacity = 1024;
 constexpr size_t kLoadedCapacity = 1024;
 
-using PlanResult = Result<std::shared_ptr<const Plan>>;
-using LoadedResult = Result<std::shared_ptr<const LoadedPlan>>;
+using PlanCache = OnceCache<std::shared_ptr<const Plan>>;
+using LoadedCache = OnceCache<std::shared_ptr<const LoadedPlan>>;
+using PlanResult = PlanCache::Value;
+using LoadedResult = LoadedCache::Value;
 
-OnceCache<PlanResult>& plan_cache() {
-  static auto* instance = new OnceCache<PlanResult>(kPlanCapacity);
+PlanCache& plan_cache() {
+  static auto* instance = new PlanCache(kPlanCapacity);
   return *instance;
 }
 
-OnceCache<LoadedResult>& loaded_cache() {
-  static auto* instance = new OnceCache<LoadedResult>(kLoadedCapacity);
+LoadedCache& loaded_cache() {
+  static auto* instance = new LoadedCache(kLoadedCapacity);
   return *instance;
 }
 
@@ -40,17 +43,10 @@ auto guarded(Function&& function) -> decltype(function()) {
   }
 }
 
-// cuDNN reports every engine that it tried, each with a page of warnings. The first reason says it.
-std::string brief(const std::string& message) {
-  const auto reason = message.find("Reason: ");
-  if (reason == std::string::npos) return message.substr(0, message.find('\n'));
-  const auto start = reason + std::string("Reason: ").size();
-  return message.substr(start, message.find_first_of("\n", start) - start);
-}
-
 Status from_cudnn(fe::error_t error, Code code, const char* step) {
   if (error.is_good()) return {};
-  return {code, std::string(step) + ": " + brief(error.get_message())};
+  if (error.get_code() == fe::error_code_t::CUDA_API_FAILED) code = Code::kDevice;
+  return cudnn_failure(step, error.get_message(), code);
 }
 
 // What distinguishes kinds of device: the properties without the number of this very card.
@@ -93,9 +89,13 @@ PlanResult build_plan(const SdpaSpec& spec, const std::string& properties_json, 
   ATTN_RETURN_IF_ERROR(
       from_cudnn(graph.check_support(), Code::kUnsupported, "cuDNN has no engine for it"));
   const std::string proposed = std::to_string(graph.get_execution_plan_count());
-  ATTN_RETURN_IF_ERROR(
-      from_cudnn(graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE), Code::kFinalizeFailed,
-                 ("all " + proposed + " engine configurations failed to finalize").c_str()));
+  if (fe::error_t built = graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE);
+      built.is_bad()) {
+    // The frontend says no more than that; cuDNN still knows what became of the last one.
+    return cudnn_failure("all " + proposed + " engine configurations failed to finalize",
+                         built.get_message() + '\n' + fe::detail::get_last_error_string_(),
+                         Code::kFinalizeFailed);
+  }
 
   auto plan = std::make_shared<Plan>();
   plan->key = std::move(key);
@@ -134,12 +134,12 @@ Status LoadedPlan::execute(cudnnHandle_t handle, void** buffers, void* workspace
 Result<std::string> device_properties(int32_t device_ordinal) {
   return guarded([&]() -> Result<std::string> {
     if (!cudnn_version()) return Status{Code::kLibrary, "cuDNN is not loaded"};
+    const std::string step = "no properties of device " + std::to_string(device_ordinal);
     fe::DeviceProperties properties;
     properties.set_device_id(device_ordinal);
-    ATTN_RETURN_IF_ERROR(from_cudnn(properties.build(), Code::kDevice, "no device properties"));
+    ATTN_RETURN_IF_ERROR(from_cudnn(properties.build(), Code::kDevice, step.c_str()));
     std::vector<uint8_t> bytes;
-    ATTN_RETURN_IF_ERROR(
-        from_cudnn(properties.serialize(bytes), Code::kDevice, "no device properties"));
+    ATTN_RETURN_IF_ERROR(from_cudnn(properties.serialize(bytes), Code::kDevice, step.c_str()));
     while (!bytes.empty() && bytes.back() == 0) bytes.pop_back();
     return std::string(bytes.begin(), bytes.end());
   });

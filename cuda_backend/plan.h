@@ -49,7 +49,8 @@ class LoadedPlan {
 // What cuDNN calls the properties of a device of this process, as JSON.
 Result<std::string> device_properties(int32_t device_ordinal);
 
-// The plan for a spec on a kind of device, from the cache or built now. Refusals are kept as well.
+// The plan for a spec on a kind of device, from the cache or built now. Refusals are kept as well,
+// failures that may pass are not.
 Result<std::shared_ptr<const Plan>> plan_for(const SdpaSpec& spec,
                                              const std::string& device_properties);
 

@@ -12,7 +12,7 @@ enum class Code {
   kWrongCall,       // the attributes or buffers contradict each other
   kUnsupported,     // cuDNN has no engine for this call, or a known bug forbids it
   kFinalizeFailed,  // cuDNN proposed engines and none of them could be finalized
-  kLibrary,         // a library is missing, or its version is out of range
+  kLibrary,         // a library is missing, of a version out of range, or failed by itself
   kDevice,          // the driver or the device refused
 };
 
@@ -40,6 +40,10 @@ struct [[nodiscard]] Status {
   std::string message;
 
   bool ok() const { return code == Code::kOk; }
+
+  // Whether the same question may be answered otherwise later: a missing library is installed, a
+  // full device has room again. What cuDNN refuses it always refuses.
+  bool may_pass() const { return code == Code::kLibrary || code == Code::kDevice; }
 };
 
 template <typename T>

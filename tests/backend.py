@@ -15,6 +15,11 @@ needs_cudnn = pytest.mark.skipif(
 """Planning, and so lowering for cuda, needs attn_dispatch._cuda and cuDNN, and no GPU."""
 
 
+needs_no_driver = pytest.mark.skipif(
+    cudnn_library.find().can_run, reason="with a driver cuDNN is loaded in this process, for good"
+)
+
+
 def forward_spec(case: Case, *, needs_lse: bool = True) -> AttentionSpec:
     return spec_of(case.forward_options(needs_lse=needs_lse), case.operands())
 

@@ -17,8 +17,10 @@ from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import CudnnCall, calls_of
+from attn_dispatch.cudnn.planning import PlanningProcess
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.target import local_nvidia_ordinals
 
 NAME = "cudnn"
 PLATFORM = "cuda"
@@ -88,12 +90,14 @@ def backward(
 def register() -> None:
     """Make the custom calls known to XLA; lowering does so by itself.
 
-    Only a process that runs an exported module without ever calling attention needs it.
+    Only a process that runs an exported module without ever calling attention needs it. It asks JAX
+    for its devices, so it comes after `jax.distributed.initialize`.
 
     Raises:
       RuntimeError: if the CUDA library or cuDNN is not usable, with the reason.
     """
     backend = _backend()
+    backend.set_local_devices(local_nvidia_ordinals())
     stages, state = backend.ffi_handlers(), backend.ffi_state_type()
     jax.ffi.register_ffi_type("attn_dispatch_cudnn_call_site", state, platform="CUDA")
     for target in (FORWARD_TARGET, BACKWARD_TARGET):
@@ -162,7 +166,7 @@ def _workspace_limit(spec: AttentionSpec) -> int:
     return _WORKSPACE_SHARE * elements * 2 + 2**24
 
 
-def _backend() -> ModuleType:
+def _backend() -> ModuleType | PlanningProcess:
     library = cudnn_library.find()
     if library.backend is None:
         raise RuntimeError(library.unusable)

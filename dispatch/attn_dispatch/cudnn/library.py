@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.metadata
 import os
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
+from attn_dispatch.cudnn.planning import PlanningProcess
 from attn_dispatch.devices.device import Device
 
 SONAME = "libcudnn.so.9"
@@ -19,8 +21,9 @@ SONAME = "libcudnn.so.9"
 class CudnnLibrary:
     """cuDNN as this process uses it, or the reason why it cannot."""
 
-    backend: ModuleType | None
-    """attn_dispatch._cuda, once it has loaded cuDNN."""
+    backend: ModuleType | PlanningProcess | None
+    """What has loaded cuDNN: attn_dispatch._cuda, or where there is no driver one in a process of
+    its own, which can plan and not run."""
     version: int = 0
     """91900 for 9.19.0."""
     path: str = ""
@@ -47,31 +50,68 @@ class CudnnLibrary:
         return self.backend.device_properties(device.ordinal)
 
 
-@lru_cache
 def find() -> CudnnLibrary:
-    """Load `_cuda` and through it the cuDNN that JAX uses, or would use."""
+    """Load `_cuda` and through it the cuDNN that JAX uses, or would use.
+
+    What is found is kept. A failure to load is not: memory may be free again, a library installed.
+    """
     try:
-        backend = importlib.import_module("attn_dispatch._cuda")
+        return _load()
+    except _NotLoaded as failure:
+        return CudnnLibrary(None, path=failure.path, unusable=str(failure))
+
+
+class _NotLoaded(Exception):
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(reason)
+        self.path = path
+
+
+@lru_cache
+def _load() -> CudnnLibrary:
+    try:
+        native = importlib.import_module("attn_dispatch._cuda")
+    except ModuleNotFoundError as error:
+        return CudnnLibrary(None, unusable=_not_installed(error))
     except ImportError as error:
-        return CudnnLibrary(
-            None,
-            unusable="attn_dispatch was installed without its CUDA library; reinstall it with "
-            f"ATTN_DISPATCH_CUDA=1 in the environment ({error})",
-        )
+        raise _NotLoaded(_not_installed(error)) from error
     name = _locate()
+    backend = native if native.has_driver() else _planning_process(native)
     try:
         version = backend.load_cudnn(name)
+        return CudnnLibrary(backend, version, backend.cudnn_path())
     except backend.CudnnError as error:
-        return CudnnLibrary(None, path=name, unusable=str(error))
-    return CudnnLibrary(backend, version, backend.cudnn_path())
+        raise _NotLoaded(str(error), name) from error
+
+
+@lru_cache
+def _planning_process(native: ModuleType) -> PlanningProcess:
+    """The one of this process, also where loading cuDNN has to be tried again."""
+    return PlanningProcess(native)
+
+
+def _not_installed(error: ImportError) -> str:
+    """Why `_cuda` is not here, or not for this Python."""
+    remedy = "reinstall it with ATTN_DISPATCH_CUDA=1 in the environment"
+    folder = Path(__file__).parents[1]
+    others = [x.name.split(".")[1] for x in folder.glob("_cuda.*.so")]
+    this = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
+    if others and this not in others:
+        return (
+            f"attn_dispatch's CUDA library was built for another Python: expected {this}, got "
+            f"{', '.join(sorted(others))}; {remedy} ({error})"
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return f"attn_dispatch was installed without its CUDA library; {remedy} ({error})"
+    return f"attn_dispatch's CUDA library could not be imported; {remedy} ({error})"
 
 
 def _locate() -> str:
     """Where to load cuDNN from: the order in which JAX's own plugin ends up with one."""
     if chosen := os.environ.get("ATTN_DISPATCH_CUDNN"):
         return chosen
-    if _is_loaded():
-        return SONAME  # the loader answers with the one that came first, as it does JAX
+    if loaded := _loaded_already():
+        return loaded
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
         if folder and Path(folder, SONAME).exists():
             return str(Path(folder, SONAME))
@@ -86,8 +126,12 @@ def _locate() -> str:
     return SONAME
 
 
-def _is_loaded() -> bool:
+def _loaded_already() -> str:
+    """The cuDNN that something else loaded into this process, which JAX would be given as well."""
     try:
-        return SONAME in Path("/proc/self/maps").read_text()
+        mapped = Path("/proc/self/maps").read_text()
     except OSError:
-        return False
+        return ""
+    paths = [line.split(maxsplit=5)[-1] for line in mapped.splitlines() if SONAME in line]
+    # Of a file that is deleted since, the loader still knows the name.
+    return next((path for path in paths if Path(path).exists()), SONAME if paths else "")

@@ -66,6 +66,11 @@ def platform_of(device: Any) -> str:
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
+def local_nvidia_ordinals() -> list[int]:
+    """The driver's numbers of the GPUs that JAX uses in this process, not of all that are here."""
+    return [device.local_hardware_id for device in _local_devices("cuda")]
+
+
 def parse(name: str) -> Device:
     """The device a target names; see `target`.
 
@@ -119,20 +124,28 @@ def _nvidia(properties: str) -> Device:
 
 
 def _present_nvidia() -> Device:
-    try:
-        device = jax.local_devices(backend="cuda")[0]
-    except RuntimeError:
+    devices = _local_devices("cuda")
+    if not devices:
         return Device("cuda", UNKNOWN_ARCH, "an NVIDIA GPU", is_present=False)
+    device = devices[0]
     major, minor = str(device.compute_capability).split(".")
     arch = f"sm{major}{minor}"
     return Device("cuda", arch, device.device_kind, ordinal=device.local_hardware_id)
 
 
 def _present_amd() -> Device:
-    try:
-        device = jax.local_devices(backend="rocm")[0]
-    except RuntimeError:
+    devices = _local_devices("rocm")
+    if not devices:
         return Device("rocm", UNKNOWN_ARCH, "an AMD GPU", is_present=False)
+    device = devices[0]
     # "gfx942:sramecc+:xnack-": what follows the name does not choose kernels.
     arch = str(getattr(device, "compute_capability", UNKNOWN_ARCH)).split(":")[0]
     return Device("rocm", arch, device.device_kind)
+
+
+def _local_devices(backend: str) -> list[Any]:
+    """JAX's devices of this process; empty where JAX has no such backend."""
+    try:
+        return jax.local_devices(backend=backend)
+    except RuntimeError:
+        return []

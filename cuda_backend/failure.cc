@@ -1,0 +1,53 @@
+#include "failure.h"
+
+namespace attn_dispatch {
+namespace {
+
+// Beginnings of statuses' names, as cudnnGetErrorString writes them. All others tell of the call.
+constexpr const char* kOfTheMachine[] = {
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
+    "CUDNN_STATUS_EXECUTION_FAILED",
+    "CUDNN_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_SUBLIBRARY_",
+    "CUDNN_STATUS_LICENSE_ERROR",
+    "CUDNN_STATUS_MAPPING_ERROR",
+    "CUDNN_STATUS_RUNTIME_PREREQUISITE_MISSING",
+    "CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_",
+    "CUDNN_STATUS_NOT_SUPPORTED_SUBLIBRARY_",
+};
+
+std::string line_at(const std::string& text, size_t position) {
+  const size_t before = text.rfind('\n', position);
+  const size_t start = before == std::string::npos ? 0 : before + 1;
+  return text.substr(start, text.find('\n', position) - start);
+}
+
+// cuDNN reports every engine that it tried, each with a page of warnings. The first reason says it.
+std::string brief(const std::string& message) {
+  const auto reason = message.find("Reason: ");
+  if (reason == std::string::npos) return message.substr(0, message.find('\n'));
+  const auto start = reason + std::string("Reason: ").size();
+  return message.substr(start, message.find_first_of("\n", start) - start);
+}
+
+}  // namespace
+
+std::string machine_failure(const std::string& message) {
+  // "Error: NAME; Reason: …" or "…, and code: NAME". A reason may be an expression with a status in
+  // it, which says nothing: "(CUDNN_STATUS_NOT_INITIALIZED == status) || …" is the call's fault.
+  for (const char* name : kOfTheMachine) {
+    const size_t at = message.find(std::string(": ") + name);
+    if (at != std::string::npos) return line_at(message, at);
+  }
+  return "";
+}
+
+Status cudnn_failure(const std::string& step, const std::string& message, Code refusal) {
+  if (std::string line = machine_failure(message); !line.empty()) {
+    return {refusal == Code::kDevice ? Code::kDevice : Code::kLibrary, step + ": " + line};
+  }
+  return {refusal, step + ": " + brief(message)};
+}
+
+}  // namespace attn_dispatch

@@ -1,0 +1,51 @@
+"""A process that plans with cuDNN and does nothing else: a script, not imported.
+
+usage: planner.py CUDA_LIBRARY
+
+Started by planning.py where there is no CUDA driver. The stand-ins with which cuDNN plans there
+have the names of real libraries, and would be in the way of those in the user's process. It answers
+each line of JSON on stdin, [function of CUDA_LIBRARY, arguments], with one on stdout: {"value": …},
+or {"error": name of the exception, "message": …, "code": …}.
+
+It imports nothing of this package, nor anything slow, so that it starts in milliseconds.
+"""
+
+import json
+import os
+import sys
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
+
+
+def load(path):
+    """The extension module at this path, without the package that it belongs to."""
+    loader = ExtensionFileLoader("_cuda", path)
+    module = module_from_spec(ModuleSpec("_cuda", loader, origin=path))
+    loader.exec_module(module)
+    return module
+
+
+def answer(backend, line):
+    try:
+        function, arguments = json.loads(line)
+        return {"value": getattr(backend, function)(*arguments)}
+    except Exception as error:
+        message = error.args[0] if isinstance(error, KeyError) else str(error)
+        code = getattr(error, "code", "")
+        return {"error": type(error).__name__, "message": message, "code": code}
+
+
+def main():
+    # What cuDNN prints is not an answer.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        backend = load(sys.argv[1])
+        for line in sys.stdin:
+            answers.write(json.dumps(answer(backend, line)) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()
+    # Without the destructors of cuDNN's static objects: nothing is left to do.
+    os._exit(0)

@@ -1,0 +1,116 @@
+"""Planning in a helper process, where there is no CUDA driver: planner.py is its other side."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from attn_dispatch.cudnn.helper import Helper, HelperEnded
+
+PLANNER = Path(__file__).with_name("planner.py")
+
+TIMEOUT = 120.0
+"""Seconds that cuDNN may take for one call. A plan takes some 300 ms, the first one twice that."""
+
+_EXCEPTIONS = {x.__name__: x for x in (KeyError, TypeError, ValueError)}
+
+
+class PlanningProcess:
+    """What is asked of `_cuda`, answered by one in a process of its own.
+
+    That process is started when it is first asked something, by each process that asks: a forked
+    child starts one for itself. It is kept until this process ends. Where cuDNN ends it, the call
+    that did so is refused, and the next question starts another.
+    """
+
+    def __init__(self, native: ModuleType, planner: Path = PLANNER) -> None:
+        self.CudnnError: type[Exception] = native.CudnnError
+        self.ffi_handlers: Callable[[], Any] = native.ffi_handlers
+        self.ffi_state_type: Callable[[], Any] = native.ffi_state_type
+        self.set_local_devices: Callable[[list[int]], None] = native.set_local_devices
+        # Isolated and without site: nobody's packages or startup files, and faster.
+        self._command = (sys.executable or "", "-I", "-S", str(planner), str(native.__file__))
+        self._path = ""
+        self._helper: Helper | None = None
+        self._lock = threading.Lock()
+        _ALL.add(self)
+
+    def load_cudnn(self, path: str) -> int:
+        """As `_cuda.load_cudnn`, with stand-ins allowed."""
+        with self._lock:
+            version = self._ask("load_cudnn", self._path or path, True)
+            self._path = self._path or path
+        return version
+
+    def plan(self, attributes: Mapping[str, Any], device_properties: str) -> tuple[str, int]:
+        """As `_cuda.plan`; a planner that crashes is a CudnnError."""
+        engine, workspace_bytes = self._ask_loaded("plan", dict(attributes), device_properties)
+        return engine, workspace_bytes
+
+    def cudnn_version(self) -> int:
+        return self._ask_loaded("cudnn_version")
+
+    def cudnn_path(self) -> str:
+        return self._ask_loaded("cudnn_path")
+
+    def plan_cache_stats(self) -> dict[str, int]:
+        return self._ask_loaded("plan_cache_stats")
+
+    def driver_is_stand_in(self) -> bool:
+        return True
+
+    def device_properties(self, ordinal: int) -> str:
+        raise self._error("device", f"device {ordinal}: no CUDA driver library could be loaded")
+
+    def _ask_loaded(self, function: str, *arguments: Any) -> Any:
+        with self._lock:
+            if self._helper is None and self._path:
+                self._ask("load_cudnn", self._path, True)
+            return self._ask(function, *arguments)
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        line = json.dumps([function, arguments]).encode() + b"\n"
+        try:
+            if self._helper is None:
+                self._helper = Helper(self._command)
+            answer = json.loads(self._helper.ask(line, TIMEOUT))
+        except HelperEnded as error:
+            self._helper = None
+            raise self._error("library", f"the process in which cuDNN plans {error}") from error
+        except BaseException:
+            self._helper = None  # it has ended itself
+            raise
+        if "value" in answer:
+            return answer["value"]
+        if answer["error"] == "CudnnError":
+            raise self._error(answer["code"], answer["message"])
+        raise _EXCEPTIONS.get(answer["error"], RuntimeError)(answer["message"])
+
+    def _error(self, code: str, message: str) -> Exception:
+        error = self.CudnnError(message)
+        error.code = code  # type: ignore[attr-defined]
+        return error
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()  # another thread may have held it
+        if self._helper is not None:
+            self._helper.abandon()
+            self._helper = None
+
+
+_ALL: weakref.WeakSet[PlanningProcess] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for process in list(_ALL):
+        process._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,164 @@
+// What OnceCache keeps and what it forgets. Prints "ok", or the first line that does not hold.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cache.h"
+#include "failure.h"
+#include "status.h"
+
+#define CHECK(condition)                           \
+  if (!(condition)) {                              \
+    std::printf("%d: %s\n", __LINE__, #condition); \
+    std::exit(1);                                  \
+  }
+
+namespace {
+
+using namespace attn_dispatch;
+using Cache = OnceCache<int>;
+
+constexpr int kThreads = 8;
+
+// A device that is full the first `full` times it is asked.
+struct Device {
+  int full;
+  int asked = 0;
+
+  Cache::Value load() {
+    if (asked++ < full) return Status{Code::kDevice, "out of memory"};
+    return asked;
+  }
+};
+
+void successes_and_refusals_are_kept() {
+  for (Code code : {Code::kOk, Code::kWrongCall, Code::kUnsupported, Code::kFinalizeFailed}) {
+    Cache cache(4);
+    int builds = 0;
+    for (int i = 0; i < 3; ++i) {
+      auto value = cache.get("key", [&]() -> Cache::Value {
+        if (++builds; code == Code::kOk) return 7;
+        return Status{code, "no"};
+      });
+      CHECK(value.status.code == code);
+    }
+    CHECK(builds == 1 && cache.stats().builds == 1 && cache.stats().hits == 2);
+    CHECK(cache.stats().size == 1);
+  }
+}
+
+void what_may_pass_is_not_kept() {
+  for (Code code : {Code::kLibrary, Code::kDevice}) {
+    Cache cache(4);
+    for (int i = 0; i < 3; ++i) {
+      CHECK(cache.get("key", [&] { return Cache::Value(Status{code, "later"}); }).status.code ==
+            code);
+      CHECK(cache.stats().size == 0 && cache.stats().builds == i + 1);
+    }
+  }
+}
+
+void out_of_memory_and_then_enough() {
+  Cache cache(4);
+  Device device{2};
+  const auto load = [&] { return cache.get("plan", [&] { return device.load(); }); };
+  CHECK(load().status.message == "out of memory");
+  CHECK(!load().ok());
+  CHECK(load().ok() && load().value == 3 && device.asked == 3);
+}
+
+// All who wait are told of the failure; who asks after that has it built anew.
+void those_who_wait_are_told() {
+  Cache cache(4);
+  std::atomic<int> builds{0}, failed{0};
+  const std::function<Cache::Value()> fail = [&]() -> Cache::Value {
+    ++builds;
+    while (cache.stats().hits < kThreads - 1) std::this_thread::yield();  // until all wait
+    return Status{Code::kDevice, "out of memory"};
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      failed += !cache.get("key", fail).ok();
+      // Whoever hears of it first may build it at once.
+      CHECK(cache.get("key", [] { return Cache::Value(1); }).ok());
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(builds == 1 && failed == kThreads && cache.stats().builds == 2);
+}
+
+void each_is_built_once() {
+  Cache cache(64);
+  std::atomic<int> builds{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int key = 0; key < 64; ++key) {
+        auto value = cache.get(std::to_string(key), [&, key] {
+          ++builds;
+          std::this_thread::yield();
+          return Cache::Value(key);
+        });
+        CHECK(value.value == key);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  CHECK(builds == 64 && cache.stats().hits == 64 * (kThreads - 1));
+}
+
+// A failing build whose entry had to make room does not take the entry that came after it.
+void only_ones_own_entry_is_forgotten() {
+  Cache cache(1);
+  const auto one = [] { return Cache::Value(1); };
+  auto value = cache.get("key", [&]() -> Cache::Value {
+    CHECK(cache.get("another", one).ok() && cache.get("key", one).ok());
+    return Status{Code::kLibrary, "later"};
+  });
+  CHECK(!value.ok() && cache.stats().size == 1);
+  CHECK(cache.get("key", [] { return Cache::Value(2); }).value == 1);
+}
+
+void failures_are_told_from_refusals() {
+  const auto code = [](const char* said) {
+    return cudnn_failure("step", said, Code::kUnsupported).code;
+  };
+  CHECK(code("head dim is too large") == Code::kUnsupported);
+  CHECK(code("finalize failed with message: no, and code: CUDNN_STATUS_NOT_SUPPORTED_SHAPE") ==
+        Code::kUnsupported);
+  CHECK(code("x failed with code: CUDNN_STATUS_ALLOC_FAILED") == Code::kLibrary);
+  CHECK(code("e: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED") == Code::kLibrary);
+  CHECK(code("e: CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER") == Code::kLibrary);
+  CHECK(code("e: CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED") == Code::kLibrary);
+  CHECK(cudnn_failure("load", "e: CUDNN_STATUS_INTERNAL_ERROR", Code::kDevice).code ==
+        Code::kDevice);
+  // Of 9.28, about a soft cap on sm80.
+  CHECK(
+      code("Warning: CUDNN_STATUS_NOT_SUPPORTED; Reason: (CUDNN_STATUS_NOT_INITIALIZED == status) "
+           "|| (CUDNN_STATUS_NOT_SUPPORTED == ((status) / 1000 * 1000))") == Code::kUnsupported);
+
+  const std::string pages =
+      "Warning: an engine\nReason: too wide\nError: CUDNN_STATUS_ALLOC_FAILED; at malloc\nmore";
+  CHECK(cudnn_failure("plan", pages, Code::kUnsupported).message ==
+        "plan: Error: CUDNN_STATUS_ALLOC_FAILED; at malloc");
+  CHECK(cudnn_failure("plan", "Warning\nReason: too wide\nmore", Code::kUnsupported).message ==
+        "plan: too wide");
+}
+
+}  // namespace
+
+int main() {
+  successes_and_refusals_are_kept();
+  what_may_pass_is_not_kept();
+  out_of_memory_and_then_enough();
+  those_who_wait_are_told();
+  each_is_built_once();
+  only_ones_own_entry_is_forgotten();
+  failures_are_told_from_refusals();
+  std::puts("ok");
+}

@@ -1,0 +1,310 @@
+"""Planning without a driver: the process that loads cuDNN and the stand-ins, and its ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.cudnn import planning
+from attn_dispatch.cudnn.planning import PLANNER, PlanningProcess
+from attn_dispatch.devices.target import parse
+from backend import needs_no_driver
+from compiled import library, needs_compiler
+from cudnn_calls import cudnn_attributes
+
+CUDNN = cudnn_library._locate()
+
+# Not needs_cudnn: a helper that does not start must fail here.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("attn_dispatch._cuda") is None or not Path(CUDNN).exists(),
+    reason="needs attn_dispatch._cuda and cuDNN",
+)
+
+SM90 = parse("sm90").properties or ""
+SMALL = cudnn_attributes(batch=1, num_heads=2, num_kv_heads=2, seq_len_q=128, seq_len_kv=128)
+
+ODD_PLANNER = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(PLANNER.parent)!r})
+import planner
+real = planner.answer
+
+def answer(backend, line):
+    if '"batch": 13' in line:
+        print("first", "second", "third", "fourth: assertion failed", sep="\\n")
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if '"batch": 14' in line:
+        time.sleep(60)
+    return real(backend, line)
+
+planner.answer = answer
+planner.main()
+"""
+"""The planner, which batches of 13 crash and batches of 14 keep busy."""
+
+
+def native() -> Any:
+    return importlib.import_module("attn_dispatch._cuda")
+
+
+@pytest.fixture
+def process() -> Iterator[PlanningProcess]:
+    process = PlanningProcess(native())
+    assert process.load_cudnn(CUDNN) >= 91200
+    yield process
+    end(process)
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Iterator[PlanningProcess]:
+    script = tmp_path / "odd_planner.py"
+    script.write_text(ODD_PLANNER)
+    process = PlanningProcess(native(), script)
+    process.load_cudnn(CUDNN)
+    yield process
+    end(process)
+
+
+def end(process: PlanningProcess) -> None:
+    if process._helper is not None:
+        process._helper.end()
+
+
+def pid_of(process: PlanningProcess) -> int:
+    assert process._helper is not None
+    return process._helper._process.pid
+
+
+def run(code: str, *arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, with `tests` on its path."""
+    code = "import sys; sys.path.insert(0, sys.argv[1])\n" + textwrap.dedent(code)
+    return subprocess.run(
+        [sys.executable, "-c", code, Path(__file__).parent, *arguments],
+        capture_output=True, text=True, timeout=300, env=os.environ | changes,
+    )  # fmt: skip
+
+
+def output_of(code: str, *arguments: str | Path, **changes: str) -> list[str]:
+    done = run(code, *arguments, **changes)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout.splitlines()
+
+
+@needs_no_driver
+@needs_compiler
+def test_nothing_stands_in_the_way_of_a_real_library(tmp_path: Path):
+    """The libraries that another framework brings load after planning, and find each other."""
+    names = ("libcublasLt.so.13", "libcublasLt.so.12", "libcuda.so.1")
+    for name in names:
+        function = f'extern "C" int only_in_the_real_one() {{ return {len(name)}; }}'
+        real = library(tmp_path / name, function)
+        user = 'extern "C" int only_in_the_real_one(); extern "C" int ask() '
+        user += "{ return only_in_the_real_one(); }"
+        library(tmp_path / f"user_of_{name}", user, real, f"-Wl,-rpath,{tmp_path}")
+    said = output_of(
+        """
+        import ctypes, pathlib
+        import jax, jax.numpy as jnp
+        from attn_dispatch import explain
+        q = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)
+        explanation = explain(q, q, q, target="sm90")
+        print(explanation.chosen_forward)
+        maps = pathlib.Path("/proc/self/maps").read_text()
+        print([x for x in ("libattn_dispatch_no", "libcudnn", "libcuda", "cublas") if x in maps])
+        for name in sys.argv[3:]:
+            print(ctypes.CDLL(f"{sys.argv[2]}/user_of_{name}").ask())
+        """,
+        tmp_path, *names,
+    )  # fmt: skip
+    assert said == ["cudnn", "[]", *(str(len(name)) for name in names)]
+
+
+def test_the_answers_are_the_librarys_own(process: PlanningProcess):
+    """Planned in one process by several threads at once, and here one after the other."""
+    lengths = (128, 256, 384, 512)
+    code = """
+        import threading
+        import attn_dispatch._cuda as native
+        from test_planning_process import SM90, SMALL
+        native.load_cudnn(sys.argv[2], allow_stand_ins=True)
+        lengths = 3 * [int(x) for x in sys.argv[3:]]
+        plans = [None] * len(lengths)
+        start = threading.Barrier(len(lengths))
+
+        def plan(i):
+            start.wait()
+            plans[i] = native.plan(SMALL | {"seq_len_q": lengths[i]}, SM90)
+
+        threads = [threading.Thread(target=plan, args=(i,)) for i in range(len(lengths))]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(*plans, native.plan_cache_stats()["builds"], sep="\\n")
+        """
+    *planned, builds = output_of(code, CUDNN, *map(str, lengths))
+    alone = [str(process.plan(SMALL | {"seq_len_q": length}, SM90)) for length in lengths]
+    assert planned == 3 * alone and int(builds) == len(lengths)
+
+
+def test_threads_share_one_process(process: PlanningProcess):
+    """What they ask at once: the same call is built once, different calls get their own plans."""
+    asked = [SMALL | {"seq_len_q": length} for length in (128, 256, 128, 256, 384, 128)]
+    plans: dict[int, Any] = {}
+    start = threading.Barrier(len(asked))
+
+    def plan(i: int) -> None:
+        start.wait()
+        plans[i] = process.plan(asked[i], SM90)
+
+    threads = [threading.Thread(target=plan, args=(i,)) for i in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = process.plan_cache_stats()
+    assert (stats["builds"], stats["hits"]) == (3, 3)
+    pid = pid_of(process)
+    assert plans == {i: process.plan(attributes, SM90) for i, attributes in enumerate(asked)}
+    assert pid_of(process) == pid
+
+
+def test_a_crash_is_a_refusal_of_its_call_alone(odd: PlanningProcess):
+    plan = odd.plan(SMALL, SM90)
+    for _ in range(2):
+        with pytest.raises(odd.CudnnError) as refusal:
+            odd.plan(SMALL | {"batch": 13}, SM90)
+        assert str(refusal.value) == (
+            "the process in which cuDNN plans was ended by signal 11 (Segmentation fault), saying: "
+            "second / third / fourth: assertion failed"
+        )
+        assert getattr(refusal.value, "code", "") == "library"
+    assert odd.plan(SMALL, SM90) == plan
+    assert odd.cudnn_version() == odd.load_cudnn("/nowhere") and odd.cudnn_path() == CUDNN
+
+
+def test_silence_is_a_refusal(odd: PlanningProcess, monkeypatch: pytest.MonkeyPatch):
+    plan = odd.plan(SMALL, SM90)
+    pid = pid_of(odd)
+    monkeypatch.setattr(planning, "TIMEOUT", 1.0)
+    with pytest.raises(odd.CudnnError, match=r"cuDNN plans did not answer in 1 s$"):
+        odd.plan(SMALL | {"batch": 14}, SM90)
+    monkeypatch.undo()
+    assert not Path(f"/proc/{pid}").exists()
+    assert odd.plan(SMALL, SM90) == plan
+
+
+def test_interrupting_does_not_mix_up_answers(odd: PlanningProcess):
+    plan = odd.plan(SMALL, SM90)
+    main = threading.get_ident()
+    timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        odd.plan(SMALL | {"batch": 14}, SM90)
+    timer.join()
+    assert odd.plan(SMALL, SM90) == plan
+
+
+def test_a_planner_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    script = tmp_path / "planner.py"
+    script.write_text("raise SystemExit('no such library')")
+    process = PlanningProcess(native(), script)
+    said = r"cuDNN plans ended with status 1, saying: no such library$"
+    with pytest.raises(process.CudnnError, match=said):
+        process.load_cudnn(CUDNN)
+    monkeypatch.setattr(sys, "executable", "")
+    process = PlanningProcess(native())
+    with pytest.raises(process.CudnnError, match="cuDNN plans could not be started: "):
+        process.load_cudnn(CUDNN)
+
+
+FORKS = """
+import os, threading
+import attn_dispatch, attn_dispatch._cuda as native
+from test_planning_process import CUDNN, SM90, SMALL, pid_of
+from attn_dispatch.cudnn.planning import PlanningProcess
+process = PlanningProcess(native)
+
+def forked(length, leave):
+    child = os.fork()
+    if child == 0:
+        process.load_cudnn(CUDNN)
+        print("child", process.plan(SMALL | {"seq_len_q": length}, SM90)[0][:3],
+              process.plan_cache_stats()["builds"], flush=True)
+        leave()
+    print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+def leave():  # as a program ends
+    sys.exit(0)
+
+forked(256, leave)
+process.load_cudnn(CUDNN)
+print("parent", process.plan(SMALL, SM90)[0][:3], flush=True)
+pid = pid_of(process)
+forked(256, leave)
+forked(384, lambda: os._exit(0))
+with process._lock:  # another thread is being answered
+    forked(256, leave)
+process.plan(SMALL, SM90)
+print("parent", process.plan_cache_stats()["builds"], pid_of(process) == pid)
+"""
+
+
+def test_forked_processes_plan_for_themselves():
+    """After import, after planning, and while a thread plans; the parent's helper is untouched."""
+    done = run(FORKS, PYTHONWARNINGS="ignore")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    child = ["child eng 1", "ended with 0"]
+    assert done.stdout.splitlines() == [*child, "parent eng", *3 * child, "parent 1 True"]
+
+
+ENDS = """
+import os, signal, warnings
+warnings.simplefilter("error")
+import attn_dispatch, attn_dispatch._cuda as native
+from test_planning_process import CUDNN, SM90, SMALL, pid_of
+from attn_dispatch.cudnn.planning import PlanningProcess
+process = PlanningProcess(native)
+process.load_cudnn(CUDNN)
+process.plan(SMALL, SM90)
+pid = pid_of(process)
+print(pid, flush=True)
+"""
+GONE = "del process; assert not os.path.exists(f'/proc/{pid}')"
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize("way", ["", GONE, KILLED], ids=["exit", "dropped", "killed"])
+def test_it_ends_with_the_process_that_started_it(way: str):
+    done = run(ENDS + way)
+    assert done.stderr == "" and done.returncode == (-9 if way == KILLED else 0)
+    stat = Path(f"/proc/{done.stdout.strip()}/stat")
+    for _ in range(100):
+        if not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return  # a zombie is its new parent's to bury
+        time.sleep(0.1)
+    pytest.fail("it still runs")
+
+
+def test_nothing_is_started_before_it_is_needed():
+    said = output_of(
+        """
+        import attn_dispatch, jax.numpy as jnp
+        from attn_dispatch.cudnn import library
+        x = jnp.ones((1, 4, 1, 8))
+        attn_dispatch.dot_product_attention(x, x, x)
+        print(library._load.cache_info().misses)
+        """
+    )
+    assert said == ["0"]
