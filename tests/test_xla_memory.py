@@ -13,6 +13,7 @@ import pytest
 from attn_dispatch import dot_product_attention, ragged_dot_product_attention, xla
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, backward_options
 from attn_dispatch.devices.device import Device
+from attn_dispatch.xla.blocks import SCORE_BYTES
 
 LONG = 32768
 CPU = Device("cpu", "cpu", "CPU")
@@ -76,7 +77,7 @@ def test_nothing_grows_with_both_lengths(direction):
     found = list(values(jax.make_jaxpr(function)(arrays).jaxpr))
     assert len(found) > 100
     largest = max(found, key=lambda aval: getattr(aval, "size", 0))
-    assert largest.size <= xla.SCORE_BYTES // 4, largest
+    assert largest.size <= SCORE_BYTES // 4, largest
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -125,4 +126,4 @@ def test_packed_sequences_of_32k_tokens(kind, direction):
     assert not re.search(rf"\[(\d+,)*{LONG},{LONG}(,\d+)*\]", compiled.as_text())
     memory = compiled.memory_analysis()
     # A few chunks of scores, and nothing near [T, S] even of booleans.
-    assert memory is not None and memory.temp_size_in_bytes < 6 * xla.SCORE_BYTES < LONG * LONG
+    assert memory is not None and memory.temp_size_in_bytes < 6 * SCORE_BYTES < LONG * LONG
