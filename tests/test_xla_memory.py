@@ -36,9 +36,9 @@ def operands(b: int = 1, n: int = 2, k: int = 1, h: int = 64) -> dict[str, jax.S
     return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
 
 
-def call(direction: str) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
+def call(direction: str, b: int = 1) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
     """A forward or backward call with every option at once, and its abstract operands."""
-    arrays = operands()
+    arrays = operands(b)
     options = AttentionOptions(
         operands=tuple(arrays),
         scale=0.125,
@@ -87,6 +87,16 @@ def test_compiled_memory(direction):
     assert memory is not None
     one_dense_array = arrays["query"].shape[2] * LONG * LONG * 4
     assert memory.temp_size_in_bytes < one_dense_array / 4
+
+
+@pytest.mark.parametrize(
+    ("direction", "before"), [("forward", 1_778_655_688), ("backward", 3_272_349_392)]
+)
+def test_memory_of_a_large_batch(direction, before):
+    """No more than chunks of 16 rows of the whole batch took, of which blocks of 4 have 128."""
+    function, arrays = call(direction, b=32)
+    memory = jax.jit(function).lower(arrays).compile().memory_analysis()
+    assert memory is not None and memory.temp_size_in_bytes <= before
 
 
 def packed_call(kind: str, direction: str) -> tuple[Any, list[jax.ShapeDtypeStruct]]:

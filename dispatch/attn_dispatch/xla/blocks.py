@@ -98,7 +98,13 @@ class Block:
             n if self._is_whole(n, axis) else self.sizes[axis]
             for n, axis in zip(x.shape, axes, strict=False)
         ]
-        return lax.dynamic_slice(x, self._starts(x, axes), (*divided, *x.shape[len(axes) :]))
+        sizes = (*divided, *x.shape[len(axes) :])
+        if x.dtype.itemsize != 2:
+            return lax.dynamic_slice(x, self._starts(x, axes), sizes)
+        # As integers: of floats in 16 bits XLA would slice a float32 copy of the whole on the CPU.
+        words = lax.bitcast_convert_type(x, jnp.uint16)
+        part = lax.dynamic_slice(words, self._starts(x, axes), sizes)
+        return lax.bitcast_convert_type(part, x.dtype)
 
     def put(self, x: jax.Array, part: jax.Array, axes: str) -> jax.Array:
         """x with this block's part of it replaced."""
