@@ -105,7 +105,7 @@ def forward(
         lse = jnp.where(is_dead, -jnp.inf, top + jnp.log(total))
         rows = {"out": out, "lse": lse, "row_max": row_max}
         if "keep" in results:
-            rows["keep"] = scores.kept()
+            rows["keep"] = scores.kept
         return {name: block.put(x, rows[name], "bnt") for name, x in results.items()}
 
     shapes = dict(zip(spec.result_names, spec.results, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -138,10 +139,14 @@ class Scores:
         """Dropout on x, [B, N, R, S]: kept and divided by 1 - rate, or 0."""
         if self.head_keys is None:
             return x
-        return jnp.where(self.kept(), x / (1 - self.call.spec.options.dropout_rate), 0)
+        return jnp.where(self.kept, x / (1 - self.call.spec.options.dropout_rate), 0)
 
+    @cached_property
     def kept(self) -> jax.Array:
-        """Whether dropout keeps each pair, bool [B, N, R, S]."""
+        """Whether dropout keeps each pair, bool [B, N, R, S].
+
+        Kept here, because XLA would draw it once for each use.
+        """
         spec, sizes = self.call.spec, self.block.sizes
         if self.head_keys is None:
             return jnp.ones((sizes["b"], sizes["n"], sizes["t"], spec.seq_len_kv), bool)
