@@ -50,7 +50,7 @@ def measure(b: int, t: int, s: int, n: int, k: int, h: int, direction: str) -> d
         return dot_product_attention(q, k, v, implementation="xla")
 
     def both(q, k, v, out_grad):
-        out, pull = jax.vjp(lambda *qkv: forward(*qkv, None), q, k, v)
+        out, pull = jax.vjp(lambda q, k, v: forward(q, k, v, None), q, k, v)
         return out, *pull(out_grad)
 
     start = time.perf_counter()
