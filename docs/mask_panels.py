@@ -63,7 +63,7 @@ class Panel:
         operands = dict(zip(call.options.operands, call.operands, strict=True))
         spec = AttentionSpec.of(call.operands, call.options)
         positions = Positions.of(spec, operands)
-        mask = allowed(spec, operands, positions, 0, spec.seq_len_q)
+        mask = allowed(spec, operands, positions)
         distance = positions.distance() if spec.has("alibi_slopes") else None
         shown = {
             "mask": True if mask is None else mask,

@@ -14,7 +14,7 @@ from attn_dispatch import dot_product_attention, dropout_mask, explain, xla
 from attn_dispatch import ragged_dot_product_attention as ragged
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.core import select
-from attn_dispatch.xla.dropout import dropout_keep_mask, dropout_row_keys
+from attn_dispatch.xla.dropout import dropout_head_keys, dropout_keep_mask
 
 
 def spec_of(b: int, keys: Any, impl: str, rate: float = 0.3, t: int = 6, s: int = 9) -> Any:
@@ -28,9 +28,9 @@ def spec_of(b: int, keys: Any, impl: str, rate: float = 0.3, t: int = 6, s: int 
 
 def mask(b: int, keys: Any, impl: str, start: int = 0, size: int = 6, **more: Any) -> np.ndarray:
     spec = spec_of(b, keys, impl, **more)
-    row_keys = dropout_row_keys(spec, {"dropout_key": keys})
-    assert row_keys is not None
-    return np.asarray(dropout_keep_mask(spec, row_keys, start, size))
+    head_keys = dropout_head_keys(spec, {"dropout_key": keys})
+    assert head_keys is not None
+    return np.asarray(dropout_keep_mask(spec, head_keys, start, size))
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
@@ -44,11 +44,21 @@ def test_each_key_draws_what_it_would_alone(impl):
     assert (together[0] != together[1]).any()
 
 
-def test_rows_are_the_same_whichever_chunk_draws_them():
+def test_rows_are_the_same_whichever_block_draws_them():
     keys = jax.random.key_data(jax.random.split(jax.random.key(3), 2))
     whole = mask(4, keys, "threefry2x32")
     part = mask(4, keys, "threefry2x32", start=1, size=4)
     np.testing.assert_array_equal(part, whole[:, :, 1:5])
+
+
+def test_heads_and_batch_rows_are_the_same_whichever_block_draws_them():
+    keys = jax.random.key_data(jax.random.split(jax.random.key(3), 2))
+    whole = mask(4, keys, "threefry2x32")
+    spec = spec_of(4, keys, "threefry2x32")
+    head_keys = dropout_head_keys(spec, {"dropout_key": keys})
+    assert head_keys is not None
+    part = dropout_keep_mask(spec, head_keys[1:3, 2:], 3, 2)
+    np.testing.assert_array_equal(part, whole[1:3, 2:, 3:5])
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.3, 0.9])
@@ -70,7 +80,7 @@ def test_rate(rate):
 def test_no_dropout_no_keys():
     keys = jax.random.key_data(jax.random.key(5))[None]
     spec = spec_of(2, keys, "threefry2x32", rate=0.0)
-    assert dropout_row_keys(spec, {"dropout_key": keys}) is None
+    assert dropout_head_keys(spec, {"dropout_key": keys}) is None
 
 
 RATE = 0.4

@@ -16,6 +16,7 @@ from attn_dispatch.conformance.reference import Operands, segment_ids
 from attn_dispatch.conformance.reference import allowed as reference_allowed
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
+from attn_dispatch.xla.blocks import Block
 
 BATCH = 2
 
@@ -25,8 +26,9 @@ def mask_of(options: AttentionOptions, operands: Operands, start: int, size: int
     arrays = {name: jnp.asarray(x) for name, x in operands.items()}
     spec = AttentionSpec.of([arrays[name] for name in options.operands], options)
     with jax.numpy_rank_promotion("raise"):
-        positions = Positions.of(spec, arrays).rows(start, size)
-        mask = allowed(spec, arrays, positions, start, size)
+        block = Block({"b": 0, "t": start}, {"b": spec.batch, "t": size})
+        positions = Positions.of(spec, arrays).part(block.take)
+        mask = allowed(spec, arrays, positions)
     shape = (spec.batch, spec.num_heads, size, spec.seq_len_kv)
     return np.broadcast_to(True if mask is None else np.asarray(mask), shape)
 
@@ -153,7 +155,7 @@ def test_nothing_masked_costs_nothing():
     spec = AttentionSpec.of(list(operands.values()), options)
     positions = Positions.of(spec, operands)
     assert positions == Positions(None, None, None, None)
-    assert allowed(spec, operands, positions, 0, 3) is None
+    assert allowed(spec, operands, positions) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -18,7 +19,9 @@ from attn_dispatch.conformance.naive import Naive, naive
 from attn_dispatch.conformance.reference import Operands, poison_padding, reference
 from attn_dispatch.conformance.small_cases import CASES
 from attn_dispatch.devices.device import Device
-from attn_dispatch.xla.dropout import dropout_keep_mask, dropout_row_keys
+from attn_dispatch.xla import blocks
+from attn_dispatch.xla.blocks import Block, BlockSizes, for_each_block
+from attn_dispatch.xla.dropout import dropout_head_keys, dropout_keep_mask
 
 CPU = Device("cpu", "cpu", "CPU")
 OTHER = Device("other", "other", "an accelerator")
@@ -68,9 +71,9 @@ def keep_mask(case: Case) -> np.ndarray | None:
     spec = spec_of(case.forward_options(), operands)
 
     def draw(key: jax.Array) -> jax.Array:
-        row_keys = dropout_row_keys(spec, {"dropout_key": key})
-        assert row_keys is not None
-        return dropout_keep_mask(spec, row_keys, 0, case.t)
+        head_keys = dropout_head_keys(spec, {"dropout_key": key})
+        assert head_keys is not None
+        return dropout_keep_mask(spec, head_keys, 0, case.t)
 
     return np.asarray(jax.jit(draw)(jnp.asarray(operands["dropout_key"])))
 
@@ -126,23 +129,110 @@ def test_no_nan_on_the_way(name):
         check(BY_NAME[name], run(BY_NAME[name], poison=0.0))
 
 
+def cut(monkeypatch: pytest.MonkeyPatch, case: Case, batch: int, kv_heads: int, rows: int) -> None:
+    """Makes the blocks of a case no larger than this."""
+    head_bytes = case.n // case.k * rows * case.s * 4
+    monkeypatch.setattr(blocks, "ENOUGH_ROWS", rows)
+    monkeypatch.setattr(blocks, "SCORE_BYTES", batch * kv_heads * head_bytes)
+    plan = xla.plan(spec_of(case.forward_options(), case.operands()), CPU)
+    assert plan.workspace_bytes == batch * kv_heads * head_bytes, plan
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_blocks_of_one_head_change_nothing(case, monkeypatch):
+    """Parts of the batch, of the heads and of the rows, of which the last ones are fewer."""
+    cut(monkeypatch, case, 1, 1, min(4, case.t))
+    check(case, run(case))
+
+
 @pytest.mark.parametrize(
-    ("name", "rows"),
+    ("name", "batch", "kv_heads", "rows"),
     [
-        ("everything", 4),
-        ("everything_lengths", 4),
-        ("everything_segments", 4),
-        ("bias_of_keys", 4),
-        ("sinks_of_batch", 1),
+        ("everything", 2, 2, 4),
+        ("everything", 1, 2, 3),
+        ("everything_lengths", 4, 2, 4),
+        ("everything_lengths", 2, 2, 10),
+        ("everything_segments", 2, 2, 4),
+        ("bias_of_keys", 2, 2, 4),
+        ("bias_of_queries", 1, 2, 10),
+        ("bias_of_batch", 1, 2, 4),
+        ("dropout_keys_lse_grad", 1, 2, 10),
+        ("sinks_of_batch", 2, 2, 1),
     ],
 )
-def test_chunks_of_rows_change_nothing(name, rows, monkeypatch):
-    case = BY_NAME[name]
-    row_bytes = case.b * case.n * case.s * 4
-    monkeypatch.setattr(xla, "SCORE_BYTES", rows * row_bytes)
-    plan = xla.plan(spec_of(case.forward_options(), case.operands()), CPU)
-    assert plan.workspace_bytes == rows * row_bytes
-    check(case, run(case))
+def test_larger_blocks_change_nothing(name, batch, kv_heads, rows, monkeypatch):
+    cut(monkeypatch, BY_NAME[name], batch, kv_heads, rows)
+    check(BY_NAME[name], run(BY_NAME[name]))
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 10, 14), (4, 1, 10, 14), (1, 1, 10, 14)])
+def test_gradient_of_a_narrow_bias_that_blocks_share(shape, monkeypatch):
+    """Their sum is rounded once, so a block's size makes no difference to it."""
+    case = Case("shared", b=4, bias=shape, bias_dtype="bfloat16")
+    whole = run(case)["bias"]
+    cut(monkeypatch, case, 1, 1, 4)
+    np.testing.assert_allclose(np.float32(run(case)["bias"]), np.float32(whole), rtol=2**-7)
+
+
+def test_every_score_is_in_one_block(monkeypatch):
+    monkeypatch.setattr(blocks, "ENOUGH_ROWS", 3)
+    case = Case("any", b=6, t=10, n=8, k=4, s=5)
+    spec = spec_of(case.forward_options(), case.operands())
+    for batch, kv_heads, rows in itertools.product((1, 2, 3, 6), (1, 2, 4), (3, 4, 10)):
+        sizes = BlockSizes(batch, kv_heads, rows)
+        for batch_is_inner in (False, True):
+
+            def step(block: Block, seen: jax.Array) -> jax.Array:
+                return block.add(seen, jnp.ones([block.sizes[x] for x in "bnt"]), "bnt")
+
+            seen = for_each_block(
+                step, jnp.zeros((6, 8, 10)), spec, sizes, batch_is_inner=batch_is_inner
+            )
+            np.testing.assert_array_equal(seen, 1)
+
+
+def sizes_of(b: int, t: int, s: int, n: int, k: int) -> BlockSizes:
+    shapes = {"query": (b, t, n, 64), "key": (b, s, k, 64), "value": (b, s, k, 64)}
+    operands = {x: jax.ShapeDtypeStruct(y, jnp.bfloat16) for x, y in shapes.items()}
+    return BlockSizes.of(spec_of(Case("any").forward_options(), operands))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((2, 100, 300, 4, 2), (2, 2, 100)),  # dense
+        ((1, 8192, 8192, 8, 8), (1, 8, 512)),  # rows alone
+        ((32, 8192, 8192, 2, 1), (16, 1, 128)),  # the batch next
+        ((31, 8192, 8192, 2, 1), (1, 1, 2048)),  # which 31 divides badly
+        ((32, 8192, 8192, 128, 16), (1, 4, 128)),  # then heads
+        ((4096, 100, 8192, 32, 8), (1, 8, 100)),  # fewer rows than are enough
+        ((1, 2**18, 2**18, 8, 1), (1, 1, 16)),  # but times 8 heads
+        ((2, 4, 2**26, 1, 1), (1, 1, 1)),  # a single row may be too large
+    ],
+)  # fmt: skip
+def test_block_sizes(shape, expected):
+    assert sizes_of(*shape) == BlockSizes(*expected)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (8, 8), (32, 8), (64, 1), (128, 128)])
+def test_rows_are_enough_at_any_batch(heads):
+    for b in (1, 2, 3, 31, 32, 1000, 2**16):
+        sizes = sizes_of(b, 8192, 8192, *heads)
+        group = heads[0] // heads[1]
+        assert sizes.rows >= 128 or group * sizes.rows >= 2048
+        assert sizes.batch * sizes.kv_heads * group * sizes.rows * 8192 * 4 <= blocks.SCORE_BYTES
+
+
+def test_plan_says_what_blocks_are():
+    def engine(b: int, t: int, n: int, k: int) -> str:
+        shapes = {"query": (b, t, n, 64), "key": (b, 8192, k, 64), "value": (b, 8192, k, 64)}
+        operands = {x: jax.ShapeDtypeStruct(y, jnp.bfloat16) for x, y in shapes.items()}
+        return xla.plan(spec_of(Case("any").forward_options(), operands), CPU).engine
+
+    assert engine(1, 128, 8, 8) == "dense"
+    assert engine(1, 8192, 8, 8) == "16 x 512 query rows"
+    assert engine(32, 8192, 8, 8) == "64 x 128 query rows, in 8 parts of 4 batch rows, 8 heads"
+    assert engine(32, 128, 128, 16) == "1 x 128 query rows, in 128 parts of 1 batch rows, 32 heads"
 
 
 @pytest.mark.parametrize("gradient", ["query", "key", "value", "bias", "alibi_slopes", "sinks"])

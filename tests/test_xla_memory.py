@@ -13,6 +13,7 @@ import pytest
 from attn_dispatch import dot_product_attention, ragged_dot_product_attention, xla
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, backward_options
 from attn_dispatch.devices.device import Device
+from attn_dispatch.xla.blocks import SCORE_BYTES
 
 LONG = 32768
 CPU = Device("cpu", "cpu", "CPU")
@@ -35,9 +36,9 @@ def operands(b: int = 1, n: int = 2, k: int = 1, h: int = 64) -> dict[str, jax.S
     return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
 
 
-def call(direction: str) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
+def call(direction: str, b: int = 1) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
     """A forward or backward call with every option at once, and its abstract operands."""
-    arrays = operands()
+    arrays = operands(b)
     options = AttentionOptions(
         operands=tuple(arrays),
         scale=0.125,
@@ -76,7 +77,7 @@ def test_nothing_grows_with_both_lengths(direction):
     found = list(values(jax.make_jaxpr(function)(arrays).jaxpr))
     assert len(found) > 100
     largest = max(found, key=lambda aval: getattr(aval, "size", 0))
-    assert largest.size <= xla.SCORE_BYTES // 4, largest
+    assert largest.size <= SCORE_BYTES // 4, largest
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -86,6 +87,22 @@ def test_compiled_memory(direction):
     assert memory is not None
     one_dense_array = arrays["query"].shape[2] * LONG * LONG * 4
     assert memory.temp_size_in_bytes < one_dense_array / 4
+
+
+@pytest.mark.parametrize(
+    ("direction", "b", "before"),
+    [
+        ("forward", 1, 705_966_920),
+        ("backward", 1, 1_411_144_848),
+        ("forward", 32, 1_778_655_688),
+        ("backward", 32, 3_272_349_392),
+    ],
+)
+def test_no_more_memory_than_chunks_of_rows(direction, b, before):
+    """Those were of the whole batch: 16 rows of a batch of 32, where blocks have 128."""
+    function, arrays = call(direction, b)
+    memory = jax.jit(function).lower(arrays).compile().memory_analysis()
+    assert memory is not None and memory.temp_size_in_bytes <= before
 
 
 def packed_call(kind: str, direction: str) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
@@ -125,4 +142,4 @@ def test_packed_sequences_of_32k_tokens(kind, direction):
     assert not re.search(rf"\[(\d+,)*{LONG},{LONG}(,\d+)*\]", compiled.as_text())
     memory = compiled.memory_analysis()
     # A few chunks of scores, and nothing near [T, S] even of booleans.
-    assert memory is not None and memory.temp_size_in_bytes < 6 * xla.SCORE_BYTES < LONG * LONG
+    assert memory is not None and memory.temp_size_in_bytes < 6 * SCORE_BYTES < LONG * LONG

@@ -89,7 +89,7 @@ def _by_scores(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Ar
     if not spec.has("mask") and not spec.has("bias"):
         return None
     positions = Positions.of(spec, operands)
-    may_attend = allowed(spec, operands, positions, 0, spec.seq_len_q)
+    may_attend = allowed(spec, operands, positions)
     if spec.has("bias"):
         finite = operands["bias"] > -jnp.inf
         may_attend = finite if may_attend is None else may_attend & finite

@@ -1,34 +1,24 @@
-"""Which keys a query may attend, formed for a few query rows at a time."""
+"""Which keys a query may attend, formed for some of the queries at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import jax
-from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.positions import Positions
-
-
-def take_rows(x: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
-    """Query rows start … start + size - 1 of x, [1|B, 1|N, 1|T, …]; a broadcast T stays 1."""
-    if x.shape[2] in (1, size):
-        return x
-    return lax.dynamic_slice_in_dim(x, start, size, axis=2)
 
 
 def allowed(
     spec: AttentionSpec,
     operands: Mapping[str, jax.Array],
     positions: Positions,
-    start: jax.Array | int,
-    size: int,
 ) -> jax.Array | None:
-    """Whether each of the query rows start … start + size - 1 may attend each key.
+    """Whether each query may attend each key, of all queries or of some.
 
-    `positions` are those of the rows. Returns bool [1|B, 1|N, 1|size, 1|S], or None where
-    every pair is allowed.
+    Operands and positions are cut to those queries (and batch rows, and heads). Returns bool
+    [1|B, 1|N, 1|T, 1|S] of what is left, or None where every pair is allowed.
     """
     conditions: list[jax.Array] = []
     if positions.query_ids is not None and positions.key_ids is not None:
@@ -43,7 +33,7 @@ def allowed(
         if right is not None:
             conditions.append(keys <= diagonal + right)
     if spec.has("mask"):
-        conditions.append(take_rows(operands["mask"], start, size))
+        conditions.append(operands["mask"])
     if not conditions:
         return None
     result = conditions[0]

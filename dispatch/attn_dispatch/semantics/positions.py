@@ -1,17 +1,16 @@
 """Where queries and keys stand: what lengths, segments and alignment say before any pair is formed.
 
 Everything here is [B, T] or [B, S], never [T, S]: it is computed once per call, and `masks.py`
-forms pairs from a few rows of it at a time.
+forms pairs from a part of it at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.packing import Runs, is_packed, row_ids, row_lengths
@@ -49,14 +48,17 @@ class Positions:
             diagonal = diagonal + (spec.seq_len_kv - spec.seq_len_q)
         return Positions(query_ids, key_ids, diagonal, _iota(spec.seq_len_kv))
 
-    def rows(self, start: jax.Array | int, size: int) -> Positions:
-        """The same with the queries start … start + size - 1 alone."""
+    def part(self, take: Callable[[jax.Array, str], jax.Array]) -> Positions:
+        """The same of some batch rows and queries: take(x, axes), axes being "bt" or "bs"."""
 
-        def take(x: jax.Array | None) -> jax.Array | None:
-            return None if x is None else lax.dynamic_slice_in_dim(x, start, size, axis=1)
+        def part(x: jax.Array | None, axes: str) -> jax.Array | None:
+            return None if x is None else take(x, axes)
 
         return Positions(
-            take(self.query_ids), self.key_ids, take(self.diagonal), self.key_positions
+            part(self.query_ids, "bt"),
+            part(self.key_ids, "bs"),
+            part(self.diagonal, "bt"),
+            part(self.key_positions, "bs"),
         )
 
     def distance(self) -> jax.Array:

@@ -1,7 +1,7 @@
 """Attention in plain XLA: every platform and every option, memory linear in sequence length.
 
-Both directions go over the queries in chunks of rows, each of which sees all keys, so that no
-[T, S] array is made for long sequences.
+Both directions go over blocks of query rows, each of which sees all keys, so that no [T, S] array
+is made for long sequences; and not of every batch row and head, where they are many.
 
 The backward pass is that of FlashAttention-2 (Dao 2023, algorithm 2) with dropout, the gradient
 of lse, and sinks:
@@ -11,13 +11,13 @@ of lse, and sinks:
     ds = p · (dp - delta + dlse)                   delta = Σ p · dp;  d lse / d score = p
     d sink = Σ exp(sink - lse) · (dlse - delta)    a sink is one more score, whose value is 0
 
-There, delta is Σ out · dout, the same number, because no block sees all keys. Here every chunk
+There, delta is Σ out · dout, the same number, because no block sees all keys. Here every block
 does, which spares delta the rounding of `out` to 16 bits, the largest error of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -27,19 +27,15 @@ from jax import lax
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
-from attn_dispatch.semantics.masks import take_rows
-from attn_dispatch.xla.scores import Scores, heads_first
+from attn_dispatch.xla.blocks import Block, BlockSizes, for_each_block
+from attn_dispatch.xla.scores import Call, heads_first
 
 NAME = "xla"
 PLATFORM = None
 
-SCORE_BYTES = 2**27
-"""Most bytes for one array of scores, [B, N, rows, S]; a single row may take more."""
-
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 Results = dict[str, jax.Array]
-Step = Callable[[jax.Array | int, int, Results], Results]
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
@@ -54,13 +50,12 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
-    """The rows in a chunk, and the bytes of its scores: XLA holds a few such arrays at a time."""
+    """The blocks, and the bytes of the scores of one: XLA holds a few such arrays at a time."""
     del device
     if spec.is_empty:
         return Plan("nothing to compute", 0)
-    rows = _rows_per_chunk(spec)
-    chunks = -(-spec.seq_len_q // rows)
-    return Plan(f"{chunks} x {rows} query rows" if chunks > 1 else "dense", rows * _row_bytes(spec))
+    sizes = BlockSizes.of(spec)
+    return Plan(sizes.describe(spec), sizes.score_bytes(spec))
 
 
 def unusable_reason(device: Device) -> str:
@@ -88,13 +83,14 @@ def forward(
             jnp.full(r.shape, nothing[name], r.dtype)
             for name, r in zip(spec.result_names, spec.results, strict=True)
         )
-    scores = Scores.of(spec, device, operands)
-    q, k, v = heads_first(operands["query"]), scores.keys("key"), scores.keys("value")
-    sinks = scores.sinks()
+    call = Call.of(spec, device, operands)
+    q = heads_first(operands["query"])
 
-    def step(start: jax.Array | int, size: int, results: Results) -> Results:
-        score, _ = scores.masked(take_rows(q, start, size), k, start)
-        row_max = score.max(axis=-1)  # [B, N, size]
+    def step(block: Block, results: Results) -> Results:
+        scores = call.scores(block)
+        sinks = scores.sinks
+        score, _ = scores.masked(block.take(q, "bnt"))
+        row_max = score.max(axis=-1)  # [B, N, R] of the block
         is_dead = row_max == -jnp.inf
         top = jnp.where(is_dead, 0, row_max)
         if sinks is not None:
@@ -105,17 +101,17 @@ def forward(
             total = total + jnp.exp(sinks - top)
         total = jnp.where(is_dead, 1, total)
         # Dividing after the product keeps p near 1, where float16 is finest.
-        out = scores.sum_over_keys(scores.drop(p, start), v) / total[..., None]
+        out = scores.sum_over_keys(scores.drop(p), scores.v) / total[..., None]
         lse = jnp.where(is_dead, -jnp.inf, top + jnp.log(total))
         rows = {"out": out, "lse": lse, "row_max": row_max}
         if "keep" in results:
-            rows["keep"] = scores.kept(start, size)
-        return {name: _put_rows(x, rows[name], start) for name, x in results.items()}
+            rows["keep"] = scores.kept
+        return {name: block.put(x, rows[name], "bnt") for name, x in results.items()}
 
     shapes = dict(zip(spec.result_names, spec.results, strict=True))
     empty = {name: jnp.zeros(r.shape, r.dtype) for name, r in shapes.items()}
     empty["out"] = heads_first(empty["out"])
-    results = _for_each_chunk(step, empty, spec.seq_len_q, _rows_per_chunk(spec))
+    results = for_each_block(step, empty, spec, call.sizes)
     results["out"] = heads_first(results["out"])
     return tuple(results[name] for name in spec.result_names)
 
@@ -126,47 +122,49 @@ def backward(
     """The gradients that `spec.options.gradients` names, each like its operand."""
     if spec.is_empty:
         return tuple(jnp.zeros(r.shape, r.dtype) for r in spec.results)
-    scores = Scores.of(spec, device, operands)
-    saved = _Residuals.of(scores)
-    k, v, sinks = scores.keys("key"), scores.keys("value"), scores.sinks()
+    call = Call.of(spec, device, operands)
+    saved = _Residuals.of(call)
     wanted = set(spec.options.gradients)
 
-    def step(start: jax.Array | int, size: int, grads: Results) -> Results:
+    def step(block: Block, grads: Results) -> Results:
         grads = dict(grads)
+        scores = call.scores(block)
         q, out_grad, lse, lse_grad = (
-            take_rows(x, start, size) for x in (saved.q, saved.out_grad, saved.lse, saved.lse_grad)
+            block.take(x, "bnt") for x in (saved.q, saved.out_grad, saved.lse, saved.lse_grad)
         )
-        score, cap_slope = scores.masked(q, k, start)
-        p, p_sink = _probabilities(score, lse, sinks)
+
+        def add(name: str, grad: jax.Array, axes: str) -> None:
+            grads[name] = block.add(grads[name], grad, axes)
+
+        score, cap_slope = scores.masked(q)
+        p, p_sink = _probabilities(score, lse, scores.sinks)
         if "value" in wanted:
-            grads["value"] += scores.sum_over_rows(scores.drop(p, start), out_grad)
+            add("value", scores.sum_over_rows(scores.drop(p), out_grad), "bk")
         if wanted == {"value"}:
             return grads
-        p_grad = scores.drop(scores.dot(out_grad, v), start)
+        p_grad = scores.drop(scores.dot(out_grad, scores.v))
         row_grad = lse_grad - (p * p_grad).sum(axis=-1)  # dlse - delta
         score_grad = p * (p_grad + row_grad[..., None])
         if "sinks" in wanted:
-            grads["sinks"] += _sum_like(p_sink * row_grad, grads["sinks"].shape)
+            add("sinks", _sum_like(p_sink * row_grad, grads["sinks"].shape), "bn")
         if "bias" in wanted:
-            bias_grad = _sum_like(score_grad, operands["bias"].shape)
-            if operands["bias"].shape[2] == 1:
-                grads["bias"] += bias_grad
-            else:
-                grads["bias"] = _put_rows(grads["bias"], bias_grad, start)
+            grads |= _with_bias_grad(block, grads, _sum_like(score_grad, spec.shape("bias")))
         if "alibi_slopes" in wanted:
-            moved = score_grad * scores.positions.rows(start, size).distance()
-            grads["alibi_slopes"] -= _sum_like(moved, grads["alibi_slopes"].shape)
+            moved = score_grad * scores.positions.distance()
+            add("alibi_slopes", -_sum_like(moved, grads["alibi_slopes"].shape), "bn")
         if cap_slope is not None:
             score_grad = score_grad * cap_slope
         if "query" in wanted:
-            q_grad = spec.options.scale * scores.sum_over_keys(score_grad, k)
-            grads["query"] = _put_rows(grads["query"], q_grad, start)
+            q_grad = spec.options.scale * scores.sum_over_keys(score_grad, scores.k)
+            grads["query"] = block.put(grads["query"], q_grad, "bnt")
         if "key" in wanted:
-            grads["key"] += scores.sum_over_rows(score_grad, q)
+            add("key", scores.sum_over_rows(score_grad, q), "bk")
         return grads
 
-    zeros = _zero_grads(scores, wanted)
-    grads = _for_each_chunk(step, zeros, spec.seq_len_q, _rows_per_chunk(spec))
+    # Blocks that share rows of the bias have to come one after the other.
+    batch_is_inner = "bias" in wanted and spec.shape("bias")[0] == 1
+    zeros = _zero_grads(call, wanted)
+    grads = for_each_block(step, zeros, spec, call.sizes, batch_is_inner=batch_is_inner)
     if "key" in wanted:
         grads["key"] = spec.options.scale * grads["key"]
     for name in wanted & {"query", "key", "value"}:
@@ -175,6 +173,29 @@ def backward(
         grads[name].reshape(result.shape).astype(result.dtype)
         for name, result in zip(spec.options.gradients, spec.results, strict=True)
     )
+
+
+def _with_bias_grad(block: Block, grads: Results, grad: jax.Array) -> Results:
+    """What becomes of "bias" and "bias_rows" in grads with a block's [1|B, 1|N, 1|R, 1|S].
+
+    The gradient of rows that several blocks share is summed in "bias_rows", which is wide, and
+    after each of those blocks put where it goes: the last one puts the sum.
+    """
+    bias = grads["bias"]
+    if bias.shape[2] == 1:
+        return {"bias": block.add(bias, grad, "bnt")}
+    if "bias_rows" not in grads:
+        return {"bias": block.put(bias, grad, "bnt")}
+    is_first = jnp.bool_(True)
+    for axis, letter in enumerate("bn"):
+        if bias.shape[axis] == 1:
+            is_first &= block.starts[letter] == 0
+    rows = grads["bias_rows"]
+    total = jnp.where(is_first, 0, rows[:, :, : grad.shape[2]]) + grad
+    return {
+        "bias": block.put(bias, total, "bnt"),
+        "bias_rows": lax.dynamic_update_slice(rows, total, (0, 0, 0, 0)),
+    }
 
 
 def _probabilities(
@@ -203,8 +224,8 @@ class _Residuals:
     """Wide [B, N, T], or [1, 1, 1] with 0."""
 
     @staticmethod
-    def of(scores: Scores) -> _Residuals:
-        operands, ids, wide = scores.operands, scores.positions.query_ids, scores.wide
+    def of(call: Call) -> _Residuals:
+        operands, ids, wide = call.operands, call.positions.query_ids, call.wide
         lse = operands["lse"].astype(wide)
         if ids is not None:
             lse = jnp.where(ids[:, None, :] > 0, lse, -jnp.inf)
@@ -214,16 +235,19 @@ class _Residuals:
             return jnp.where(is_live[..., None], heads_first(operands[name]), 0)
 
         lse_grad = jnp.zeros((1, 1, 1), wide)
-        if scores.spec.has("lse_grad"):
+        if call.spec.has("lse_grad"):
             lse_grad = jnp.where(is_live, operands["lse_grad"].astype(wide), 0)
         return _Residuals(
             live("query"), live("out_grad"), jnp.where(is_live, lse, jnp.inf), lse_grad
         )
 
 
-def _zero_grads(scores: Scores, wanted: set[str]) -> Results:
-    """Where the chunks leave their gradients: rows in the final dtype, sums over rows wide."""
-    spec, wide = scores.spec, scores.wide
+def _zero_grads(call: Call, wanted: set[str]) -> Results:
+    """Where the blocks leave their gradients: rows in the final dtype, sums over blocks wide.
+
+    The sum of a bias's rows over batch or heads is "bias_rows", for those of one block at a time.
+    """
+    spec, wide, sizes = call.spec, call.wide, call.sizes
     b, n, k = spec.batch, spec.num_heads, spec.num_kv_heads
     zeros: dict[str, tuple[tuple[int, ...], jnp.dtype]] = {
         "query": ((b, n, spec.seq_len_q, spec.head_dim), jnp.dtype(spec.dtype)),
@@ -231,41 +255,26 @@ def _zero_grads(scores: Scores, wanted: set[str]) -> Results:
         "value": ((b, k, spec.seq_len_kv, spec.head_dim_v), wide),
     }
     if "bias" in wanted:
-        bias = scores.operands["bias"]
-        zeros["bias"] = (bias.shape, wide if bias.shape[2] == 1 else bias.dtype)
+        bias = call.operands["bias"]
+        has_rows = bias.shape[2] != 1
+        zeros["bias"] = (bias.shape, bias.dtype if has_rows else wide)
+        batch_parts, head_parts = sizes.parts(spec)
+        is_shared = (bias.shape[0] == 1 and batch_parts > 1) or (
+            bias.shape[1] == 1 and head_parts > 1
+        )
+        if has_rows and is_shared:
+            largest = (sizes.batch, n // head_parts, sizes.rows, bias.shape[3])
+            shape = tuple(min(x, y) for x, y in zip(bias.shape, largest, strict=True))
+            zeros["bias_rows"] = (shape, wide)
     if "sinks" in wanted:
         zeros["sinks"] = ((*spec.shape("sinks"), 1), wide)
     if "alibi_slopes" in wanted:
         zeros["alibi_slopes"] = ((*spec.shape("alibi_slopes"), 1, 1), wide)
-    return {name: jnp.zeros(*zero) for name, zero in zeros.items() if name in wanted}
-
-
-def _rows_per_chunk(spec: AttentionSpec) -> int:
-    """All query rows, or the largest power of two of them whose scores fit in SCORE_BYTES."""
-    fitting = SCORE_BYTES // _row_bytes(spec)
-    return min(spec.seq_len_q, 1 << max(fitting.bit_length() - 1, 0))
-
-
-def _row_bytes(spec: AttentionSpec) -> int:
-    """Bytes of the scores of one query row, in all batch rows and heads."""
-    itemsize = jnp.dtype(spec.lse_dtype).itemsize
-    # In an exported module the batch may be a symbol: then each row of it counts alone.
-    batch = spec.batch if isinstance(spec.batch, int) else 1
-    return batch * spec.num_heads * spec.seq_len_kv * itemsize
-
-
-def _for_each_chunk(step: Step, results: Results, num_rows: int, rows: int) -> Results:
-    """step(start, size, results) for every chunk of rows in turn; the last one may be shorter."""
-    whole, rest = divmod(num_rows, rows)
-    if whole == 1:
-        results = step(0, rows, results)
-    else:
-        results = lax.fori_loop(0, whole, lambda c, r: step(c * rows, rows, r), results)
-    return step(whole * rows, rest, results) if rest else results
-
-
-def _put_rows(x: jax.Array, rows: jax.Array, start: jax.Array | int) -> jax.Array:
-    return lax.dynamic_update_slice_in_dim(x, rows.astype(x.dtype), start, axis=2)
+    return {
+        name: jnp.zeros(*zero)
+        for name, zero in zeros.items()
+        if name in wanted or name == "bias_rows"
+    }
 
 
 def _sum_like(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

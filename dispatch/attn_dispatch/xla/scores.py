@@ -1,23 +1,35 @@
-"""Scores of a chunk of query rows against all keys, and the products taken with them.
+"""Scores of one block of a call, and the products taken with them.
 
-Arrays are heads-first: rows are [B, N, R, ·] and keys [B, K, S, ·], R being the query rows of the
-chunk. The G = N // K query heads that share a key head become further rows of its one matrix
-product, so K and V are never repeated.
+Arrays are heads-first: rows are [B, N, R, ·] and keys [B, K, S, ·], B, N and K being those of the
+block, and R its query rows. The G = N // K query heads that share a key head become further rows of
+its one matrix product, so K and V are never repeated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
-from attn_dispatch.semantics.masks import allowed, take_rows
+from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
-from attn_dispatch.xla.dropout import dropout_keep_mask, dropout_row_keys
+from attn_dispatch.xla.blocks import Block, BlockSizes
+from attn_dispatch.xla.dropout import dropout_head_keys, dropout_keep_mask
+
+_AXES = {
+    "key": "bsk",
+    "value": "bsk",
+    "mask": "bnt",
+    "bias": "bnt",
+    "alibi_slopes": "bn",
+    "sinks": "bn",
+}
+"""Leading axes of the operands that scores are made of."""
 
 
 def heads_first(x: jax.Array) -> jax.Array:
@@ -26,77 +38,119 @@ def heads_first(x: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """What every chunk of one call shares."""
+class Call:
+    """What every block of one call shares."""
 
     spec: AttentionSpec
     operands: Mapping[str, jax.Array]
     positions: Positions
-    row_keys: jax.Array | None
+    sizes: BlockSizes
+    head_keys: jax.Array | None
     """Those of dropout; None without it."""
+    whole_keys: tuple[jax.Array, jax.Array] | None
+    """Key and value as `Scores` has them, made but once; None where a block sees a part of them."""
     wide: jnp.dtype
     """Of scores, probabilities and sums."""
     narrow: jnp.dtype
     """Of what goes into matrix products."""
 
     @staticmethod
-    def of(spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]) -> Scores:
+    def of(spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]) -> Call:
         wide = jnp.dtype(spec.lse_dtype)
         # XLA's CPU matrix products in 16 bits are slow, and in float16 wrong under jit.
         narrow = wide if device.platform == "cpu" else jnp.dtype(spec.dtype)
-        row_keys = dropout_row_keys(spec, operands)
-        return Scores(spec, operands, Positions.of(spec, operands), row_keys, wide, narrow)
+        positions, sizes = Positions.of(spec, operands), BlockSizes.of(spec)
+        whole_keys = None
+        if sizes.parts(spec) == (1, 1):
+            whole_keys = _keys(operands, positions, narrow)
+        head_keys = dropout_head_keys(spec, operands)
+        return Call(spec, operands, positions, sizes, head_keys, whole_keys, wide, narrow)
 
-    def keys(self, name: str) -> jax.Array:
-        """Key or value, [B, K, S, ·] narrow; 0 in padding, because 0 · NaN would be NaN."""
-        x = self.operands[name]
-        ids = self.positions.key_ids
+    def scores(self, block: Block) -> Scores:
+        """Those of one block."""
+        operands = {
+            name: block.take(self.operands[name], axes)
+            for name, axes in _AXES.items()
+            if self.spec.has(name)
+        }
+        positions = self.positions.part(block.take)
+        keys = self.whole_keys or _keys(operands, positions, self.narrow)
+        head_keys = None if self.head_keys is None else block.take(self.head_keys, "bn")
+        return Scores(self, block, operands, positions, head_keys, *keys)
+
+
+def _keys(
+    operands: Mapping[str, jax.Array], positions: Positions, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+    """Key and value, [B, K, S, ·]; 0 in padding, because 0 · NaN would be NaN."""
+    ids = positions.key_ids
+
+    def clean(x: jax.Array) -> jax.Array:
         if ids is not None:
             x = jnp.where(ids[:, :, None, None] > 0, x, 0)
-        return heads_first(x).astype(self.narrow)
+        return heads_first(x).astype(dtype)
 
+    return clean(operands["key"]), clean(operands["value"])
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one block, and what they are made of, all cut to the block."""
+
+    call: Call
+    block: Block
+    operands: Mapping[str, jax.Array]
+    positions: Positions
+    head_keys: jax.Array | None
+    k: jax.Array
+    """Narrow [B, K, S, H]."""
+    v: jax.Array
+    """Narrow [B, K, S, V]."""
+
+    @property
     def sinks(self) -> jax.Array | None:
         """The sinks, wide [1|B, N, 1], if there are any."""
-        if not self.spec.has("sinks"):
+        if "sinks" not in self.operands:
             return None
-        return self.operands["sinks"].astype(self.wide)[:, :, None]
+        return self.operands["sinks"].astype(self.call.wide)[:, :, None]
 
-    def masked(
-        self, q: jax.Array, k: jax.Array, start: jax.Array | int
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Scores of the rows q from `start` on, wide [B, N, R, S], -inf where not allowed.
+    def masked(self, q: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Scores of the rows q, wide [B, N, R, S], -inf where not allowed.
 
         The second result is d score / d (scale · q · k), None without a soft cap.
         """
-        spec, size = self.spec, q.shape[2]
-        positions = self.positions.rows(start, size)
+        spec, wide = self.call.spec, self.call.wide
         cap, cap_slope = spec.options.logits_soft_cap, None
-        score = spec.options.scale * self.dot(q, k)
+        score = spec.options.scale * self.dot(q, self.k)
         if cap is not None:
             bent = jnp.tanh(score / cap)
             score, cap_slope = cap * bent, 1 - bent * bent
-        if spec.has("bias"):
-            score = score + take_rows(self.operands["bias"], start, size).astype(self.wide)
-        if spec.has("alibi_slopes"):
-            slopes = self.operands["alibi_slopes"].astype(self.wide)[:, :, None, None]
-            score = score - slopes * positions.distance()
-        may_attend = allowed(spec, self.operands, positions, start, size)
+        if "bias" in self.operands:
+            score = score + self.operands["bias"].astype(wide)
+        if "alibi_slopes" in self.operands:
+            slopes = self.operands["alibi_slopes"].astype(wide)[:, :, None, None]
+            score = score - slopes * self.positions.distance()
+        may_attend = allowed(spec, self.operands, self.positions)
         if may_attend is not None:
             score = jnp.where(may_attend, score, -jnp.inf)
         return score, cap_slope
 
-    def drop(self, x: jax.Array, start: jax.Array | int) -> jax.Array:
+    def drop(self, x: jax.Array) -> jax.Array:
         """Dropout on x, [B, N, R, S]: kept and divided by 1 - rate, or 0."""
-        if self.row_keys is None:
+        if self.head_keys is None:
             return x
-        return jnp.where(self.kept(start, x.shape[2]), x / (1 - self.spec.options.dropout_rate), 0)
+        return jnp.where(self.kept, x / (1 - self.call.spec.options.dropout_rate), 0)
 
-    def kept(self, start: jax.Array | int, size: int) -> jax.Array:
-        """Whether dropout keeps each pair of the query rows from `start` on, bool [B, N, R, S]."""
-        spec = self.spec
-        if self.row_keys is None:
-            return jnp.ones((spec.batch, spec.num_heads, size, spec.seq_len_kv), bool)
-        return dropout_keep_mask(spec, self.row_keys, start, size)
+    @cached_property
+    def kept(self) -> jax.Array:
+        """Whether dropout keeps each pair, bool [B, N, R, S].
+
+        Kept here, because XLA would draw it once for each use.
+        """
+        spec, sizes = self.call.spec, self.block.sizes
+        if self.head_keys is None:
+            return jnp.ones((sizes["b"], sizes["n"], sizes["t"], spec.seq_len_kv), bool)
+        return dropout_keep_mask(spec, self.head_keys, self.block.starts["t"], sizes["t"])
 
     def dot(self, rows: jax.Array, keys: jax.Array) -> jax.Array:
         """[B, N, R, H] · [B, K, S, H], summed over H: wide [B, N, R, S]."""
@@ -115,9 +169,10 @@ class Scores:
     def _fold(self, rows: jax.Array) -> jax.Array:
         """[B, N, R, ·] to [B, K, G · R, ·]."""
         b, n, size, last = rows.shape
-        return rows.reshape(b, self.spec.num_kv_heads, n // self.spec.num_kv_heads * size, last)
+        k = self.block.sizes["k"]
+        return rows.reshape(b, k, n // k * size, last)
 
     def _einsum(self, subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
         # No precision is named: jax.default_matmul_precision is the caller's to choose.
-        x, y = x.astype(self.narrow), y.astype(self.narrow)
-        return jnp.einsum(subscripts, x, y, preferred_element_type=self.wide)
+        x, y = x.astype(self.call.narrow), y.astype(self.call.narrow)
+        return jnp.einsum(subscripts, x, y, preferred_element_type=self.call.wide)

@@ -1,0 +1,183 @@
+"""The blocks that a call is computed in: batch rows, kv heads with their query heads, query rows.
+
+A block sees all keys. How large its scores may be is `SCORE_BYTES`; the query rows of a block are
+what keys are read once for, so before they become few, blocks take fewer batch rows, then fewer
+heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from attn_dispatch.call.spec import AttentionSpec
+
+SCORE_BYTES = 2**27
+"""Most bytes for one array of scores, [B, N, T, S] of a block; a single row may take more."""
+
+ENOUGH_ROWS = 128
+"""Query rows that a block has at least, unless so many of a single kv head do not fit: those of
+the query heads that share it are rows of one matrix product, which then is high enough as it is."""
+
+State = TypeVar("State")
+Index = jax.Array | int
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """How much of each axis a block takes. Only query rows may leave a smaller block at the end."""
+
+    batch: int
+    """Divides B."""
+    kv_heads: int
+    """Divides K."""
+    rows: int
+
+    @staticmethod
+    def of(spec: AttentionSpec) -> BlockSizes:
+        """The largest blocks whose scores fit in SCORE_BYTES and that have enough rows."""
+        row_bytes = _row_bytes(spec)
+        enough = min(ENOUGH_ROWS, spec.seq_len_q)
+        kv_heads = spec.num_kv_heads
+        batch = spec.batch
+        # In an exported module the batch may be a symbol: then it is whole, and counts as one row.
+        if isinstance(batch, int):
+            batch = _divisor(batch, SCORE_BYTES // (kv_heads * enough * row_bytes))
+        counted = batch if isinstance(batch, int) else 1
+        kv_heads = _divisor(kv_heads, SCORE_BYTES // (counted * enough * row_bytes))
+        fitting = max(SCORE_BYTES // (counted * kv_heads * row_bytes), 1)
+        power = 1 << fitting.bit_length() - 1
+        # `enough` itself need not be a power of two.
+        rows = max(power, enough) if fitting >= enough else power
+        return BlockSizes(batch, kv_heads, min(rows, spec.seq_len_q))
+
+    def score_bytes(self, spec: AttentionSpec) -> int:
+        """Bytes of the scores of one block; of a symbolic batch, for each row of it."""
+        batch = self.batch if isinstance(self.batch, int) else 1
+        return batch * self.kv_heads * self.rows * _row_bytes(spec)
+
+    def parts(self, spec: AttentionSpec) -> tuple[int, int]:
+        """How many parts the batch, and the kv heads, come in."""
+        batch = 1 if self.batch == spec.batch else spec.batch // self.batch
+        return batch, spec.num_kv_heads // self.kv_heads
+
+    def describe(self, spec: AttentionSpec) -> str:
+        """What `explain` says of them."""
+        chunks = -(-spec.seq_len_q // self.rows)
+        parts = prod(self.parts(spec))
+        if chunks == parts == 1:
+            return "dense"
+        text = f"{chunks} x {self.rows} query rows"
+        if parts == 1:
+            return text
+        heads = self.kv_heads * (spec.num_heads // spec.num_kv_heads)
+        return f"{text}, in {parts} parts of {self.batch} batch rows, {heads} heads"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a call. Axes of arrays are letters: b batch, n heads, k kv heads, t query rows.
+
+    Any other letter is an axis that blocks do not divide. An axis of length 1 is shared by all.
+    """
+
+    starts: dict[str, Index]
+    sizes: dict[str, int]
+
+    def take(self, x: jax.Array, axes: str) -> jax.Array:
+        """This block's part of x."""
+        if all(self._is_whole(n, axis) for n, axis in zip(x.shape, axes, strict=False)):
+            return x
+        divided = [
+            n if self._is_whole(n, axis) else self.sizes[axis]
+            for n, axis in zip(x.shape, axes, strict=False)
+        ]
+        sizes = (*divided, *x.shape[len(axes) :])
+        if x.dtype.itemsize != 2:
+            return lax.dynamic_slice(x, self._starts(x, axes), sizes)
+        # As integers: of floats in 16 bits XLA would slice a float32 copy of the whole on the CPU.
+        words = lax.bitcast_convert_type(x, jnp.uint16)
+        part = lax.dynamic_slice(words, self._starts(x, axes), sizes)
+        return lax.bitcast_convert_type(part, x.dtype)
+
+    def put(self, x: jax.Array, part: jax.Array, axes: str) -> jax.Array:
+        """x with this block's part of it replaced."""
+        return lax.dynamic_update_slice(x, part.astype(x.dtype), self._starts(x, axes))
+
+    def add(self, x: jax.Array, part: jax.Array, axes: str) -> jax.Array:
+        """x with `part` added to this block's part of it."""
+        return self.put(x, self.take(x, axes) + part, axes)
+
+    def _starts(self, x: jax.Array, axes: str) -> tuple[Index, ...]:
+        starts = [
+            0 if self._is_whole(n, axis) else self.starts[axis]
+            for n, axis in zip(x.shape, axes, strict=False)
+        ]
+        return (*starts, *[0] * (x.ndim - len(axes)))
+
+    def _is_whole(self, length: int, axis: str) -> bool:
+        return axis not in self.sizes or length in (1, self.sizes[axis])
+
+
+def for_each_block(
+    step: Callable[[Block, State], State],
+    state: State,
+    spec: AttentionSpec,
+    sizes: BlockSizes,
+    *,
+    batch_is_inner: bool = False,
+) -> State:
+    """step(block, state) for every block in turn: for all parts of some query rows, then the next.
+
+    Parts go over the batch first and then over the heads, or the other way round.
+    """
+    parts = dict(zip("bk", sizes.parts(spec), strict=True))
+    order = ("k", "b") if batch_is_inner else ("b", "k")
+    whole, rest = divmod(spec.seq_len_q, sizes.rows)
+    group = spec.num_heads // spec.num_kv_heads
+
+    def block(first_row: int, rows: int, index: Index) -> Block:
+        at: dict[str, Index] = {}
+        for axis in reversed(order):
+            at[axis], index = _split(index, parts[axis])
+        starts = {
+            "b": at["b"] * sizes.batch if parts["b"] > 1 else 0,
+            "k": at["k"] * sizes.kv_heads,
+            "n": at["k"] * sizes.kv_heads * group,
+            "t": first_row + index * rows,
+        }
+        heads = {"k": sizes.kv_heads, "n": sizes.kv_heads * group}
+        return Block(starts, {"b": sizes.batch, "t": rows} | heads)
+
+    def loop(state: State, first_row: int, rows: int, chunks: int) -> State:
+        count = chunks * prod(parts.values())
+        if count == 1:
+            return step(block(first_row, rows, 0), state)
+        return lax.fori_loop(0, count, lambda i, x: step(block(first_row, rows, i), x), state)
+
+    state = loop(state, 0, sizes.rows, whole)
+    return loop(state, whole * sizes.rows, rest, 1) if rest else state
+
+
+def _split(index: Index, count: int) -> tuple[Index, Index]:
+    """(index % count, index // count)."""
+    if count == 1:
+        return 0, index
+    return lax.rem(index, jnp.int32(count)), lax.div(index, jnp.int32(count))
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`, or 1."""
+    return max(x for x in range(1, number + 1) if number % x == 0 and (x <= most or x == 1))
+
+
+def _row_bytes(spec: AttentionSpec) -> int:
+    """Bytes of the scores of one query row of one kv head, that is of all heads that share it."""
+    group = spec.num_heads // spec.num_kv_heads
+    return group * spec.seq_len_kv * jnp.dtype(spec.lse_dtype).itemsize
