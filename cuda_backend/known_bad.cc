@@ -44,12 +44,19 @@ constexpr KnownBad kTable[] = {
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) { return s.is_packed() && s.seq_len_q == 1; },
      "packed sequences of one query get a wrong log-sum-exp", "measured on an H200 with 9.19"},
-    {kFirst, kStillOpen,
+    {92000, kStillOpen,
+     [](const SdpaSpec& s, int64_t) { return s.needs_max && s.has_sinks; },
+     "the row maximum counts the sink as a score (right with 9.19)", "measured on an H100 with 9.28"},
+    {92000, kStillOpen,
+     [](const SdpaSpec& s, int64_t) { return s.dropout_rate > 0 && s.seq_len_q == 1; },
+     "dropout of a single query drops other entries than it says (right with 9.19)",
+     "measured on an H100 with 9.28"},
+    {kFirst, 92799,
      [](const SdpaSpec& s, int64_t) {
        return s.backward && s.is_packed() && s.head_dim > 192 && s.head_dim_v < s.head_dim;
      },
      "the backward pass of packed sequences with a head dim beyond 192 and a smaller value dim "
-     "writes garbage; pad value to the head dim",
+     "writes garbage (right with value padded to the head dim, and with 9.28)",
      "measured on an H100 with 9.19"},
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) { return !(s.scale >= FLT_MIN && s.scale <= FLT_MAX / 4); },

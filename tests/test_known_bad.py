@@ -112,6 +112,16 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         ],
         [FORWARD | PACKED | {"packed_rows_kv": 2**22 - 1}, FORWARD | {"batch": 2**14}],
     ),
+    "counts the sink as a score": (
+        "sm90",
+        [FORWARD | {"needs_max": True, "has_sinks": True}],
+        [FORWARD | {"needs_max": True}, FORWARD | {"needs_lse": True, "has_sinks": True}],
+    ),
+    "dropout of a single query": (
+        "sm90",
+        [FORWARD | {"seq_len_q": 1, "dropout_rate": 0.5}],
+        [FORWARD | {"seq_len_q": 2, "dropout_rate": 0.5}, FORWARD | {"seq_len_q": 1}],
+    ),
     "beyond 65535": (
         "sm90",
         [FORWARD | {"batch": 65536}, FORWARD | {"num_heads": 65536, "num_kv_heads": 65536}],

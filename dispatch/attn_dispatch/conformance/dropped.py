@@ -11,6 +11,8 @@ import numpy as np
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.reference import Operands, allowed
 
+_UNLIKELY = 1e-8
+
 Draw = Callable[[Operands], np.ndarray]
 """The keep mask, bool [B, N, T, S], of a call with these operands; True = kept."""
 
@@ -55,9 +57,7 @@ def check(case: Case, draw: Draw, operands: Operands) -> tuple[np.ndarray, list[
     failures += _other_keys(case, draw, operands, keep, pairs)
     failures += _not_independent(case, keep, pairs)
     dropped, count, rate = float((~keep & pairs).sum()), int(pairs.sum()), case.dropout
-    # Some kernels draw 8 bits: the rate is right to 1/256.
-    spread = 5 * math.sqrt(rate * (1 - rate) * count) + count / 256
-    if abs(dropped - rate * count) > spread:
+    if _chance_of(dropped / max(count, 1), rate, count) < _UNLIKELY:
         failures.append(f"dropped {dropped:.0f} of {count} entries, expected a share of {rate:g}")
     return keep, failures
 
@@ -97,6 +97,15 @@ def _not_independent(case: Case, keep: np.ndarray, pairs: np.ndarray) -> list[st
     return failures
 
 
+def _chance_of(share: float, rate: float, count: int) -> float:
+    """At most how likely so large a difference between the share and the rate is (Chernoff)."""
+    # Some kernels draw 8 bits: the rate is right to 1/256.
+    difference = max(abs(share - rate) - 1 / 256, 0.0)
+    share = rate + math.copysign(difference, share - rate)
+    terms = ((share, rate), (1 - share, 1 - rate))
+    return math.exp(-count * sum(x * math.log(x / y) for x, y in terms if x > 0))
+
+
 def _can_tell(case: Case, pairs: np.ndarray) -> bool:
     """Whether there are so many pairs that two masks do not agree on all of them by chance."""
-    return (1 - 2 * case.dropout * (1 - case.dropout)) ** int(pairs.sum()) < 1e-9
+    return (1 - 2 * case.dropout * (1 - case.dropout)) ** int(pairs.sum()) < _UNLIKELY

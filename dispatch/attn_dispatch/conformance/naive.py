@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionOptions
@@ -30,12 +31,15 @@ in fewer bits than a processor does; an H100's were off by about 2^-21.5 (cuDNN 
 
 @dataclass(frozen=True)
 class Naive:
-    """The results by name, and what a fused backward pass adds to the errors of gradients."""
+    """The results by name, and how far rounding alone makes gradients be off."""
 
     results: Operands
     spread: Operands
-    """Standard deviations: it takes p · (dp - delta) from two sums that a matrix unit and a
-    reduction have rounded apart, so what should cancel to 0 does not. Here one sum makes both."""
+    """Standard deviations: what 16 bits take away from the probabilities and from the gradient of
+    the scores is an error of every sum of them, which here may by luck be small."""
+    fused_spread: Operands
+    """The same of a fused backward pass, which takes p · (dp - delta) from two sums that a matrix
+    unit and a reduction have rounded apart, so what should cancel to 0 does not."""
 
 
 def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None) -> Naive:
@@ -49,8 +53,13 @@ def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None
         if options.needs_max:
             results["row_max"] = call.row_max
         if "out_grad" not in operands:
-            return Naive(results, {})
-        return Naive(results | _gradients(call), _spread(call))
+            return Naive(results, {}, {})
+        gradients, narrow = _gradients(call)
+        return Naive(
+            results | gradients,
+            spread=_spread(call, narrow, fused=False),
+            fused_spread=_spread(call, narrow, fused=True),
+        )
 
 
 class _Forward:
@@ -114,7 +123,8 @@ class _Forward:
         return x.reshape(b, self.kv_heads, self.groups, s, dim).sum(axis=2).swapaxes(1, 2)
 
 
-def _gradients(call: _Forward) -> Operands:
+def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
+    """The gradients, and that of the scores in the call's dtype."""
     operands, scale = call.operands, call.wide.type(call.options.scale)
     out_grad = call.heads_first("out_grad")
     p_grad = call.rounded(out_grad @ call.v.swapaxes(2, 3)) * call.kept
@@ -135,11 +145,12 @@ def _gradients(call: _Forward) -> Operands:
         "alibi_slopes": -(narrow * call.distance).sum(axis=(2, 3)),
         "sinks": np.where(call.live, call.p_sink * (lse_grad - mean), 0).sum(axis=2),
     }
-    return {
+    gradients = {
         name: _sum_like(found[name], operands[name].shape).astype(operands[name].dtype)
         for name in DIFFERENTIABLE
         if name in operands
     }
+    return gradients, narrow
 
 
 def _is_alike_for_all_keys(call: _Forward) -> bool:
@@ -147,27 +158,41 @@ def _is_alike_for_all_keys(call: _Forward) -> bool:
     return bias is not None and bias.shape[3] == 1 and call.k.shape[2] > 1
 
 
-def _spread(call: _Forward) -> Operands:
-    """See `Naive.spread`: the variances of dp and delta, carried on to every gradient."""
+def _spread(call: _Forward, narrow: np.ndarray, *, fused: bool) -> Operands:
+    """See `Naive`: the variances of rounded numbers, carried on to every gradient."""
     operands, scale = call.operands, call.options.scale
     out_grad = call.heads_first("out_grad")
-    of_products = (out_grad**2 @ (call.v**2).swapaxes(2, 3)) * call.kept**2
-    of_delta = ((call.out.astype(call.wide) * out_grad) ** 2).sum(axis=3, keepdims=True)
-    both = _FLOAT32_NOISE**2 * (of_products + of_delta)
-    weights = call.p * call.cap_slope
-    row = _FLOAT32_NOISE**2 * of_delta * (weights @ call.k) ** 2
+    of_score = _rounding_variance(narrow, call.dtype)
+    of_p = _rounding_variance(call.p_kept, call.dtype)
+    of_delta = np.zeros((1, 1, 1, 1), call.wide)
+    if fused:
+        of_products = (out_grad**2 @ (call.v**2).swapaxes(2, 3)) * call.kept**2
+        of_delta = ((call.out.astype(call.wide) * out_grad) ** 2).sum(axis=3, keepdims=True)
+        of_delta = _FLOAT32_NOISE**2 * of_delta
+        of_score = of_score + call.p**2 * (_FLOAT32_NOISE**2 * of_products + of_delta)
+    of_raw = of_score * call.cap_slope**2
+    row = of_delta * ((call.p * call.cap_slope) @ call.k) ** 2
     found = {
-        "query": (scale**2 * ((weights**2 * both) @ call.k**2 + row)).swapaxes(1, 2),
-        "key": call.sum_groups(scale**2 * ((weights**2 * both).swapaxes(2, 3) @ call.q**2)),
-        "bias": call.p**2 * both,
-        "alibi_slopes": ((call.p * call.distance) ** 2 * both).sum(axis=(2, 3)),
-        "sinks": (call.p_sink**2 * _FLOAT32_NOISE**2 * of_delta[..., 0]).sum(axis=2),
+        "query": (scale**2 * (of_raw @ call.k**2 + row)).swapaxes(1, 2),
+        "key": call.sum_groups(scale**2 * (of_raw.swapaxes(2, 3) @ call.q**2)),
+        "value": call.sum_groups(of_p.swapaxes(2, 3) @ out_grad**2),
+        "bias": of_score,
+        "alibi_slopes": (of_score * call.distance**2).sum(axis=(2, 3)),
+        "sinks": (call.p_sink**2 * of_delta[..., 0]).sum(axis=2),
     }
     return {
         name: np.sqrt(_sum_like(variance, operands[name].shape))
         for name, variance in found.items()
         if name in operands
     }
+
+
+def _rounding_variance(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Of what rounding to this dtype takes away: anything within a unit in the last place."""
+    if dtype.itemsize > 2:
+        return np.zeros_like(x)
+    unit = float(jnp.finfo(dtype).eps) * 2.0 ** np.frexp(x)[1] / 2
+    return np.where(x == 0, 0, unit**2 / 12).astype(x.dtype)
 
 
 def _sum_like(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -15,9 +15,9 @@ _HEAD_DIM_MULTIPLE = 8
 _PACKED_HEAD_DIM_MULTIPLE = 16
 """Else cudnn-frontend sizes the workspace of packed sequences as if each were the longest."""
 
-_WIDE_PACKED_HEAD_DIM = 192
-"""Beyond it a packed backward pass with a smaller value dim writes garbage (H100, 9.19: dq off by
-as much as it is large, infinities in dk). With value padded to the head dim it is right."""
+_WIDE_HEAD_DIM = 192
+"""Beyond it a packed backward pass with a smaller value dim writes garbage with some versions (H100,
+9.19: dq off by as much as it is large, infinities in dk)."""
 
 _LEAST_PACKED = 2
 """For a longest sequence of one query cuDNN takes a kernel for decoding, whose lse is wrong for
@@ -99,13 +99,21 @@ def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     steers clear of several known bugs, and lifts the rule that a window needs as many keys as
     queries. A third one goes packed, which lifts the rule that a single query has no sink.
     """
-    packed = _call(spec, packed=True)
+    packed = _packed_calls(spec)
     if is_packed(spec):
-        return (packed,)
+        return packed
     plain = _call(spec, packed=False)
     if has_own_lengths(spec):
-        return packed, plain
-    return plain, replace(plain, has_lengths=True), packed
+        return *packed, plain
+    return plain, replace(plain, has_lengths=True), *packed
+
+
+def _packed_calls(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
+    """The call on packed arrays, and with value as wide as key where known_bad.cc wants that."""
+    call = _call(spec, packed=True)
+    if call.backward and call.head_dim > _WIDE_HEAD_DIM and call.head_dim_v < call.head_dim:
+        return call, replace(call, head_dim_v=call.head_dim)
+    return (call,)
 
 
 def dead_rows(spec: AttentionSpec) -> int:
@@ -166,10 +174,6 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     bias_batch, bias_heads, bias_rows = _bias_extents(spec, rows_q)
     batch = spec.batch * _sequences(spec)
     forward = not spec.is_backward
-    head_dim = round_up(spec.head_dim, multiple)
-    head_dim_v = round_up(spec.head_dim_v + extra_columns, multiple)
-    if packed and spec.is_backward and head_dim > _WIDE_PACKED_HEAD_DIM:
-        head_dim_v = max(head_dim_v, head_dim)
     return CudnnCall(
         backward=spec.is_backward,
         dtype=spec.dtype,
@@ -178,8 +182,8 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         num_kv_heads=spec.num_kv_heads,
         seq_len_q=max(min(longest_q, rows_q), _LEAST_PACKED) if packed else rows_q,
         seq_len_kv=min(longest_kv, spec.seq_len_kv),
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
+        head_dim=round_up(spec.head_dim, multiple),
+        head_dim_v=round_up(spec.head_dim_v + extra_columns, multiple),
         scale=positive_scale(spec),
         window_left=band.left,
         window_right=band.right,

@@ -1,0 +1,56 @@
+"""What drawn cases found, each with its cause, as small as it still shows it."""
+
+from __future__ import annotations
+
+from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.sizes import CAUSAL, Facts, Packed, Ragged, case
+
+_PACKED: Facts = {"packed": Packed((((1, 0.3), (2, 0.5)), ((1, 0.6), (3, 0.2)))), "max_segments": 3}
+_LENGTHS: Facts = {"q_lengths": (1, 0.4), "kv_lengths": (0.7, 0.3)}
+_DIAGONAL: Facts = {"window": (0, 0)}
+"""Each row attends one key, so that the exact gradients of query and key are 0."""
+
+
+def _ragged(t: int, s: int) -> Facts:
+    return Ragged(((0.3, 0.5),), ((0.5, 0.4),)).facts(t, s) | {"t": t, "s": s}
+
+
+def _found(name: str, **facts: object) -> Case:
+    return case(f"found/{name}", **facts)
+
+
+FOUND: tuple[Case, ...] = (
+    # cuDNN takes the maximum of a row before it multiplies by the scale.
+    _found("scale_0", scale=0.0),
+    _found("scale_0_causal_sinks", scale=0.0, sinks=1, lse_grad=True, **CAUSAL),
+    _found("scale_0_lengths", scale=0.0, dtype="float16", **_LENGTHS),
+    _found("scale_0_packed", scale=0.0, **_PACKED),
+    _found("scale_0_query_alone", scale=0.0, wanted=("query",)),
+    _found("scale_negative", scale=-0.125, **CAUSAL),
+    _found("scale_negative_lengths", scale=-0.3, dtype="float16", **_LENGTHS),
+    _found("scale_negative_packed", scale=-0.3, **_PACKED),
+    _found("scale_negative_soft_cap", scale=-0.125, soft_cap=2.0, **CAUSAL),
+    _found("scale_negative_bias", scale=-0.125, bias="1nts"),
+    _found("scale_tiny", scale=1e-30, **CAUSAL),
+    _found("scale_large", scale=4.0, **CAUSAL),
+    # Packed backward passes of wide heads with narrower values write garbage before 9.28.
+    _found("wide_heads_packed", h=256, v=128, **_PACKED),
+    _found("wide_heads_packed_narrow", h=256, v=48, dtype="float16", **_PACKED),
+    _found("wide_heads_lengths", h=208, v=112, **_LENGTHS),
+    _found("wide_heads_ragged", h=256, v=128, k=1, **_ragged(320, 256)),
+    # 9.28's row maximum counts the sink.
+    _found("row_max_sinks", sinks=1, needs_max=True, scale=1e-6),
+    _found("row_max_sinks_packed", sinks=1, needs_max=True, **_PACKED, **CAUSAL),
+    # 9.28's kernel for one query drops other entries than the mask that it returns.
+    _found("one_query_dropout", t=1, s=320, h=96, dropout=0.5),
+    # delta comes from the output that is left in 16 bits, and from another float32 sum than dp.
+    _found("one_key_a_row", scale=4.0, dtype="float16", h=160, **_DIAGONAL, **CAUSAL),
+    _found("one_key_a_row_sinks", sinks=1, **_DIAGONAL, **CAUSAL),
+    _found("one_key_a_row_dropout", dropout=0.5, **_DIAGONAL, **CAUSAL),
+    _found("one_key", s=1, score_shift=300.0, dtype="float16", h=80),
+    _found("one_key_lse_grad", s=1, k=1, lse_grad=True, score_shift=-150.0, h=256, v=16),
+    # XLA computes a sink's gradient: no kernel is called for it alone.
+    _found("sinks_gradient_alone", sinks=1, lse_grad=True, wanted=("sinks",)),
+    _found("soft_cap_infinite_bias", s=2, soft_cap=2.0, bias="bnts", infinite_bias=True, alibi=1),
+    _found("mixed_poison_packed", mixed_poison=True, **_PACKED, **CAUSAL),
+)
