@@ -117,6 +117,15 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         [FORWARD | {"needs_max": True, "has_sinks": True}],
         [FORWARD | {"needs_max": True}, FORWARD | {"needs_lse": True, "has_sinks": True}],
     ),
+    "soft cap, ALiBi and a bias": (
+        "sm90",
+        [BACKWARD | BIAS | {"soft_cap": 3.0, "has_alibi": True}],
+        [
+            BACKWARD | BIAS | {"soft_cap": 3.0},
+            BACKWARD | {"soft_cap": 3.0, "has_alibi": True},
+            FORWARD | BIAS | {"soft_cap": 3.0, "has_alibi": True},
+        ],
+    ),
     "dropout of a single query": (
         "sm90",
         [FORWARD | {"seq_len_q": 1, "dropout_rate": 0.5}],

@@ -41,7 +41,7 @@ FOUND: tuple[Case, ...] = (
     # 9.28's row maximum counts the sink.
     _found("row_max_sinks", sinks=1, needs_max=True, scale=1e-6),
     _found("row_max_sinks_packed", sinks=1, needs_max=True, **_PACKED, **CAUSAL),
-    # 9.28's kernel for one query drops other entries than the mask that it returns.
+    # cuDNN's kernel for one query drops other entries than the mask that it returns.
     _found("one_query_dropout", t=1, s=320, h=96, dropout=0.5),
     # delta comes from the output that is left in 16 bits, and from another float32 sum than dp.
     _found("one_key_a_row", scale=4.0, dtype="float16", h=160, **_DIAGONAL, **CAUSAL),
@@ -51,6 +51,8 @@ FOUND: tuple[Case, ...] = (
     _found("one_key_lse_grad", s=1, k=1, lse_grad=True, score_shift=-150.0, h=256, v=16),
     # XLA computes a sink's gradient: no kernel is called for it alone.
     _found("sinks_gradient_alone", sinks=1, lse_grad=True, wanted=("sinks",)),
-    _found("soft_cap_infinite_bias", s=2, soft_cap=2.0, bias="bnts", infinite_bias=True, alibi=1),
+    _found("soft_cap_infinite_bias", s=2, soft_cap=2.0, bias="bnts", infinite_bias=True),
+    # cuDNN's dQ is NaN where soft cap, ALiBi and a bias meet few keys.
+    _found("soft_cap_alibi_bias", s=2, soft_cap=2.0, bias="bnts", alibi=1),
     _found("mixed_poison_packed", mixed_poison=True, **_PACKED, **CAUSAL),
 )

@@ -16,8 +16,8 @@ _PACKED_HEAD_DIM_MULTIPLE = 16
 """Else cudnn-frontend sizes the workspace of packed sequences as if each were the longest."""
 
 _WIDE_HEAD_DIM = 192
-"""Beyond it a packed backward pass with a smaller value dim writes garbage with some versions (H100,
-9.19: dq off by as much as it is large, infinities in dk)."""
+"""Beyond it a packed backward pass with a smaller value dim writes garbage with some versions
+(H100, 9.19: dq off by as much as it is large, infinities in dk)."""
 
 _LEAST_PACKED = 2
 """For a longest sequence of one query cuDNN takes a kernel for decoding, whose lse is wrong for
