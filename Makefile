@@ -1,5 +1,6 @@
 # make demo    a real model through the public call; on a machine with an NVIDIA driver on cuDNN
 # make test    the whole test suite; builds the CUDA library, which plans without a GPU
+# make soak    20,000 drawn calls on XLA: for a night
 # make lint    ruff, pyright, clang-format
 #
 # Both of the first two make their own virtual environment and need only python3 (3.11 or newer),
@@ -21,7 +22,7 @@ HEADER_PACKAGES := 'nvidia-cudnn-frontend>=1.28,<1.30' nvidia-cudnn-cu13 nvidia-
 
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
-.PHONY: demo test lint clean
+.PHONY: demo test soak lint clean
 
 ifeq ($(HAS_NVIDIA),yes)
 demo: $(VENV)/cuda-library
@@ -40,6 +41,9 @@ test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/c
 ifeq ($(HAS_NVIDIA),yes)
 	$(BIN)/python -m pytest tests/gpu
 endif
+
+soak: $(VENV)/cuda-library $(VENV)/test-packages
+	ATTN_DISPATCH_TEST_DRAWS=20000 $(BIN)/python -m pytest -n auto tests/test_draws.py
 
 lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages
 	$(BIN)/ruff check .

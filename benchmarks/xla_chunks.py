@@ -23,15 +23,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from command import arguments, save
 
+if "--measure" in sys.argv:
+    # PYTHONPATH names the revision: the finder of an editable install would answer with its own.
+    sys.meta_path = [x for x in sys.meta_path if "editable" not in type(x).__module__]
+
+import attn_dispatch
 from attn_dispatch import dot_product_attention, explain
 from attn_dispatch.conformance.environment import environment
 
 BEFORE = "7a25e16"
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 SHAPES: dict[str, dict[str, int]] = {
-    "batch of 32": {"b": 32, "t": 128, "s": 8192, "n": 32, "k": 32, "h": 32},
+    "batch of 32": {"b": 32, "t": 64, "s": 8192, "n": 64, "k": 64, "h": 16},
     "batch of 1": {"b": 1, "t": 8192, "s": 8192, "n": 2, "k": 1, "h": 64},
 }
 DIRECTIONS = ("forward", "forward_backward")
@@ -53,6 +57,8 @@ def measure(b: int, t: int, s: int, n: int, k: int, h: int, direction: str) -> d
         out, pull = jax.vjp(lambda q, k, v: forward(q, k, v, None), q, k, v)
         return out, *pull(out_grad)
 
+    package = pathlib.Path(attn_dispatch.__file__).parents[1]
+    assert package.samefile(os.environ["PYTHONPATH"]), package
     start = time.perf_counter()
     program = jax.jit(forward if direction == "forward" else both).lower(*arrays).compile()
     compiled = time.perf_counter()
@@ -109,6 +115,8 @@ def by_turns(
 
 
 def main() -> None:
+    from command import arguments, save
+
     args = arguments("XLA's blocks against chunks of rows.", rounds=3, seconds=0)
     jax.config.update("jax_platforms", "cpu")
     facts = environment()

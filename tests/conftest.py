@@ -32,7 +32,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """What takes longest goes first, so that no core is idle at last."""
-    longest = ("test_planning.py", "test_conformance_xla.py")
+    longest = ("test_planning.py", "test_conformance_xla.py", "test_draws.py")
     items.sort(key=lambda item: item.path.name not in longest)
 
 
