@@ -101,8 +101,8 @@ class Case:
     @staticmethod
     def from_json(facts: dict[str, Any]) -> Case:
         """The case with these fields, as JSON has them: lists for tuples."""
-        rows = {name: _rows(facts[name]) for name in _SEGMENTS & facts.keys()}
-        return Case(**{name: _tuples(x) for name, x in facts.items()} | rows)
+        rows: dict[str, Any] = {name: _rows(facts[name]) for name in _SEGMENTS & facts.keys()}
+        return Case(**({name: _tuples(x) for name, x in facts.items()} | rows))
 
     @property
     def operand_names(self) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
     out_grad = call.heads_first("out_grad")
     p_grad = call.rounded(out_grad @ call.v.swapaxes(2, 3)) * call.kept
     mean = (call.p * p_grad).sum(axis=3)
-    lse_grad = operands.get("lse_grad", np.zeros_like(mean)).astype(call.wide)
+    lse_grad = np.asarray(operands.get("lse_grad", np.zeros_like(mean)), call.wide)
     score_grad = call.p * (p_grad - mean[..., None] + lse_grad[..., None])
     narrow = call.rounded(score_grad)
     raw_grad = narrow * call.cap_slope

@@ -248,7 +248,7 @@ class Conformance:
         if document is None:
             return []
         failures = []
-        fills = {"random": None}
+        fills: dict[str, float | None] = {"random": None}
         if self.keeps_nan_in_documents and outcome.backward in ("", self.implementation):
             fills["NaN"] = np.nan
         before = document.without(got)
