@@ -131,6 +131,27 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         [FORWARD | {"seq_len_q": 1, "dropout_rate": 0.5}],
         [FORWARD | {"seq_len_q": 2, "dropout_rate": 0.5}, FORWARD | {"seq_len_q": 1}],
     ),
+    "multiplied by the scale": (
+        "sm90",
+        [
+            BACKWARD | BIAS | {"needs_dbias": True, "dtype": "float16", "scale": 0.003},
+            BACKWARD | BIAS | {"needs_dbias": True, "scale": 1e-31},
+        ],
+        [
+            BACKWARD | BIAS | {"needs_dbias": True, "dtype": "float16", "scale": 0.004},
+            BACKWARD | BIAS | {"needs_dbias": True, "scale": 1e-30},
+            BACKWARD | BIAS | {"dtype": "float16", "scale": 0.003},
+        ],
+    ),
+    "deterministic backward pass of a head dim beyond 128": (
+        "sm90",
+        [BACKWARD | {"deterministic": True, "head_dim": 160, "head_dim_v": 104}],
+        [
+            BACKWARD | {"head_dim": 160, "head_dim_v": 104},
+            BACKWARD | {"deterministic": True, "head_dim": 160, "head_dim_v": 160},
+            BACKWARD | {"deterministic": True, "head_dim": 128, "head_dim_v": 64},
+        ],
+    ),
     "beyond 65535": (
         "sm90",
         [FORWARD | {"batch": 65536}, FORWARD | {"num_heads": 65536, "num_kv_heads": 65536}],

@@ -52,6 +52,13 @@ FOUND: tuple[Case, ...] = (
     # XLA computes a sink's gradient: no kernel is called for it alone.
     _found("sinks_gradient_alone", sinks=1, lse_grad=True, wanted=("sinks",)),
     _found("soft_cap_infinite_bias", s=2, soft_cap=2.0, bias="bnts", infinite_bias=True),
+    # cuDNN rounds a bias' gradient to the call's dtype after it has multiplied by the scale.
+    _found("bias_small_scale", dtype="float16", bias="1nts", scale=1e-6),
+    _found("bias_tiny_scale", bias="1nts", scale=1e-30, **CAUSAL),
+    # 9.19's deterministic dQ of this call was garbage, another one from call to call.
+    _found("deterministic_wide_heads", t=300, s=300, k=1, h=160, v=100, deterministic=True),
+    # A score's products may be added up in any order, and here all have one sign.
+    _found("scores_of_one_sign", t=2, s=128, h=256, dtype="float16", score_shift=-150.0),
     # cuDNN's dQ is NaN where soft cap, ALiBi and a bias meet few keys.
     _found("soft_cap_alibi_bias", s=2, soft_cap=2.0, bias="bnts", alibi=1),
     _found("mixed_poison_packed", mixed_poison=True, **_PACKED, **CAUSAL),

@@ -15,8 +15,9 @@ SLACK = 1e-5
 
 _STATISTICS = ("lse", "row_max")
 """Results in float32 whatever the dtype of the call. Beside the rest they may be off by what a
-kernel's fast functions are: some units in the last place of the largest one for exp2 and log2, and
-for a soft cap the 2^-11 of the hardware's tanh (PTX ISA, tanh.approx.f32)."""
+kernel's fast functions are (some units in the last place of the largest one for exp2 and log2, and
+for a soft cap the 2^-11 of the hardware's tanh: PTX ISA, tanh.approx.f32), and by what comes of
+adding up a score's products in another order."""
 
 _STATISTICS_ULPS = 4
 _TANH_ERROR = 2.0**-11
@@ -94,6 +95,7 @@ def allowances(
         if name in _STATISTICS:
             allowed[name] += _STATISTICS_ULPS * float(np.spacing(np.float32(size)))
             allowed[name] += _TANH_ERROR * (options.logits_soft_cap or 0)
+            allowed[name] += plain.score_noise
     return allowed
 
 

@@ -40,6 +40,8 @@ class Naive:
     fused_spread: Operands
     """The same of a fused backward pass, which takes p · (dp - delta) from two sums that a matrix
     unit and a reduction have rounded apart, so what should cancel to 0 does not."""
+    score_noise: float
+    """How far off the largest score may be whose products are added up in another order."""
 
 
 def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None) -> Naive:
@@ -53,12 +55,13 @@ def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None
         if options.needs_max:
             results["row_max"] = call.row_max
         if "out_grad" not in operands:
-            return Naive(results, {}, {})
+            return Naive(results, {}, {}, call.score_noise)
         gradients, narrow = _gradients(call)
         return Naive(
             results | gradients,
             spread=_spread(call, narrow, fused=False),
             fused_spread=_spread(call, narrow, fused=True),
+            score_noise=call.score_noise,
         )
 
 
@@ -76,6 +79,9 @@ class _Forward:
         self.q = self.heads_first("query")
         self.k, self.v = (self.heads_first(x).repeat(self.groups, axis=1) for x in ("key", "value"))
         score = self.wide.type(options.scale) * (self.q @ self.k.swapaxes(2, 3))
+        sizes = np.abs(self.q) @ np.abs(self.k).swapaxes(2, 3)
+        unit = float(np.finfo(self.wide).eps) * np.sqrt(max(self.q.shape[3], 1))
+        self.score_noise = unit * abs(options.scale) * float(sizes.max(initial=0))
         self.cap_slope = np.ones((1, 1, 1, 1), self.wide)
         if options.logits_soft_cap is not None:
             bent = np.tanh(score / self.wide.type(options.logits_soft_cap))
