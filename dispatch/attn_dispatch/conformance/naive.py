@@ -80,7 +80,7 @@ class _Forward:
         self.k, self.v = (self.heads_first(x).repeat(self.groups, axis=1) for x in ("key", "value"))
         score = self.wide.type(options.scale) * (self.q @ self.k.swapaxes(2, 3))
         sizes = np.abs(self.q) @ np.abs(self.k).swapaxes(2, 3)
-        unit = float(np.finfo(self.wide).eps) * np.sqrt(max(self.q.shape[3], 1))
+        unit = float(np.finfo(self.wide).eps * np.sqrt(max(self.q.shape[3], 1)))
         self.score_noise = unit * abs(options.scale) * float(sizes.max(initial=0))
         self.cap_slope = np.ones((1, 1, 1, 1), self.wide)
         if options.logits_soft_cap is not None:
