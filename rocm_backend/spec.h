@@ -1,5 +1,5 @@
 // The static facts of one AITER call that its buffers do not show: the attributes of the custom
-// calls, and the whole contract with Python (aiter.py).
+// calls, and the whole contract with Python (dispatch/attn_dispatch/aiter).
 #pragma once
 
 #include <cstdint>

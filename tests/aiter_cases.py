@@ -13,7 +13,7 @@ from attn_dispatch.conformance.case import Case
 def _case(name: str, **facts: Any) -> Case:
     facts = {"b": 2, "t": 24, "s": 40, "n": 4, "k": 2, "h": 32, "dtype": "bfloat16"} | facts
     facts.setdefault("v", facts["h"])
-    return Case(name, scale=facts["h"] ** -0.5, **facts)
+    return Case(name, **({"scale": facts["h"] ** -0.5} | facts))
 
 
 _CAUSAL: dict[str, Any] = {"is_causal": True}
@@ -97,6 +97,9 @@ AITER_CASES: tuple[Case, ...] = (
     _case("soft_cap", soft_cap=1.5),
     _case("soft_cap_causal", soft_cap=2.0, **_CAUSAL),
     _case("deterministic", deterministic=True, s=300),
+    _case("scale_0", scale=0.0, lse_grad=True),
+    _case("scale_negative", scale=-0.2, s=300, **_BOTTOM_RIGHT),
+    _case("scale_negative_packed", scale=-0.2, **_ONE_ROW),
     _case("deterministic_causal", deterministic=True, t=140, s=300, **_BOTTOM_RIGHT),
     _case("deterministic_wide", deterministic=True, s=150, h=136),
     _case("deterministic_value_wider", deterministic=True, s=150, v=136),

@@ -1,4 +1,4 @@
-"""The tables of aiter_rules.py against AITER's own dispatch, compiled from its wheel.
+"""The tables of aiter/rules.py against AITER's own dispatch, compiled from its wheel.
 
 AITER is asked through the adapter, on a HIP runtime that only writes down what it should launch.
 """

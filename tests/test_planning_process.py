@@ -194,6 +194,23 @@ def test_a_crash_is_a_refusal_of_its_call_alone(odd: PlanningProcess):
     assert odd.cudnn_version() == odd.load_cudnn("/nowhere") and odd.cudnn_path() == CUDNN
 
 
+def test_one_that_was_ended_while_idle_is_no_refusal(process: PlanningProcess):
+    """Whoever ended it: what is asked next did not."""
+    first = process.plan(SMALL, SM90)
+    os.kill(pid_of(process), signal.SIGKILL)
+    time.sleep(0.2)
+    assert process.plan(SMALL, SM90) == first
+
+
+def test_an_answer_that_is_none(tmp_path: Path):
+    script = tmp_path / "planner.py"
+    script.write_text("print('not JSON', flush=True)\nimport time; time.sleep(60)\n")
+    process = PlanningProcess(native(), script)
+    with pytest.raises(process.CudnnError, match="answered what is no answer: b'not JSON"):
+        process.load_cudnn(CUDNN)
+    end(process)
+
+
 def test_silence_is_a_refusal(odd: PlanningProcess, monkeypatch: pytest.MonkeyPatch):
     plan = odd.plan(SMALL, SM90)
     pid = pid_of(odd)

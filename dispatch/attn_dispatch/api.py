@@ -73,7 +73,7 @@ def dot_product_attention(
         the left. Differentiable.
       mask: bool, True = attend; shapes as for bias. A dense mask costs its full size in memory
         traffic: prefer lengths, windows and segment ids, which are descriptions.
-      scale: static number; 1/sqrt(H) if None (arXiv:1706.03762).
+      scale: static finite number, 0 and below included; 1/sqrt(H) if None (arXiv:1706.03762).
       is_causal: query i sees keys j <= i + offset.
       causal_alignment: offset 0 for "top_left", as in jax.nn; S - T for "bottom_right", taken from
         a row's actual lengths, or its segment's, where they are given. Windows and ALiBi shift

@@ -106,13 +106,13 @@ def normalise(
 
     options = AttentionOptions(
         operands=tuple(operands),
-        scale=check_scale(scale, shape.head_dim),
+        scale=check_scale(scale, shape.head_dim, given["query"].dtype),
         is_causal=check_bool("is_causal", is_causal),
         causal_alignment=check_choice(
             "causal_alignment", causal_alignment, get_args(CausalAlignment)
         ),
         window=check_window(local_window_size),
-        logits_soft_cap=check_soft_cap(logits_soft_cap),
+        logits_soft_cap=check_soft_cap(logits_soft_cap, given["query"].dtype),
         max_segments=max_segments,
         max_seq_lens=max_seq_lens,
         dropout_rate=dropout_rate,
@@ -210,7 +210,7 @@ def _lengths(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
         raise ValueError(
             f"{name}: expected the batch dims {list(allowed[-1])}, got {list(x.shape)}"
         )
-    return x.reshape(shape.batch).astype(jnp.int32)
+    return _as_int32(x.reshape(shape.batch))
 
 
 def _complete_segment_ids(given: dict[str, jax.Array], shape: _Shape) -> None:
@@ -244,7 +244,7 @@ def _segment_ids(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     length = shape.seq_len_q if name.startswith("query") else shape.seq_len_kv
     if x.shape != (*shape.leading, length):
         raise ValueError(f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}")
-    return _fold(x, inner_dims=1).astype(jnp.int32)
+    return _as_int32(_fold(x, inner_dims=1))
 
 
 def _cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array:
@@ -256,7 +256,16 @@ def _cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array
         raise ValueError(
             f"{name}: expected cu_seqlens_q's shape {list(expected)}, got {list(x.shape)}"
         )
-    return x[None].astype(jnp.int32)
+    return _as_int32(x[None])
+
+
+def _as_int32(x: jax.Array) -> jax.Array:
+    """x as int32, numbers that it does not hold becoming the nearest that it does."""
+    most = jnp.iinfo(jnp.int32).max
+    if jnp.iinfo(x.dtype).max > most:
+        least = 0 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else -most
+        x = jnp.clip(x, jnp.array(least, x.dtype), jnp.array(most, x.dtype))
+    return x.astype(jnp.int32)
 
 
 def _check_integer(name: str, x: jax.Array) -> None:

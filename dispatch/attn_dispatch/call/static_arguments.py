@@ -18,18 +18,35 @@ Window = int | Sequence[int | None] | None
 
 def _static_float(name: str, value: Any) -> float:
     try:
+        if isinstance(value, str | bytes | bool | np.bool_):
+            raise TypeError
         return float(value)
+    except OverflowError as error:
+        raise ValueError(f"{name}: expected a number that a float holds, got {value}") from error
     except (TypeError, ValueError, jax.errors.ConcretizationTypeError) as error:
         raise ValueError(f"{name}: expected a static number, got {type(value).__name__}") from error
 
 
-def check_scale(scale: Any, head_dim: int) -> float:
+def _check_range(name: str, value: float, dtype: Any) -> None:
+    """Scores are computed in float32, or float64 for float64 inputs."""
+    facts = np.finfo(np.promote_types(dtype, np.float32))
+    least, most = float(facts.tiny), float(facts.max)
+    if not least <= abs(value) <= most:
+        raise ValueError(
+            f"{name}: expected a size from {least:.3g} to {most:.3g}, the normal numbers of "
+            f"{facts.dtype.name}, got {value:g}"
+        )
+
+
+def check_scale(scale: Any, head_dim: int, dtype: Any) -> float:
     if scale is None:
         # 1 / sqrt(d) of arXiv:1706.03762, section 3.2.1; any number will do where d is 0.
         return 1 / math.sqrt(max(head_dim, 1))
     scale = _static_float("scale", scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale: expected a finite number, got {scale}")
+    if scale != 0:
+        _check_range("scale", scale, dtype)
     return scale
 
 
@@ -62,12 +79,13 @@ def check_window(window: Window) -> tuple[int | None, int | None]:
     return sides
 
 
-def check_soft_cap(cap: Any) -> float | None:
+def check_soft_cap(cap: Any, dtype: Any) -> float | None:
     if cap is None:
         return None
     cap = _static_float("logits_soft_cap", cap)
     if not (cap > 0 and math.isfinite(cap)):
         raise ValueError(f"logits_soft_cap: expected a positive number or None, got {cap}")
+    _check_range("logits_soft_cap", cap, dtype)
     return cap
 
 
@@ -99,6 +117,8 @@ def check_positive_int(name: str, value: Any) -> int:
         number = 0
     if isinstance(value, bool) or number < 1:
         raise ValueError(f"{name}: expected a static positive int, got {value!r}")
+    if number >= 2**31:
+        raise ValueError(f"{name}: expected a static int below 2^31, got {number}")
     return number
 
 

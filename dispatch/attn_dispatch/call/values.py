@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+_LARGEST = np.iinfo(np.int32).max
+
 
 def check_values(
     arrays: Mapping[str, Any],
@@ -74,6 +76,8 @@ def _check_ids(name: str, ids: np.ndarray, ends: np.ndarray, largest: int | None
     ids = np.where(places < ends[..., None], ids, 0)
     if (ids < 0).any():
         raise ValueError(f"{name}: expected ids of 0 (padding) and above, got {ids.min()}")
+    if (ids > _LARGEST).any():
+        raise ValueError(f"{name}: expected ids below 2^31, got {ids.max()}")
     if largest is not None and (ids > largest).any():
         raise ValueError(f"{name}: expected ids up to max_segments={largest}, got {ids.max()}")
     highest = np.maximum.accumulate(ids, axis=-1)

@@ -88,6 +88,10 @@ def main(args: argparse.Namespace) -> None:
             sys.exit(f"error: no case is {said}")
     except (ModuleNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")
+    try:
+        args.report.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"error: --report: expected a folder, got {args.report} ({error.strerror})")
     print(f"{len(cases)} cases of {implementation}, {args.jobs} at a time")
     try:
         report = run(cases, implementation, args.jobs, options, screen)
@@ -133,13 +137,13 @@ def default_jobs() -> int:
 
 
 def _at_least(least: int):
-    def parse(text: str) -> int:
+    def whole_number(text: str) -> int:
         value = int(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
         return value
 
-    return parse
+    return whole_number
 
 
 def _named(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:

@@ -89,7 +89,7 @@ class Band:
 
 
 def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
-    """The call as cuDNN may be asked for it, best first; for a spec that cudnn_rules.py lets pass.
+    """The call as cuDNN may be asked for it, best first; for a spec that rules.py lets pass.
 
     Where sequences have lengths of their own, arrays go packed: cuDNN then keeps away from what
     stands behind the end of a sequence, NaN for example. A batch of sequences can also go as it is,

@@ -59,6 +59,11 @@ class Helper:
             self.end()
             raise
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has, before it was asked anything more."""
+        return self._process.poll() is not None
+
     def end(self) -> None:
         self._end()
 

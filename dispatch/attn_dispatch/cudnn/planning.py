@@ -71,6 +71,9 @@ class PlanningProcess:
 
     def _ask_loaded(self, function: str, *arguments: Any) -> Any:
         with self._lock:
+            if self._helper is not None and self._helper.has_ended:
+                self._helper.end()  # that was not for what is asked now
+                self._helper = None
             if self._helper is None and self._path:
                 self._ask("load_cudnn", self._path, True)
             return self._ask(function, *arguments)
@@ -80,8 +83,10 @@ class PlanningProcess:
         try:
             if self._helper is None:
                 self._helper = Helper(self._command)
-            answer = json.loads(self._helper.ask(line, TIMEOUT))
+            answer = _read(self._helper.ask(line, TIMEOUT))
         except HelperEnded as error:
+            if self._helper is not None:
+                self._helper.end()
             self._helper = None
             raise self._error("library", f"the process in which cuDNN plans {error}") from error
         except BaseException:
@@ -103,6 +108,16 @@ class PlanningProcess:
         if self._helper is not None:
             self._helper.abandon()
             self._helper = None
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise HelperEnded(f"answered what is no answer: {line[:80]!r}")
+    return answer
 
 
 _ALL: weakref.WeakSet[PlanningProcess] = weakref.WeakSet()

@@ -95,7 +95,8 @@ def forward(
         top = jnp.where(is_dead, 0, row_max)
         if sinks is not None:
             top = jnp.maximum(top, sinks)
-        p = jnp.exp(score - top[..., None])
+        # XLA may round a score otherwise here than for the maximum, which it must not exceed.
+        p = jnp.exp(jnp.minimum(score - top[..., None], 0))
         total = p.sum(axis=-1)
         if sinks is not None:
             total = total + jnp.exp(sinks - top)
@@ -202,7 +203,8 @@ def _probabilities(
     score: jax.Array, lse: jax.Array, sinks: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """Softmax of the scores, [B, N, R, S], and the sink's share of it, [B, N, R] or 0."""
-    p = jnp.exp(score - lse[..., None])
+    # lse is rounded, which leaves nothing of the difference where scores are large.
+    p = jnp.exp(jnp.minimum(score - lse[..., None], 0))
     p_sink = jnp.zeros_like(lse) if sinks is None else jnp.exp(sinks - lse)
     # lse is rounded: where it is some hundreds, p sums to 1 only to within 1e-5.
     total = p.sum(axis=-1) + p_sink

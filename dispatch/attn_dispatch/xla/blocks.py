@@ -119,7 +119,10 @@ class Block:
             0 if self._is_whole(n, axis) else self.starts[axis]
             for n, axis in zip(x.shape, axes, strict=False)
         ]
-        return (*starts, *[0] * (x.ndim - len(axes)))
+        starts += [0] * (x.ndim - len(axes))
+        if all(isinstance(start, int) for start in starts):
+            return tuple(starts)
+        return tuple(jnp.asarray(start, jnp.int32) for start in starts)  # not 64 bits under x64
 
     def _is_whole(self, length: int, axis: str) -> bool:
         return axis not in self.sizes or length in (1, self.sizes[axis])
@@ -159,7 +162,9 @@ def for_each_block(
         count = chunks * prod(parts.values())
         if count == 1:
             return step(block(first_row, rows, 0), state)
-        return lax.fori_loop(0, count, lambda i, x: step(block(first_row, rows, i), x), state)
+        # The index is 32 bits wide under x64 as well.
+        first, last = jnp.int32(0), jnp.int32(count)
+        return lax.fori_loop(first, last, lambda i, x: step(block(first_row, rows, i), x), state)
 
     state = loop(state, 0, sizes.rows, whole)
     return loop(state, whole * sizes.rows, rest, 1) if rest else state

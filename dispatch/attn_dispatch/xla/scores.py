@@ -121,7 +121,7 @@ class Scores:
         """
         spec, wide = self.call.spec, self.call.wide
         cap, cap_slope = spec.options.logits_soft_cap, None
-        score = spec.options.scale * self.dot(q, self.k)
+        score = self._scaled_dot(q)
         if cap is not None:
             bent = jnp.tanh(score / cap)
             score, cap_slope = cap * bent, 1 - bent * bent
@@ -134,6 +134,14 @@ class Scores:
         if may_attend is not None:
             score = jnp.where(may_attend, score, -jnp.inf)
         return score, cap_slope
+
+    def _scaled_dot(self, q: jax.Array) -> jax.Array:
+        scale = self.call.spec.options.scale
+        if self.call.wide != self.call.narrow:
+            return scale * self.dot(q, self.k)
+        # A product with the sum could be fused with what comes after it: the score would be rounded
+        # otherwise there than for its row's maximum, and exp of the difference overflow.
+        return self.dot(scale * q.astype(self.call.wide), self.k)
 
     def drop(self, x: jax.Array) -> jax.Array:
         """Dropout on x, [B, N, R, S]: kept and divided by 1 - rate, or 0."""
