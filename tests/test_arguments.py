@@ -21,6 +21,8 @@ def array(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.zeros(shape, dtype)
 
 
+_SIZES = "expected a size from 1.18e-38 to 3.4e+38, the normal numbers of float32, got "
+
 _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     # query, key, value
     ({"query": None}, "query: expected an array, got None"),
@@ -140,11 +142,11 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     # choices
     ({"is_causal": 1}, "is_causal: expected True or False, got 1"),
     ({"is_causal": None}, "is_causal: expected True or False, got None"),
-    ({"scale": 1e39}, "scale: expected a size from 1.18e-38 to 3.4e+38, the normal numbers of float"),
-    ({"scale": -1e-40}, "scale: expected a size from 1.18e-38 to 3.4e+38"),
+    ({"scale": 1e39}, f"scale: {_SIZES}1e+39"),
+    ({"scale": -1e-40}, f"scale: {_SIZES}-1e-40"),
     ({"scale": "0.5"}, "scale: expected a static number, got str"),
     ({"scale": True}, "scale: expected a static number, got bool"),
-    ({"logits_soft_cap": 1e300}, "logits_soft_cap: expected a size from 1.18e-38 to 3.4e+38"),
+    ({"logits_soft_cap": 1e300}, f"logits_soft_cap: {_SIZES}1e+300"),
     (
         {"deterministic_backward": "yes"},
         "deterministic_backward: expected True or False, got 'yes'",
