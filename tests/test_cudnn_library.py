@@ -132,7 +132,7 @@ def reason(tmp_path: Path) -> str:
     """Why cuDNN is not usable, as this copy of the package says it."""
     code = """
 import sys
-sys.meta_path = [x for x in sys.meta_path if "Editable" not in type(x).__name__]
+sys.meta_path = [x for x in sys.meta_path if "editable" not in type(x).__module__]
 import attn_dispatch
 from attn_dispatch.cudnn import library
 assert attn_dispatch.__file__.startswith(sys.argv[1]), attn_dispatch.__file__
