@@ -35,7 +35,7 @@ from attn_dispatch.conformance.environment import environment
 BEFORE = "7a25e16"
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 SHAPES: dict[str, dict[str, int]] = {
-    "batch of 32": {"b": 32, "t": 64, "s": 8192, "n": 64, "k": 64, "h": 16},
+    "batch of 32": {"b": 32, "t": 32, "s": 8192, "n": 64, "k": 64, "h": 32},
     "batch of 1": {"b": 1, "t": 8192, "s": 8192, "n": 2, "k": 1, "h": 64},
 }
 DIRECTIONS = ("forward", "forward_backward")
