@@ -42,9 +42,8 @@ constexpr KnownBad kTable[] = {
      [](const SdpaSpec& s, int64_t) {
        return s.needs_dbias && s.scale < (s.dtype == "float16" ? 0x1p-8 : 0x1p-100);
      },
-     "the gradient of a bias is rounded after it has been multiplied by the scale, and a small "
-     "scale "
-     "leaves nothing of it",
+     "the gradient of a bias is rounded once it has been multiplied by the scale, of which a small "
+     "one leaves nothing",
      "measured on an H200 with 9.19"},
     {kFirst, 92799,
      [](const SdpaSpec& s, int64_t) {

@@ -31,8 +31,8 @@ cuDNN computed.
 
 Calls are bfloat16 and have 8 query heads, 2 kv heads and head dim 64, if the row does not say
 otherwise; segment ids and cu_seqlens are on 32,768 tokens, with 2 query heads and 1 kv head. sm80
-is an A100, sm90 an H100 or H200, sm100 a B200, sm120 an RTX 5090. Only an H200 has run any of it,
-and no AMD GPU has.
+is an A100, sm90 an H100 or H200, sm100 a B200, sm120 an RTX 5090. Only an H200 and an H100 have
+run any of it, and no AMD GPU has.
 """
 
 

@@ -73,7 +73,8 @@ def dot_product_attention(
         the left. Differentiable.
       mask: bool, True = attend; shapes as for bias. A dense mask costs its full size in memory
         traffic: prefer lengths, windows and segment ids, which are descriptions.
-      scale: static finite number, 0 and below included; 1/sqrt(H) if None (arXiv:1706.03762).
+      scale: static number, 0 and below included, else of a size that is a normal float32 (float64
+        for float64 inputs); 1/sqrt(H) if None (arXiv:1706.03762).
       is_causal: query i sees keys j <= i + offset.
       causal_alignment: offset 0 for "top_left", as in jax.nn; S - T for "bottom_right", taken from
         a row's actual lengths, or its segment's, where they are given. Windows and ALiBi shift
@@ -83,7 +84,8 @@ def dot_product_attention(
       key_value_seq_lengths: [B] integers from 0 to S; keys at or past the length are not attended.
       local_window_size: w or (left, right), inclusive: query i sees keys j with
         i + offset - left <= j <= i + offset + right; None on a side leaves it open.
-      logits_soft_cap: c > 0; scores become c · tanh(score / c) (arXiv:2408.00118).
+      logits_soft_cap: c > 0, of a size as for scale; scores become c · tanh(score / c)
+        (arXiv:2408.00118).
       alibi_slopes: [N] or [B, N]; slope · |i + offset - j| is subtracted from the score
         (arXiv:2108.12409). Differentiable.
       sinks: [N] or [B, N]; a logit per head that joins the softmax denominator and has no value
