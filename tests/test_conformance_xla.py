@@ -7,11 +7,15 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from attn_dispatch import xla
+from attn_dispatch.conformance import dropped
+from attn_dispatch.conformance.calls import Program, numpy_results
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME, CASES
+from attn_dispatch.conformance.reference import allowed
 from attn_dispatch.conformance.suite import Conformance
 from attn_dispatch.xla import scores
 
@@ -116,6 +120,32 @@ def test_a_mask_of_the_wrong_rate_is_found(monkeypatch):
     right = scores.dropout_keep_mask
     monkeypatch.setattr(scores, "dropout_keep_mask", most_of)
     assert "dropout: dropped" in failures(SMALL, dropout=0.3)
+
+
+@pytest.mark.parametrize("name", ["found/large_scores_sinks_dropout", SMALL])
+def test_the_mask_can_be_seen_in_the_output(name):
+    suite, case = Conformance(), replace(BY_NAME[name], dropout=0.5)
+    suite.implementation = "xla"
+    operands = case.operands()
+    program = Program.of(case, ("xla",), ())
+    compiled = program.compile(program.trace(operands))
+    seen = dropped.probe(lambda given: numpy_results(compiled, given)["out"], case)(operands)
+    pairs = allowed(case.forward_options(), operands)
+    told = suite._dropout(case, operands)(operands)
+    assert np.array_equal(seen & pairs, told & pairs)
+    assert 0.4 < (seen & pairs).sum() / pairs.sum() < 0.6
+
+
+def test_a_sum_whose_terms_cancel_does_not_put_the_reference_in_doubt():
+    # Its sinks' gradient is a fortieth of what it is a sum of (drawn with seed 20261203).
+    case = Case(
+        name="drawn/20261203_359", t=256, s=100, k=4, h=64, v=224, dtype="bfloat16",
+        is_causal=True, kv_lengths=(100, 10), mask=(1, 4, 1, 1), sinks=1, lse_grad=True,
+        wanted=("query", "value", "sinks"), transform="vmap", scale=1e-30,
+    )  # fmt: skip
+    suite = Conformance()
+    suite.implementation = "xla"
+    assert suite.check(case).failures == ()
 
 
 def test_a_custom_call_that_should_not_be_there_is_found(monkeypatch):

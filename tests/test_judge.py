@@ -10,6 +10,8 @@ import json
 
 import pytest
 
+import fused_in_numpy
+from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.core import select
 from mutate_judge import RECORD, failures, failures_of_the_right_one
@@ -46,3 +48,10 @@ def test_nothing_is_left_of_them():
         assert select.IMPLEMENTATIONS == (*before, wrong)
         raise RuntimeError
     assert before == select.IMPLEMENTATIONS
+
+
+def test_a_right_fused_kernel_is_found_right():
+    wrong = {
+        case.name: fused_in_numpy.failures(case) for case in draws.examples(100, seed=20261122)
+    }
+    assert not any(wrong.values()), {name: x for name, x in wrong.items() if x}

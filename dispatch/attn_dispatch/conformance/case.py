@@ -42,6 +42,8 @@ class Case:
     is_causal: bool = False
     alignment: CausalAlignment = "top_left"
     window: tuple[int | None, int | None] = (None, None)
+    window_arrays: Rows | None = None
+    """The window as an array [1|B, 2]."""
     soft_cap: float | None = None
     dropout: float = 0.0
     dropout_keys: int = 1
@@ -116,6 +118,7 @@ class Case:
             "key_value_segment_ids": self.kv_segments,
             "cu_seqlens_q": self.cu_q,
             "cu_seqlens_kv": self.cu_kv,
+            "window": self.window_arrays,
             "alibi_slopes": self.alibi,
             "sinks": self.sinks,
             "dropout_key": self.dropout or None,
@@ -180,6 +183,7 @@ class Case:
             "key_value_segment_ids": self.kv_segments,
             "cu_seqlens_q": self.cu_q,
             "cu_seqlens_kv": self.cu_kv,
+            "window": self.window_arrays,
         }
         operands |= {x: np.array(y, np.int32) for x, y in integers.items() if y is not None}
         if self.alibi is not None:

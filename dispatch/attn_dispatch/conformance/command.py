@@ -158,7 +158,5 @@ def _screen_module() -> ModuleType:
     try:
         from attn_dispatch.conformance import screen
     except ImportError:
-        raise ModuleNotFoundError(
-            "verify shows its progress with rich: pip install 'attn-dispatch[verify]'"
-        ) from None
+        raise ModuleNotFoundError("verify shows its progress with rich: pip install rich") from None
     return screen

@@ -99,7 +99,7 @@ def _length(dice: Dice, full: int) -> int:
 
 
 def _any_length(dice: Dice, full: int) -> int:
-    """Also one that is wrong, and means the nearest that is right where no one can look at it."""
+    """Also one that is wrong, and makes its batch row NaN where no one can look at it."""
     return dice.one_of((-2, full + 3)) if dice.in_one_of(12) else _length(dice, full)
 
 

@@ -32,8 +32,9 @@ def probe(forward: Callable[[Operands], np.ndarray], case: Case) -> Draw:
             operands["bias"] = np.where(operands["bias"] == -np.inf, -np.inf, 0).astype(
                 operands["bias"].dtype
             )
-        if "alibi_slopes" in operands:
-            operands["alibi_slopes"] = np.zeros_like(operands["alibi_slopes"])
+        for name in ("alibi_slopes", "sinks"):  # a sink of 300 would leave the keys nothing
+            if name in operands:
+                operands[name] = np.zeros_like(operands[name])
         keep = np.zeros((case.b, case.n, case.t, case.s), bool)
         for first in range(0, case.s, case.v):
             columns = np.arange(min(case.v, case.s - first))

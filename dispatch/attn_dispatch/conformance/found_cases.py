@@ -43,12 +43,30 @@ FOUND: tuple[Case, ...] = (
     _found("row_max_sinks_packed", sinks=1, needs_max=True, **_PACKED, **CAUSAL),
     # cuDNN's kernel for one query drops other entries than the mask that it returns.
     _found("one_query_dropout", t=1, s=320, h=96, dropout=0.5),
+    # Its kernel that splits the keys of one query gets ALiBi wrong.
+    _found("one_query_alibi", t=1, s=512, alibi=1, inference=True),
+    _found("one_query_alibi_tiny_scale", t=1, s=300, h=256, k=4, alibi=1, scale=1e-6),
+    _found("one_query_alibi_lengths", t=1, s=512, alibi=1, kv_lengths=(1.0, 0.8)),
     # delta comes from the output that is left in 16 bits, and from another float32 sum than dp.
     _found("one_key_a_row", scale=4.0, dtype="float16", h=160, **_DIAGONAL, **CAUSAL),
     _found("one_key_a_row_sinks", sinks=1, **_DIAGONAL, **CAUSAL),
     _found("one_key_a_row_dropout", dropout=0.5, **_DIAGONAL, **CAUSAL),
     _found("one_key", s=1, score_shift=300.0, dtype="float16", h=80),
     _found("one_key_lse_grad", s=1, k=1, lse_grad=True, score_shift=-150.0, h=256, v=16),
+    # A sink as large as its scores left the probe of the mask, whose scores are 0, nothing to see.
+    _found("large_scores_sinks_dropout", score_shift=300.0, sinks=1, dropout=0.5, **_PACKED),
+    # p · (dp - delta) is 0 where there is one key, and float32's rounding where XLA computes it.
+    _found("one_key_xla_backward", s=1, h=136, v=48, scale=-0.3, deterministic=True),
+    # A gradient of a few entries is rounded to 16 bits too.
+    _found(
+        "few_keys_large_scores_sinks",
+        sinks=1,
+        lse_grad=True,
+        score_shift=300.0,
+        dtype="float16",
+        h=80,
+        **_ragged(64, 2),
+    ),
     # XLA computes a sink's gradient: no kernel is called for it alone.
     _found("sinks_gradient_alone", sinks=1, lse_grad=True, wanted=("sinks",)),
     _found("soft_cap_infinite_bias", s=2, soft_cap=2.0, bias="bnts", infinite_bias=True),

@@ -11,6 +11,7 @@ In NumPy, because a program would have to be compiled for every shape.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionOptions
 from attn_dispatch.conformance.reference import (
     Operands,
     allowed,
+    mark_wrong,
     poison_padding,
     relative_positions,
     segment_ids,
@@ -36,10 +38,14 @@ class Naive:
     results: Operands
     spread: Operands
     """Standard deviations: what 16 bits take away from the probabilities and from the gradient of
-    the scores is an error of every sum of them, which here may by luck be small."""
+    the scores is an error of every sum of them, and of the sum itself, which here may by luck be
+    small."""
     fused_spread: Operands
     """The same of a fused backward pass, which takes p · (dp - delta) from two sums that a matrix
     unit and a reduction have rounded apart, so what should cancel to 0 does not."""
+    sizes: Operands
+    """Of gradients, the sum of their terms' sizes: where terms cancel, the sum itself says nothing
+    of how far rounding may be off."""
     score_noise: float
     """How far off the largest score may be whose products are added up in another order."""
 
@@ -54,13 +60,20 @@ def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None
         results = {"out": call.out.swapaxes(1, 2), "lse": call.lse}
         if options.needs_max:
             results["row_max"] = call.row_max
+        results = {name: np.array(x) for name, x in results.items()}
+        mark_wrong(options, operands, results)
         if "out_grad" not in operands:
-            return Naive(results, {}, {}, call.score_noise)
+            return Naive(results, {}, {}, {}, call.score_noise)
         gradients, narrow = _gradients(call)
+        rounding = {
+            x: _rounding_variance(gradients[x].astype(call.wide), gradients[x].dtype)
+            for x in ("query", "key", "value")
+        }
         return Naive(
             results | gradients,
-            spread=_spread(call, narrow, fused=False),
-            fused_spread=_spread(call, narrow, fused=True),
+            spread=_spread(call, narrow, rounding, fused=False),
+            fused_spread=_spread(call, narrow, rounding, fused=True),
+            sizes=_sizes(call),
             score_noise=call.score_noise,
         )
 
@@ -115,6 +128,11 @@ class _Forward:
     def heads_first(self, name: str) -> np.ndarray:
         return self.operands[name].astype(self.wide).swapaxes(1, 2)
 
+    @cached_property
+    def p_grad(self) -> np.ndarray:
+        """Gradient of the probabilities that were kept."""
+        return self.heads_first("out_grad") @ self.v.swapaxes(2, 3)
+
     def of_heads(self, name: str) -> np.ndarray:
         """[1|B, N] as [1|B, N, 1]."""
         return self.operands[name].astype(self.wide)[..., None]
@@ -133,7 +151,7 @@ def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
     """The gradients, and that of the scores in the call's dtype."""
     operands, scale = call.operands, call.wide.type(call.options.scale)
     out_grad = call.heads_first("out_grad")
-    p_grad = call.rounded(out_grad @ call.v.swapaxes(2, 3)) * call.kept
+    p_grad = call.rounded(call.p_grad) * call.kept
     mean = (call.p * p_grad).sum(axis=3)
     lse_grad = np.asarray(operands.get("lse_grad", np.zeros_like(mean)), call.wide)
     score_grad = call.p * (p_grad - mean[..., None] + lse_grad[..., None])
@@ -159,16 +177,43 @@ def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
     return gradients, narrow
 
 
+def _sizes(call: _Forward) -> Operands:
+    """See `Naive`."""
+    operands, scale = call.operands, abs(call.options.scale)
+    p_grad = np.abs(call.p_grad) * call.kept
+    row = (call.p * p_grad).sum(axis=3) + np.abs(operands.get("lse_grad", 0))
+    of_score = call.p * (p_grad + row[..., None])
+    of_raw = of_score * call.cap_slope
+    out_grad = np.abs(call.heads_first("out_grad"))
+    found = {
+        "query": (scale * (of_raw @ np.abs(call.k))).swapaxes(1, 2),
+        "key": call.sum_groups(scale * (of_raw.swapaxes(2, 3) @ np.abs(call.q))),
+        "value": call.sum_groups(call.p_kept.swapaxes(2, 3) @ out_grad),
+        "bias": of_score,
+        "alibi_slopes": (of_score * call.distance).sum(axis=(2, 3)),
+        "sinks": np.where(call.live, call.p_sink * row, 0).sum(axis=2),
+    }
+    return {
+        name: _sum_like(size, operands[name].shape)
+        for name, size in found.items()
+        if name in operands
+    }
+
+
 def _is_alike_for_all_keys(call: _Forward) -> bool:
     bias = call.operands.get("bias")
     return bias is not None and bias.shape[3] == 1 and call.k.shape[2] > 1
 
 
-def _spread(call: _Forward, narrow: np.ndarray, *, fused: bool) -> Operands:
+def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, *, fused: bool) -> Operands:
     """See `Naive`: the variances of rounded numbers, carried on to every gradient."""
     operands, scale = call.operands, call.options.scale
     out_grad = call.heads_first("out_grad")
-    of_score = _rounding_variance(narrow, call.dtype)
+    p_grad = call.p_grad * call.kept
+    mean = (call.p * p_grad).sum(axis=3, keepdims=True)
+    # p · (dp - delta) is 0 where a row has one key, but not once float32 has rounded p and delta.
+    of_float32 = (np.finfo(np.float32).eps * call.p) ** 2 * (p_grad**2 + mean**2)
+    of_score = _rounding_variance(narrow, call.dtype) + of_float32
     of_p = _rounding_variance(call.p_kept, call.dtype)
     of_delta = np.zeros((1, 1, 1, 1), call.wide)
     if fused:
@@ -187,7 +232,7 @@ def _spread(call: _Forward, narrow: np.ndarray, *, fused: bool) -> Operands:
         "sinks": (call.p_sink**2 * of_delta[..., 0]).sum(axis=2),
     }
     return {
-        name: np.sqrt(_sum_like(variance, operands[name].shape))
+        name: np.sqrt(_sum_like(variance, operands[name].shape) + rounding.get(name, 0))
         for name, variance in found.items()
         if name in operands
     }

@@ -26,6 +26,8 @@ class Outcome:
     """Why it does not compute these gradients itself."""
     engines: dict[str, str] = field(default_factory=dict)
     """By direction, what `implementation.plan` says will run."""
+    rewrites: tuple[str, ...] = ()
+    """What was done to its calls before the kernel ran them (core/rewrites)."""
     errors: dict[str, float] = field(default_factory=dict)
     """By result, the largest error against the float64 reference."""
     allowances: dict[str, float] = field(default_factory=dict)
@@ -56,7 +58,7 @@ class Outcome:
     def from_json(facts: dict[str, Any]) -> Outcome:
         """The outcome with these fields, as JSON has them."""
         facts = dict(facts)
-        for name in ("failures", "reasons"):
+        for name in ("failures", "reasons", "rewrites"):
             facts[name] = tuple(facts.get(name, ()))
         facts["errors"] = {x: float(y) for x, y in facts.get("errors", {}).items()}
         refused = facts.get("refused_gradients", {})

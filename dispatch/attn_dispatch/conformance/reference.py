@@ -33,6 +33,7 @@ def reference(
     }
     if options.needs_max:
         results["row_max"] = np.array([row.row_max for row in rows])
+    mark_wrong(options, operands, results)
     if "out_grad" in operands:
         gradients = {x: np.zeros(operands[x].shape) for x in DIFFERENTIABLE if x in operands}
         for row in rows:
@@ -44,25 +45,73 @@ def reference(
 def segment_ids(
     options: AttentionOptions, operands: Operands, batch_row: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the queries [T] and keys [S] of one batch row; 0 is padding."""
-    found = []
-    for side, array in (("query", "query"), ("key_value", "key")):
+    """Ids of the queries [T] and keys [S] of one batch row; 0 is padding, and what is wrong."""
+    (query, _), (key, _) = _ids_and_wrong(options, operands, batch_row)
+    return query, key
+
+
+def wrong_queries(options: AttentionOptions, operands: Operands, batch_row: int) -> np.ndarray:
+    """Whose results are NaN, because of what is wrong in the integers of the call: bool [T]."""
+    (_, wrong), _ = _ids_and_wrong(options, operands, batch_row)
+    return wrong
+
+
+def _ids_and_wrong(
+    options: AttentionOptions, operands: Operands, batch_row: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of queries and of keys: ids, 0 where there is none, and whether the place is wrong."""
+    sides, wrong_row = [], False
+    if "window" in operands:
+        wrong_row = bool((_pick(operands["window"], batch_row) < 0).any())
+    for i, (side, array) in enumerate((("query", "query"), ("key_value", "key"))):
         length = operands[array].shape[1]
         ids = operands.get(f"{side}_segment_ids")
         ids = np.ones(length, int) if ids is None else np.array(ids[batch_row], int)
-        if options.max_segments is not None:
-            ids[ids > options.max_segments] = 0
         cu_seqlens = operands.get("cu_seqlens_q" if side == "query" else "cu_seqlens_kv")
         if cu_seqlens is not None:
             ids[:] = 0
-            starts = list(cu_seqlens[batch_row])
-            for m in range(len(starts) - 1):
-                ids[starts[m] : starts[m + 1]] = m + 1
+            ends = [int(x) for x in cu_seqlens[batch_row]]
+            wrong_row |= ends[0] != 0 or ends != sorted(ends) or ends[-1] > length
+            for m in range(len(ends) - 1):
+                ids[max(ends[m], 0) : max(ends[m + 1], 0)] = m + 1
         lengths = operands.get(f"{side}_seq_lengths")
         if lengths is not None:
+            wrong_row |= not 0 <= lengths[batch_row] <= length
             ids[max(int(lengths[batch_row]), 0) :] = 0
-        found.append(np.maximum(ids, 0))
-    return found[0], found[1]
+        largest = options.max_segments
+        wrong = ids < 0 if largest is None else (ids < 0) | (ids > largest)
+        longest = None if options.max_seq_lens is None else options.max_seq_lens[i]
+        sides.append((np.where(wrong, 0, ids), wrong, longest))
+    is_ordered = options.max_segments is not None
+    misplaced = {x for ids, _, most in sides for x in _misplaced(ids, most, is_ordered=is_ordered)}
+    found = []
+    for ids, wrong, _ in sides:
+        wrong = wrong | np.isin(ids, list(misplaced)) | wrong_row
+        found.append((np.where(wrong, 0, ids), wrong))
+    return found
+
+
+def _misplaced(ids: np.ndarray, longest: int | None, *, is_ordered: bool) -> set[int]:
+    """The ids that have too many places, or, if they must be in order, whose places are not."""
+    found = set()
+    for x in {*ids.tolist()} - {0}:
+        places = np.flatnonzero(ids == x)
+        is_run = len(places) == places[-1] - places[0] + 1
+        is_after_larger = (ids[: places[-1]] > x).any()
+        if is_ordered and (not is_run or is_after_larger):
+            found.add(x)
+        if longest is not None and len(places) > longest:
+            found.add(x)
+    return found
+
+
+def mark_wrong(options: AttentionOptions, operands: Operands, results: Operands) -> None:
+    """Put NaN into out, lse and row_max, as they are returned, where `wrong_queries` says so."""
+    for batch_row in range(operands["query"].shape[0]):
+        wrong = wrong_queries(options, operands, batch_row)
+        results["out"][batch_row, wrong] = np.nan
+        for name in {"lse", "row_max"} & results.keys():
+            results[name][batch_row][:, wrong] = np.nan
 
 
 def relative_positions(
@@ -85,6 +134,8 @@ def allowed_pairs(options: AttentionOptions, operands: Operands, batch_row: int)
     relative = relative_positions(options, query_ids, key_ids)
     may = (query_ids[:, None] == key_ids) & (query_ids[:, None] != 0)
     left, right = options.window
+    if "window" in operands:
+        left, right = (int(x) for x in _pick(operands["window"], batch_row))
     may &= True if left is None else relative >= -left
     may &= True if right is None else relative <= right
     may &= True if not options.is_causal else relative <= 0

@@ -20,6 +20,22 @@ _RAGGED: dict[str, Any] = {
     "cu_kv": ((0, 4, 6, 6, 13), (0, 5, 5, 9, 12)),
     "longest": (6, 7),
 }
+_TOO_LONG: dict[str, Any] = _RAGGED | {"longest": (5, 5)}
+# Of the first row segment 2 comes back and 4 is too large; of the second 3 is no run of keys.
+_MISPLACED: dict[str, Any] = {
+    "q_segments": ((1, 1, 2, 2, 0, 3, 3, 2, 4, 0), (1, 1, 1, 2, 2, 3, 3, -1, 0, 0)),
+    "kv_segments": (
+        (1, 1, 1, 2, 2, 2, 0, 3, 3, 3, 3, 0, 0, 0),
+        (1, 1, 3, 2, 2, 2, 2, 3, 3, 0, 0, 0, 0, 0),
+    ),
+}
+_MIXED: dict[str, Any] = {
+    "q_segments": ((3, 1, 2, 1, 0, 3, 3, 2, 9, 0), (2, 1, 2, 1, 2, -1, 2, 1, 2, 1)),
+    "kv_segments": (
+        (1, 2, 1, 3, 3, 0, 2, 1, 9, 9, 3, 0, -4, 9),
+        (1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2),
+    ),
+}
 _BOTTOM_RIGHT: dict[str, Any] = {"is_causal": True, "alignment": "bottom_right"}
 _EVERYTHING: dict[str, Any] = {
     "is_causal": True,
@@ -55,6 +71,10 @@ CASES: tuple[Case, ...] = (
     Case("window_causal", window=(3, 2), is_causal=True),
     Case("window_bottom_right", window=(2, 1), alignment="bottom_right"),
     Case("window_bottom_right_more_queries", window=(2, 1), alignment="bottom_right", t=14, s=10),
+    Case("window_array", window_arrays=((3, 2),)),
+    Case("window_array_of_batch", window_arrays=((0, 9), (2, 2**31 - 1)), lse_grad=True),
+    Case("window_array_wrong", window_arrays=((3, -1), (2, 1)), sinks=1),
+    Case("window_array_segments", window_arrays=((1, 2),), **_PACKED, **_BOTTOM_RIGHT, alibi=1),
     Case("lengths", **_LENGTHS),
     Case("query_lengths_bottom_right", q_lengths=(7, 0), **_BOTTOM_RIGHT),
     Case("key_lengths_bottom_right", kv_lengths=(7, 0), **_BOTTOM_RIGHT),
@@ -66,7 +86,28 @@ CASES: tuple[Case, ...] = (
     Case("segments_bottom_right", **_PACKED, **_BOTTOM_RIGHT),
     Case("segments_window", **_PACKED, window=(1, 2), alignment="bottom_right", alibi=1),
     Case("segments_and_lengths", **_PACKED, **_BOTTOM_RIGHT, q_lengths=(8, 9), kv_lengths=(5, 12)),
+    Case("segments_misplaced", **_MISPLACED, max_segments=3, lse_grad=True),
+    Case(
+        "segments_misplaced_causal",
+        **_MISPLACED,
+        max_segments=3,
+        is_causal=True,
+        bias=(2, 1, 10, 14),
+    ),
+    Case("segments_too_long", **_PACKED, max_segments=5, longest=(4, 6), **_BOTTOM_RIGHT),
+    Case("segments_in_any_order", **_MIXED, lse_grad=True),
+    Case(
+        "segments_in_any_order_window", **_MIXED, window=(1, 2), alignment="bottom_right", alibi=1
+    ),
     Case("ragged", **_RAGGED),
+    Case("ragged_too_long", **_TOO_LONG, is_causal=True, sinks=1),
+    Case(
+        "ragged_out_of_range",
+        b=3,
+        cu_q=((0, 3, 2, 8, 9), (0, 0, 4, 10, 10), (0, 3, 4, 5, 6)),
+        cu_kv=((0, 4, 6, 6, 13), (0, 5, 5, 9, 15), (0, 3, 4, 5, 6)),
+        longest=(10, 14),
+    ),
     Case("ragged_bottom_right", **_RAGGED, **_BOTTOM_RIGHT, lse_grad=True),
     Case("ragged_window", **_RAGGED, window=(1, 2), alibi=1),
     Case("mask", mask=(2, 4, 10, 14)),
