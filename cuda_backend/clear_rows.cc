@@ -13,34 +13,36 @@ constexpr unsigned kThreads = 128;
 // A block for each row. In PTX, which the driver compiles for the device it finds: so the library
 // needs no CUDA compiler to be built.
 //
-//   if (live[blockIdx.x]) return;
+//   if (flags[blockIdx.x] == 1) return;
+//   word = flags[blockIdx.x] == 0 ? 0 : 0xffffffff;
 //   for (i = 16 * threadIdx.x; i < row_bytes; i += 16 * blockDim.x)
-//     *(uint4*)(rows + blockIdx.x * row_bytes + i) = 0;
+//     *(uint4*)(rows + blockIdx.x * row_bytes + i) = {word, word, word, word};
 constexpr char kKernel[] = R"(
 .version 7.0
 .target sm_80
 .address_size 64
 
-.visible .entry clear_rows(.param .u64 rows, .param .u64 live, .param .u64 row_bytes)
+.visible .entry clear_rows(.param .u64 rows, .param .u64 flags, .param .u64 row_bytes)
 {
-  .reg .pred %live, %done;
-  .reg .u32 %flag, %thread, %block, %threads, %zero;
+  .reg .pred %live, %dead, %done;
+  .reg .u32 %flag, %thread, %block, %threads, %word;
   .reg .u64 %row, %flags, %bytes, %i, %step, %address;
 
-  ld.param.u64 %flags, [live];
+  ld.param.u64 %flags, [flags];
   mov.u32 %block, %ctaid.x;
   cvt.u64.u32 %row, %block;
   add.u64 %flags, %flags, %row;
   cvta.to.global.u64 %flags, %flags;
   ld.global.u8 %flag, [%flags];
-  setp.ne.u32 %live, %flag, 0;
+  setp.eq.u32 %live, %flag, 1;
   @%live ret;
 
   ld.param.u64 %address, [rows];
   ld.param.u64 %bytes, [row_bytes];
   mad.lo.u64 %address, %row, %bytes, %address;
   cvta.to.global.u64 %address, %address;
-  mov.u32 %zero, 0;
+  setp.eq.u32 %dead, %flag, 0;
+  selp.b32 %word, 0, 0xffffffff, %dead;
   mov.u32 %thread, %tid.x;
   mul.wide.u32 %i, %thread, 16;
   mov.u32 %threads, %ntid.x;
@@ -49,7 +51,7 @@ constexpr char kKernel[] = R"(
 next:
   setp.ge.u64 %done, %i, %bytes;
   @%done ret;
-  st.global.v4.u32 [%address], {%zero, %zero, %zero, %zero};
+  st.global.v4.u32 [%address], {%word, %word, %word, %word};
   add.u64 %address, %address, %step;
   add.u64 %i, %i, %step;
   bra next;
@@ -86,7 +88,7 @@ Status load_clear_rows(int32_t device_ordinal) {
   return {};
 }
 
-Status clear_rows(void* rows, const void* live, int64_t count, int64_t row_bytes,
+Status clear_rows(void* rows, const void* flags, int64_t count, int64_t row_bytes,
                   int32_t device_ordinal, cudaStream_t stream) {
   ATTN_RETURN_IF_ERROR(load_clear_rows(device_ordinal));
   using Launch = int(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
@@ -94,7 +96,7 @@ Status clear_rows(void* rows, const void* live, int64_t count, int64_t row_bytes
   static auto* launch = driver_symbol<Launch>("cuLaunchKernel");
   if (!launch) return {Code::kDevice, "the CUDA driver cannot launch kernels"};
   const Function function = loaded[device_ordinal].load(std::memory_order_acquire);
-  void* arguments[] = {&rows, &live, &row_bytes};
+  void* arguments[] = {&rows, &flags, &row_bytes};
   const int status = launch(function, static_cast<unsigned>(count), 1, 1, kThreads, 1, 1, 0, stream,
                             arguments, nullptr);
   return status == 0 ? Status{} : failed("cuLaunchKernel", status);

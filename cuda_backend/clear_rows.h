@@ -1,4 +1,5 @@
-// Rows that attend nothing: kernels leave them unwritten, or write NaN, and they must be 0.
+// Rows that attend nothing: kernels leave them unwritten, or write NaN, and they must be 0; or NaN
+// where what they may attend has been said wrongly.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +12,11 @@ namespace attn_dispatch {
 // Makes the kernel ready on the current device. Not inside a stream capture.
 Status load_clear_rows(int32_t device_ordinal);
 
-// Queues: row i of `rows` [count, row_bytes] becomes 0 where live[i] (uint8) is 0. `row_bytes` is a
-// multiple of 16. A row that is live is not touched, so it costs a few microseconds, not the time
-// to write the array.
-Status clear_rows(void* rows, const void* live, int64_t count, int64_t row_bytes,
+// Queues: row i of `rows` [count, row_bytes] becomes 0 where flags[i] (uint8) is 0, stays where it
+// is 1, and becomes NaN (all bits 1, in every format of floating numbers) where it is 2.
+// `row_bytes` is a multiple of 16. A row that stays is not touched, so it costs a few microseconds,
+// not the time to write the array.
+Status clear_rows(void* rows, const void* flags, int64_t count, int64_t row_bytes,
                   int32_t device_ordinal, cudaStream_t stream);
 
 }  // namespace attn_dispatch

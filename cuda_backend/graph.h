@@ -29,7 +29,7 @@ struct SdpaGraph {
 
 // Operands and results, in this order, those in brackets only where the spec says so:
 //
-//   [live_q, live_kv]   uint8 [rows], not of the graph: before all others, see clear_rows.h
+//   [flags_q, flags_kv] uint8 [rows], not of the graph: before all others, see clear_rows.h
 //   forward   query, key, value, OPTIONS -> out, [lse], [row_max, row_sum], [keep]
 //   backward  query, key, value, out, lse, out_grad, OPTIONS -> dq, dk, dv, [dbias]
 //

@@ -49,7 +49,7 @@ struct Text : std::string {
   FIELD(bool, needs_keep)       /* forward: write the dropout mask */           \
   FIELD(bool, deterministic)    /* backward */                                  \
   FIELD(bool, needs_dbias)      /* backward */                                  \
-  FIELD(bool, clears_rows)      /* flags of live rows are operands */
+  FIELD(bool, clears_rows)      /* flags of rows are operands */
 // clang-format on
 
 struct SdpaSpec {

@@ -11,14 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention, explain, ragged_dot_product_attention
+from attn_dispatch import (
+    dot_product_attention,
+    explain,
+    ragged_dot_product_attention,
+    settings,
+)
 from attn_dispatch.call import values
-from attn_dispatch.call.values import check_values, known_values
+from attn_dispatch.call.values import Limits, check_values, known_values
 
 T, S = 4, 6
 Q, KV = np.zeros((2, T, 2, 8), np.float32), np.zeros((2, S, 2, 8), np.float32)
 IDS: dict[str, Any] = {"query_segment_ids": [[1, 1, 2, 0], [0, 1, 0, 3]],
        "key_value_segment_ids": [[1, 2, 2, 2, 2, 2], [0, 0, 1, 1, 3, 3]]}  # fmt: skip
+
+_ANY_ORDER = "; without max_segments ids may stand in any order, which XLA alone runs"
 
 _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"query_seq_lengths": [4, 5]}, "query_seq_lengths: expected lengths from 0 to 4, got 5"),
@@ -26,13 +33,17 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"key_value_seq_lengths": [6, 7]},
      "key_value_seq_lengths: expected lengths from 0 to 6, got 7"),
     (IDS | {"query_segment_ids": [[1, 1, 1, 1], [0, -3, 1, 1]]},
-     "query_segment_ids: expected ids of 0 (padding) and above, got -3"),
+     "query_segment_ids: expected ids of 0 (padding) and above, got -3; where -1 is padding add 1 "
+     "to all ids"),
     (IDS | {"max_segments": 2}, "query_segment_ids: expected ids up to max_segments=2, got 3"),
-    (IDS | {"key_value_segment_ids": [[1, 2, 2, 2, 2, 2], [0, 3, 3, 0, 1, 1]]},
-     "key_value_segment_ids: expected ids ascending along the row, got 1 after 3"),
-    (IDS | {"query_segment_ids": [[1, 1, 2, 0], [1, 0, 1, 3]]},
-     "query_segment_ids: expected the places of an id to follow one another, got 1 again after "
-     "padding"),
+    (IDS | {"key_value_segment_ids": [[1, 2, 2, 2, 2, 2], [0, 3, 3, 0, 1, 1]], "max_segments": 3},
+     "key_value_segment_ids: expected ids ascending along the row with max_segments, got 1 after 3"
+     + _ANY_ORDER),
+    (IDS | {"query_segment_ids": [[1, 1, 2, 0], [1, 0, 1, 3]], "max_segments": 3},
+     "query_segment_ids: expected the places of an id to follow one another with max_segments, got "
+     "1 again after padding" + _ANY_ORDER),
+    (IDS | {"max_segments": 3, "max_segment_len": 4},
+     "key_value_segment_ids: expected no segment longer than max_segment_len=4, got one of 5"),
 )  # fmt: skip
 
 
@@ -57,40 +68,75 @@ def test_traced_values_are_not_looked_at(arguments: dict[str, Any], message: str
     def call(traced):
         return dot_product_attention(Q, KV, KV, **traced, **static)
 
-    assert np.isfinite(call(traced)).all()
+    assert np.isnan(call(traced)).any()
     shapes = {x: jax.ShapeDtypeStruct(y.shape, y.dtype) for x, y in traced.items()}
     assert explain(Q, KV, KV, **shapes, **static).chosen_forward == "xla"
 
 
-def test_traced_values_that_are_wrong_mean_what_the_docstring_says():
+def test_the_rows_that_are_wrong_are_nan_and_no_others():
     rng = np.random.default_rng(0)
-    q, k = (rng.standard_normal((1, n, 2, 8), np.float32) for n in (5, 7))
+    q, k = (rng.standard_normal((2, n, 2, 8), np.float32) for n in (5, 7))
 
     @jax.jit
-    def call(**more: Any):
-        return dot_product_attention(q, k, k, is_causal=True, **more)
+    def call(arrays: dict[str, Any]):
+        return dot_product_attention(
+            q, k, k, is_causal=True, return_lse=True, return_max_logits=True, **arrays,
+            max_segments=3 if "query_segment_ids" in arrays else None,
+        )  # fmt: skip
 
-    def same(wrong: dict[str, Any], right: dict[str, Any]) -> None:
-        got, expected = (
-            call(**{x: jnp.asarray([y]) for x, y in z.items()}) for z in (wrong, right)
-        )
-        np.testing.assert_array_equal(got, expected)
+    def check(wrong: dict[str, Any], right: dict[str, Any], rows: list[int]) -> None:
+        """The first batch row is given; nothing of the second one changes."""
+        for got, expected in zip(
+            *(call({x: jnp.asarray([y, right[x]]) for x, y in z.items()}) for z in (wrong, right)),
+            strict=True,
+        ):
+            expected = np.array(expected)
+            expected[0, rows] = np.nan
+            np.testing.assert_array_equal(got, expected)
 
-    same({"query_seq_lengths": 99}, {"query_seq_lengths": 5})
-    same({"key_value_seq_lengths": -2}, {"key_value_seq_lengths": 0})
+    every = list(range(5))
+    for lengths in (-1, 6, 99):
+        check({"query_seq_lengths": lengths}, {"query_seq_lengths": 5}, every)
+    for lengths in (-1, 8):
+        check({"key_value_seq_lengths": lengths}, {"key_value_seq_lengths": 7}, every)
     keys = {"key_value_segment_ids": [1, 1, 2, 2, 2, 3, 3]}
-    same(
-        {"query_segment_ids": [2, 1, 2, 3, -1]} | keys,
-        {"query_segment_ids": [2, 0, 0, 3, 0]} | keys,
-    )
-    same(
-        {"query_segment_ids": [1, 0, 1, 3, 2]} | keys, {"query_segment_ids": [1, 0, 0, 3, 0]} | keys
-    )
+    right = keys | {"query_segment_ids": [1, 1, 0, 2, 3]}
+    check(keys | {"query_segment_ids": [1, 1, -1, 2, 3]}, right, [2])
+    check(keys | {"query_segment_ids": [1, 1, 4, 2, 3]}, right, [2])
+    check(keys | {"query_segment_ids": [1, 1, 0, 2, -7]}, right, [4])
+    # An id out of order among queries or keys concerns all that have it.
+    check(keys | {"query_segment_ids": [1, 1, 3, 2, 3]}, right, [2, 3, 4])
+    check(right | {"key_value_segment_ids": [1, 1, 2, 2, 2, 3, 1]}, right, [0, 1])
+    check(right | {"key_value_segment_ids": [2, 1, 1, 0, 0, 3, 3]}, right | {
+        "key_value_segment_ids": [2, 0, 0, 0, 0, 3, 3]}, [0, 1])  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["query", "key"])
+def test_no_gradient_goes_through_rows_that_are_wrong(way: str):
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal((1, 6, 2, 8), np.float32) for _ in range(2))
+    ids = {f"{x}_segment_ids": jnp.array([[1, 1, 2, 2, 3, 3]]) for x in ("query", "key_value")}
+    wrong = "query_segment_ids" if way == "query" else "key_value_segment_ids"
+    spoiled = ids | {wrong: jnp.array([[1, 1, 2, 2, 3, 1]])}
+
+    @jax.jit
+    def grads(ids):
+        def loss(operands):
+            out, lse = dot_product_attention(*operands, **ids, max_segments=3, return_lse=True)
+            return (out**2).sum() + lse.sum()
+
+        return jax.grad(loss)((q, k, k))
+
+    right = grads({x: y.at[0, 4:].set(0).at[0, :2].set(0) for x, y in ids.items()})
+    for got, expected in zip(grads(spoiled), right, strict=True):
+        # Place 4, whose id is 3, has lost the partner of its segment on one side.
+        np.testing.assert_array_equal(got[:, :4], expected[:, :4])
+        assert np.isfinite(got).all() and np.all(got[:, :2] == 0) and np.any(got[:, 2:4] != 0)
 
 
 def test_what_stands_past_a_length_is_not_looked_at():
     ids: dict[str, Any] = {"query_segment_ids": [[1, 1, 2, -5], [3, 0, 3, 1]],
-           "key_value_segment_ids": [[1, 2, 3, 4, 5, 6]] * 2}  # fmt: skip
+           "key_value_segment_ids": [[1, 2, 3, 4, 5, 6]] * 2, "max_segments": 6}  # fmt: skip
     out = dot_product_attention(Q, KV, KV, **ids, query_seq_lengths=[3, 1])
     assert out.shape == Q.shape
     # With lengths that are traced nobody knows what is padding.
@@ -145,5 +191,7 @@ def test_an_array_on_an_accelerator_is_not_waited_for(monkeypatch):
     arrays_of_jax = SimpleNamespace(Array=(jax.Array, OnGpu), tree=jax.tree)
     monkeypatch.setattr(values, "jax", arrays_of_jax)
     assert known_values(x) is None
-    arrays: dict[str, Any] = {"query_seq_lengths": x, "query_segment_ids": np.zeros((2, T), int)}
-    check_values(arrays, lengths=(T, S), max_segments=None, max_seq_lens=None)
+    arrays: dict[str, Any] = {"query_seq_lengths": x, "query_segment_ids": np.ones((2, T), int)}
+    check_values(arrays, Limits((T, S)))
+    with settings.override(check=True), pytest.raises(AssertionError, match="read on the host"):
+        check_values(arrays, Limits((T, S)))

@@ -10,8 +10,11 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.conventions import warn_of_conventions
+from attn_dispatch.call.leading import Leading, with_one_leading_dim
 from attn_dispatch.call.spec import AttentionOptions, CausalAlignment
 from attn_dispatch.call.static_arguments import (
+    Side,
     Window,
     check_bool,
     check_choice,
@@ -23,7 +26,7 @@ from attn_dispatch.call.static_arguments import (
     check_soft_cap,
     check_window,
 )
-from attn_dispatch.call.values import check_values
+from attn_dispatch.call.values import Limits, check_values
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Call:
 
     options: AttentionOptions
     operands: tuple[jax.Array, ...]
-    leading: tuple[int, ...]
+    leading: Leading
     """The batch dims of query as given; folded into one in the operands."""
 
 
@@ -60,6 +63,7 @@ def normalise(
     return_max_logits: bool,
     known_implementations: tuple[str, ...],
     max_segments: int | None = None,
+    max_segment_len: int | None = None,
     max_seq_lens: tuple[int, int] | None = None,
     needs_keep: bool = False,
     **arrays: Any,
@@ -76,10 +80,15 @@ def normalise(
     for name in ("query", "key", "value"):
         if name not in given:
             raise ValueError(f"{name}: expected an array, got None")
+    given, rows = with_one_leading_dim(given)
     shape = _check_qkv(given["query"], given["key"], given["value"])
     _complete_segment_ids(given, shape)
     if max_segments is not None:
         max_segments = _check_max_segments(max_segments, "query_segment_ids" in given)
+    if max_segment_len is not None:
+        max_seq_lens = _check_max_segment_len(max_segment_len, max_segments)
+    left, right = check_window(local_window_size)
+    window, sides = _static_window(left, right)
 
     operands = {name: _fold(given[name]) for name in ("query", "key", "value")}
     for name, x in given.items():
@@ -93,16 +102,19 @@ def normalise(
             operands[name] = _cu_seqlens(name, x, given["cu_seqlens_q"].shape)
         elif name in ("alibi_slopes", "sinks"):
             operands[name] = _per_head(name, x, shape)
-    check_values(
-        arrays,
-        lengths=(shape.seq_len_q, shape.seq_len_kv),
-        max_segments=max_segments,
-        max_seq_lens=max_seq_lens,
-    )
+    if sides is not None:
+        operands["window"] = sides[None]
+    lengths = shape.seq_len_q, shape.seq_len_kv
+    limits = Limits(lengths, max_segments, max_seq_lens)
+    check_values(arrays | {"local_window_size": sides}, limits)
     dropout_rate = check_dropout(dropout_rate, "dropout_key" in given)
     dropout_impl = None
     if "dropout_key" in given and dropout_rate > 0:
         operands["dropout_key"], dropout_impl = _key_data(given["dropout_key"])
+        if not rows.keeps_order:  # each row has the key, and says which row it is
+            row = rows.row_of_each()
+            operands["dropout_key"] = jnp.repeat(operands["dropout_key"], row.shape[0], axis=0)
+            operands["dropout_start"] = jnp.stack([row, jnp.zeros_like(row)], axis=1)
 
     options = AttentionOptions(
         operands=tuple(operands),
@@ -111,7 +123,7 @@ def normalise(
         causal_alignment=check_choice(
             "causal_alignment", causal_alignment, get_args(CausalAlignment)
         ),
-        window=check_window(local_window_size),
+        window=window,
         logits_soft_cap=check_soft_cap(logits_soft_cap, given["query"].dtype),
         max_segments=max_segments,
         max_seq_lens=max_seq_lens,
@@ -126,7 +138,13 @@ def normalise(
         needs_max=bool(return_max_logits),
         needs_keep=needs_keep,
     )
-    return Call(options, tuple(operands.values()), shape.leading)
+    warn_of_conventions(
+        given,
+        is_causal=options.is_causal,
+        is_top_left=options.causal_alignment == "top_left",
+        has_soft_cap=options.logits_soft_cap is not None,
+    )
+    return Call(options, tuple(operands.values()), rows)
 
 
 @dataclass(frozen=True)
@@ -167,7 +185,8 @@ def _check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> _Shape:
         )
     if (n % k if k else n) != 0:
         raise ValueError(
-            f"query: expected the number of heads to be a multiple of key's {k}, got {n}"
+            f"query: expected the number of heads to be a multiple of key's {k}, got {n} (arrays "
+            "are [batch, length, heads, dim])"
         )
     return _Shape(tuple(leading), t, s, n, h)
 
@@ -182,7 +201,10 @@ def _score_shaped(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     """bias or mask as [1|B, 1|N, 1|T, 1|S]; lower ranks extend to the left, as in numpy."""
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     if name == "mask" and x.dtype != jnp.bool_:
-        raise ValueError(f"mask: expected dtype bool (True = attend), got {x.dtype.name}")
+        raise ValueError(
+            f"mask: expected dtype bool (True = attend), got {x.dtype.name}; of 0 and 1 pass "
+            "mask != 0, and what is added to scores as bias"
+        )
     if name == "bias" and not floating:
         raise ValueError(f"bias: expected a floating dtype, got {x.dtype.name}")
     full = (*shape.leading, shape.num_heads, shape.seq_len_q, shape.seq_len_kv)
@@ -193,13 +215,19 @@ def _score_shaped(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     ):
         raise ValueError(
             f"{name}: expected a shape that broadcasts to [batch, heads, queries, keys] "
-            f"{list(full)}, got {list(x.shape)}"
+            f"{list(full)}, got {list(x.shape)}{_of_batch_and_keys(name, x, full)}"
         )
     x = x.reshape((1,) * (rank - x.ndim) + x.shape)
     leading = x.shape[:-3]
     if any(dim != 1 for dim in leading) and leading != full[:-3]:
         x = jnp.broadcast_to(x, (*full[:-3], *x.shape[-3:]))
     return _fold(x)
+
+
+def _of_batch_and_keys(name: str, x: jax.Array, full: tuple[int, ...]) -> str:
+    if x.shape != (full[-4], full[-1]):
+        return ""
+    return f"; of [batch, keys] pass {name}[:, None, None, :]"
 
 
 def _lengths(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
@@ -238,12 +266,42 @@ def _check_max_segments(value: Any, has_ids: bool) -> int:
     return number
 
 
+def _check_max_segment_len(value: Any, max_segments: int | None) -> tuple[int, int]:
+    """As AttentionOptions.max_seq_lens: of queries and of keys."""
+    longest = check_positive_int("max_segment_len", value)
+    if max_segments is None:
+        raise ValueError(
+            f"max_segment_len: expected max_segments as well with max_segment_len={longest}, got "
+            "None"
+        )
+    return longest, longest
+
+
+def _static_window(
+    left: Side, right: Side
+) -> tuple[tuple[int | None, int | None], jax.Array | None]:
+    """The window as it is static; else an open one, and both sides as int32 [2]."""
+    if not isinstance(left, jax.Array) and not isinstance(right, jax.Array):
+        return (left, right), None
+    most = jnp.iinfo(jnp.int32).max
+    sides = [
+        _as_int32(side)
+        if isinstance(side, jax.Array)
+        else jnp.int32(most if side is None else min(side, most))
+        for side in (left, right)
+    ]
+    return (None, None), jnp.stack(sides)
+
+
 def _segment_ids(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     """[B, T] or [B, S] int32."""
     _check_integer(name, x)
     length = shape.seq_len_q if name.startswith("query") else shape.seq_len_kv
     if x.shape != (*shape.leading, length):
         raise ValueError(f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}")
+    # One that int32 does not hold is wrong, not the largest that it does.
+    if jnp.iinfo(x.dtype).max > jnp.iinfo(jnp.int32).max:
+        x = jnp.where(x > jnp.iinfo(jnp.int32).max, jnp.array(-1).astype(x.dtype), x)
     return _as_int32(_fold(x, inner_dims=1))
 
 

@@ -19,15 +19,19 @@ query_segment_ids      [B, T]                     int32
 key_value_segment_ids  [B, S]                     int32
 cu_seqlens_q           [B, M + 1]                 int32
 cu_seqlens_kv          [B, M + 1]                 int32
+window                 [1|B, 2]                   int32, (left, right)
 alibi_slopes           [1|B, N]                   floating
 sinks                  [1|B, N]                   floating
 dropout_key            [D, words], B % D == 0     uint32 key data
+dropout_start          [D, 2]                     int32
 out, out_grad          [B, T, N, V]               the call's dtype
 lse, lse_grad          [B, N, T]                  `lse_dtype`
 ====================== ========================== ===================
 
 The last row pairs belong to the backward pass alone (`lse_grad` only where lse was returned).
-Row d of dropout_key draws the mask of the B / D consecutive batch rows starting at d·B/D.
+Row d of dropout_key draws the mask of the B / D consecutive batch rows starting at d·B/D. Where the
+call is one device's part of a larger one, dropout_start has for each key which of the key's batch
+rows, and which head, come first here.
 
 Forward returns, in this order and as far as the options ask for them:
 
@@ -68,12 +72,14 @@ class AttentionOptions:
     is_causal: bool = False
     causal_alignment: CausalAlignment = "top_left"
     window: tuple[int | None, int | None] = (None, None)
-    """Keys a query may see to its (left, right), inclusive; None is open."""
+    """Keys a query may see to its (left, right), inclusive; None is open. (None, None) with the
+    operand `window`, which holds both sides."""
     logits_soft_cap: float | None = None
     max_segments: int | None = None
-    """With segment ids: the largest id; rows with a larger one are padding. None: not known."""
+    """With segment ids: the largest id; a larger one is wrong. None: not known."""
     max_seq_lens: tuple[int, int] | None = None
-    """With cu_seqlens: the longest sequence of queries and of keys."""
+    """With cu_seqlens, or with segment ids and max_segments: the longest sequence of queries and of
+    keys. None: not known."""
     dropout_rate: float = 0.0
     dropout_impl: str | None = None
     """Name of the PRNG implementation that dropout_key's words belong to."""
@@ -87,12 +93,20 @@ class AttentionOptions:
     """Forward: row_max is wanted; implies needs_lse."""
     needs_keep: bool = False
     """Forward: the dropout keep mask is wanted."""
+    differentiated: tuple[str, ...] = ()
+    """Forward: the operands whose gradients a backward pass will want, which nothing but what is
+    said of a fallback depends on."""
     gradients: tuple[str, ...] = ()
     """Backward: the operands whose gradient is wanted. Empty means this is the forward pass."""
+    derivative: str | None = None
+    """What is to be computed if not the call or its gradients: which other derivative of it."""
     partner: AttentionOptions | None = None
     """With dropout, where gradients are wanted: the options of the call of the other direction.
     Whatever computes the one must compute the other, because each draws a mask of its own."""
 
+
+RESIDUALS = ("out", "lse", "out_grad", "lse_grad")
+"""The operands that backward calls alone have."""
 
 DIFFERENTIABLE = ("query", "key", "value", "bias", "alibi_slopes", "sinks")
 """The operands that have gradients."""
@@ -105,12 +119,13 @@ def backward_options(
 
     Its operands are the forward's, then out, lse and out_grad, then lse_grad where there is one.
     """
-    residuals = ("out", "lse", "out_grad") + (("lse_grad",) if has_lse_grad else ())
+    residuals = RESIDUALS if has_lse_grad else RESIDUALS[:-1]
     return replace(
         options,
         operands=options.operands + residuals,
         needs_max=False,
         needs_keep=False,
+        differentiated=(),
         gradients=gradients,
     )
 
@@ -122,6 +137,16 @@ def as_partners(
     if not forward.dropout_rate:
         return forward, backward
     return replace(forward, partner=backward), replace(backward, partner=forward)
+
+
+def with_dropout_start(options: AttentionOptions) -> AttentionOptions:
+    """The options with dropout_start among the operands, after dropout_key."""
+    if "dropout_start" in options.operands:
+        return options
+    at = options.operands.index("dropout_key") + 1
+    operands = (*options.operands[:at], "dropout_start", *options.operands[at:])
+    partner = None if options.partner is None else with_dropout_start(options.partner)
+    return replace(options, operands=operands, partner=partner)
 
 
 @dataclass(frozen=True)
@@ -246,10 +271,25 @@ class AttentionSpec:
         if self.options.is_causal:
             right = 0
         widest = self.seq_len_q + self.seq_len_kv
+        if self.has_symbolic_length:
+            # Nobody knows whether it hides anything; no length is near 2^30.
+            left, right = (None if side is None else min(side, 2**30) for side in (left, right))
+            return left, right
         return (
             None if left is None or left >= widest else left,
             None if right is None or right >= widest else right,
         )
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The dims that are symbols of `jax.export`, of which Python knows no number."""
+        dims = (dim for operand in self.operands for dim in operand.shape)
+        return tuple(dict.fromkeys(str(dim) for dim in dims if not isinstance(dim, int)))
+
+    @property
+    def has_symbolic_length(self) -> bool:
+        """Whether T or S is such a symbol."""
+        return not (isinstance(self.seq_len_q, int) and isinstance(self.seq_len_kv, int))
 
     @property
     def is_empty(self) -> bool:
@@ -310,6 +350,8 @@ class AttentionSpec:
             features.append("row maximum")
         if o.needs_keep:
             features.append("dropout keep mask")
+        if o.derivative:
+            features.append(o.derivative)
         if o.gradients:
             features.append(f"gradients of {'/'.join(o.gradients)}")
         return features

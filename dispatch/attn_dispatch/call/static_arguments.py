@@ -12,8 +12,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
-Window = int | Sequence[int | None] | None
+Side = int | jax.Array | None
+Window = int | jax.Array | Sequence[Side] | None
 
 
 def _static_float(name: str, value: Any) -> float:
@@ -62,21 +64,35 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> Any:
     return value
 
 
-def check_window(window: Window) -> tuple[int | None, int | None]:
+def check_window(window: Window) -> tuple[Side, Side]:
+    """Both sides, each an int, None where it is open, or an integer array [] that is traced."""
     if window is None:
         return (None, None)
     pair = tuple(window) if isinstance(window, Sequence) else (window, window)
+    if len(pair) != 2 or any(isinstance(side, bool) for side in pair):
+        raise wrong_window(repr(window))
     try:
-        sides = tuple(None if side is None else operator.index(side) for side in pair)
-    except TypeError:
-        sides = ()
-    is_flag = any(isinstance(side, bool) for side in pair)
-    if is_flag or len(sides) != 2 or any(side is not None and side < 0 for side in sides):
-        raise ValueError(
-            "local_window_size: expected a non-negative int or a pair (left, right) of "
-            f"non-negative ints or None, got {window!r}"
-        )
-    return sides
+        left, right = (_window_side(side) for side in pair)
+    except TypeError as error:
+        raise wrong_window(repr(window)) from error
+    if any(isinstance(side, int) and side < 0 for side in (left, right)):
+        raise wrong_window(repr(window))
+    return left, right
+
+
+def _window_side(side: Any) -> Side:
+    is_traced = isinstance(side, Tracer)
+    if is_traced and side.ndim == 0 and np.issubdtype(side.dtype, np.integer):
+        return side
+    return None if side is None else operator.index(side)
+
+
+def wrong_window(got: Any) -> ValueError:
+    return ValueError(
+        "local_window_size: expected a non-negative int or a pair (left, right) of non-negative "
+        "ints or None (also int arrays []), both ends seen and None, not -1, where a side is open, "
+        f"got {got}"
+    )
 
 
 def check_soft_cap(cap: Any, dtype: Any) -> float | None:

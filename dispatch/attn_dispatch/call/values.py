@@ -1,68 +1,106 @@
-"""The values of lengths, segment ids and cu_seqlens, checked on the host where they are there.
+"""The values of lengths, segment ids, cu_seqlens and windows, checked where they are there.
 
 A NumPy array, a list or a number is looked at, and so is a JAX array in a CPU's memory. Not looked
 at are tracers, which have no values yet, and arrays in an accelerator's memory: reading them would
-make every call wait for the device. What wrong values mean there is said in packing.py.
+make every call wait for the device. What is wrong there makes NaN: semantics/wrong.py.
+
+With ATTN_DISPATCH_CHECK=1 (`settings.Settings.check`) everything is looked at: arrays of an
+accelerator at once, traced ones by a callback from the running program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from attn_dispatch import settings
+from attn_dispatch.call.conventions import warn_of_ids
+from attn_dispatch.call.static_arguments import wrong_window
+
 _LARGEST = np.iinfo(np.int32).max
 
+_SIDES = (("query", "q"), ("key_value", "kv"))
 
-def check_values(
-    arrays: Mapping[str, Any],
-    *,
-    lengths: tuple[int, int],
-    max_segments: int | None,
-    max_seq_lens: tuple[int, int] | None,
-) -> None:
+_LOOKED_AT = (
+    "query_seq_lengths", "key_value_seq_lengths", "query_segment_ids", "key_value_segment_ids",
+    "cu_seqlens_q", "cu_seqlens_kv", "local_window_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the values of a call must keep within."""
+
+    lengths: tuple[int, int]
+    """Of the query and key arrays."""
+    max_segments: int | None = None
+    max_seq_lens: tuple[int, int] | None = None
+    """As in `AttentionOptions`."""
+
+
+def check_values(arrays: Mapping[str, Any], limits: Limits) -> None:
     """Check the arguments of a call whose shapes are known to be right.
 
     Args:
-      arrays: the arguments as given, by name; others may be among them.
-      lengths: of the query and key arrays.
-      max_segments, max_seq_lens: as in `AttentionOptions`.
+      arrays: the arguments as given, by name; others may be among them. `local_window_size` is an
+        array of both sides.
 
     Raises:
-      ValueError: with expected and got.
+      ValueError: with expected and got. Of traced values, if they are looked at, JAX's
+        `JaxRuntimeError` with that text once the program runs.
     """
-    for i, (side, suffix) in enumerate((("query", "q"), ("key_value", "kv"))):
-        row_lengths = arrays.get(f"{side}_seq_lengths")
-        known = None if row_lengths is None else known_values(row_lengths)
-        if known is not None:
-            _check_lengths(f"{side}_seq_lengths", known, lengths[i])
-        ids = known_values(arrays.get(f"{side}_segment_ids"))
-        if ids is not None and (row_lengths is None or known is not None):
+    given = {x: y for x, y in arrays.items() if x in _LOOKED_AT and y is not None}
+    known = {name: known_values(x) for name, x in given.items()}
+    _check({name: x for name, x in known.items() if x is not None}, limits, given.keys())
+    if not settings.current().check or all(x is not None for x in known.values()):
+        return
+    jax.debug.callback(
+        lambda values: _check({x: np.asarray(y) for x, y in values.items()}, limits, values.keys()),
+        {name: jnp.asarray(x) for name, x in given.items()},
+    )
+
+
+def _check(known: Mapping[str, np.ndarray], limits: Limits, given: Any) -> None:
+    """Check what is known of the arguments with the names in `given`."""
+    for i, (side, suffix) in enumerate(_SIDES):
+        row_lengths = known.get(f"{side}_seq_lengths")
+        if row_lengths is not None:
+            _check_lengths(f"{side}_seq_lengths", row_lengths, limits.lengths[i])
+        ids = known.get(f"{side}_segment_ids")
+        if ids is not None and (f"{side}_seq_lengths" not in given or row_lengths is not None):
             # What stands past a length is padding, whatever it is.
-            ends = np.full(ids.shape[:-1], lengths[i]) if known is None else known
-            _check_ids(f"{side}_segment_ids", ids, ends.reshape(ids.shape[:-1]), max_segments)
-        cu_seqlens = known_values(arrays.get(f"cu_seqlens_{suffix}"))
+            ends = np.full(ids.shape[:-1], limits.lengths[i])
+            if row_lengths is not None:
+                ends = row_lengths.reshape(ids.shape[:-1])
+            _check_ids(f"{side}_segment_ids", ids, ends, limits, i)
+        cu_seqlens = known.get(f"cu_seqlens_{suffix}")
         if cu_seqlens is not None:
-            longest = None if max_seq_lens is None else max_seq_lens[i]
-            _check_cu_seqlens(suffix, cu_seqlens, lengths[i], longest)
+            longest = None if limits.max_seq_lens is None else limits.max_seq_lens[i]
+            _check_cu_seqlens(suffix, cu_seqlens, limits.lengths[i], longest)
+    window = known.get("local_window_size")
+    if window is not None and (window < 0).any():
+        raise wrong_window(window.min())
 
 
 def known_values(x: Any) -> np.ndarray | None:
-    """The array as NumPy's, if looking at it makes nothing wait for an accelerator; else None."""
+    """The array as NumPy's, if it may be looked at; else None."""
     if isinstance(x, jax.Array):
-        return np.asarray(x) if _is_on_cpu(x) else None
+        return np.asarray(x) if _may_be_read(x) else None
     if x is None or any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
         return None
     return np.asarray(x)
 
 
-def _is_on_cpu(x: jax.Array) -> bool:
+def _may_be_read(x: jax.Array) -> bool:
     if isinstance(x, Tracer) or not x.is_fully_addressable:
         return False
-    return all(device.platform == "cpu" for device in x.devices())
+    return settings.current().check or all(device.platform == "cpu" for device in x.devices())
 
 
 def _check_lengths(name: str, given: np.ndarray, length: int) -> None:
@@ -71,29 +109,52 @@ def _check_lengths(name: str, given: np.ndarray, length: int) -> None:
         raise ValueError(f"{name}: expected lengths from 0 to {length}, got {wrong[0]}")
 
 
-def _check_ids(name: str, ids: np.ndarray, ends: np.ndarray, largest: int | None) -> None:
-    places = np.arange(ids.shape[-1])
-    ids = np.where(places < ends[..., None], ids, 0)
+def _check_ids(name: str, given: np.ndarray, ends: np.ndarray, limits: Limits, side: int) -> None:
+    """Ids [..., L] before the ends [...] of their rows."""
+    ids = np.where(np.arange(given.shape[-1]) < ends[..., None], given, 0)
     if (ids < 0).any():
-        raise ValueError(f"{name}: expected ids of 0 (padding) and above, got {ids.min()}")
+        raise ValueError(
+            f"{name}: expected ids of 0 (padding) and above, got {ids.min()}; where -1 is padding "
+            "add 1 to all ids"
+        )
     if (ids > _LARGEST).any():
         raise ValueError(f"{name}: expected ids below 2^31, got {ids.max()}")
-    if largest is not None and (ids > largest).any():
+    warn_of_ids(name, ids)
+    largest = limits.max_segments
+    if largest is None:
+        return  # ids are compared for equality
+    if (ids > largest).any():
         raise ValueError(f"{name}: expected ids up to max_segments={largest}, got {ids.max()}")
+    _check_order(name, ids)
+    if limits.max_seq_lens is not None:
+        longest = limits.max_seq_lens[side]
+        counts = [np.bincount(row[row > 0]) for row in ids.reshape(-1, ids.shape[-1])]
+        most = max((int(x.max(initial=0)) for x in counts), default=0)
+        if most > longest:
+            raise ValueError(
+                f"{name}: expected no segment longer than max_segment_len={longest}, got one of "
+                f"{most}"
+            )
+
+
+_ANY_ORDER = "; without max_segments ids may stand in any order, which XLA alone runs"
+
+
+def _check_order(name: str, ids: np.ndarray) -> None:
     highest = np.maximum.accumulate(ids, axis=-1)
     before = highest[..., :-1]
     later, earlier = ids[..., 1:], ids[..., :-1]
     descends = (later > 0) & (later < before)
     if descends.any():
         raise ValueError(
-            f"{name}: expected ids ascending along the row, got {later[descends][0]} after "
-            f"{before[descends][0]}"
+            f"{name}: expected ids ascending along the row with max_segments, got "
+            f"{later[descends][0]} after {before[descends][0]}{_ANY_ORDER}"
         )
     comes_back = (later > 0) & (later == before) & (earlier == 0)
     if comes_back.any():
         raise ValueError(
-            f"{name}: expected the places of an id to follow one another, got "
-            f"{later[comes_back][0]} again after padding"
+            f"{name}: expected the places of an id to follow one another with max_segments, got "
+            f"{later[comes_back][0]} again after padding{_ANY_ORDER}"
         )
 
 

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.masks import allowed
-from attn_dispatch.semantics.packing import SequenceRanges, is_packed
+from attn_dispatch.semantics.packing import SequenceRanges
 from attn_dispatch.semantics.positions import Positions
+from attn_dispatch.semantics.row_ids import is_packed
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,9 @@ def _by_scores(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Ar
     positions = Positions.of(spec, operands)
     may_attend = allowed(spec, operands, positions)
     if spec.has("bias"):
-        finite = operands["bias"] > -jnp.inf
-        may_attend = finite if may_attend is None else may_attend & finite
+        # NaN takes no pair out: it has to be seen in the results.
+        is_in = operands["bias"] != -jnp.inf
+        may_attend = is_in if may_attend is None else may_attend & is_in
     assert may_attend is not None
     rows = may_attend.any(axis=3)
     return jnp.broadcast_to(rows, (*rows.shape[:2], spec.seq_len_q))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.positions import Positions
@@ -32,6 +33,12 @@ def allowed(
             conditions.append(keys >= diagonal - left)
         if right is not None:
             conditions.append(keys <= diagonal + right)
+        if spec.has("window"):
+            # What is wider than both lengths together hides nothing; the sums fit int32.
+            widest = spec.seq_len_q + spec.seq_len_kv
+            sides = jnp.minimum(operands["window"], widest)[:, :, None, None, None]
+            conditions += [keys >= diagonal - sides[:, 0], keys <= diagonal + sides[:, 1]]
+            conditions.append((sides >= 0).all(axis=1))
     if spec.has("mask"):
         conditions.append(operands["mask"])
     if not conditions:

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.packing import Runs, is_packed, row_ids, row_lengths
+from attn_dispatch.semantics.packing import Runs
+from attn_dispatch.semantics.ranks import Ranks
+from attn_dispatch.semantics.row_ids import RowIds, is_packed, row_lengths
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Positions:
 
 
 def _needs_positions(spec: AttentionSpec) -> bool:
-    return spec.band != (None, None) or spec.has("alibi_slopes")
+    return spec.band != (None, None) or spec.has("alibi_slopes") or spec.has("window")
 
 
 def _has_lengths(spec: AttentionSpec) -> bool:
@@ -85,16 +87,16 @@ def _ids(
     """Segment ids with all padding made 0; (None, None) where there is none."""
     if not is_packed(spec) and not _has_lengths(spec):
         return None, None
-    return row_ids(spec, operands, "query"), row_ids(spec, operands, "key")
+    ids = RowIds.of(spec, operands)
+    return ids.query, ids.key
 
 
 def _inside_segments(spec: AttentionSpec, query_ids: jax.Array, key_ids: jax.Array) -> Positions:
     """Positions counted inside each segment, and each segment's own bottom-right offset."""
-    queries, keys = Runs.of(query_ids), Runs.of(key_ids)
-    first_query, num_queries = queries.find(query_ids)
-    first_key, _ = keys.find(key_ids)
-    diagonal = _iota(spec.seq_len_q) - first_query
+    is_any_order = spec.has("query_segment_ids") and spec.options.max_segments is None
+    of = Ranks.of if is_any_order else Runs.of
+    queries, keys = of(query_ids), of(key_ids)
+    diagonal = queries.positions(query_ids)
     if spec.options.causal_alignment == "bottom_right":
-        _, num_keys = keys.find(query_ids)
-        diagonal = diagonal + (num_keys - num_queries)
-    return Positions(query_ids, key_ids, diagonal, _iota(spec.seq_len_kv) - first_key)
+        diagonal = diagonal + (keys.count(query_ids) - queries.count(query_ids))
+    return Positions(query_ids, key_ids, diagonal, keys.positions(key_ids))

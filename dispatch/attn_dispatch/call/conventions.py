@@ -1,0 +1,69 @@
+"""Calls that are valid here and mean something else elsewhere: said once, with what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from attn_dispatch.warning import AttentionConventionWarning, warn_once
+
+_MANY_HEADS = 128
+"""More key heads than this, and than there are keys, are more likely an axis of keys."""
+
+
+def warn_of_conventions(
+    given: Mapping[str, jax.Array],
+    *,
+    is_causal: bool,
+    is_top_left: bool,
+    has_soft_cap: bool,
+) -> None:
+    """Warn of what in a valid call is likely to be meant otherwise.
+
+    Args:
+      given: the arrays of the call as the caller shaped them, by name.
+      is_causal, is_top_left, has_soft_cap: its options.
+    """
+    *leading, queries, _, _ = given["query"].shape
+    *_, keys, kv_heads, _ = given["key"].shape
+    if not all(isinstance(x, int) for x in (*leading, queries, keys, kv_heads)):
+        return  # a symbol of jax.export: nobody knows
+    if is_causal and is_top_left and queries == 1 and keys > 1:
+        _say(
+            "is_causal=True with one query and several keys: top-left causality lets it attend key "
+            '0 alone. For a cache pass causal_alignment="bottom_right", with key_value_seq_lengths '
+            "where it is not full"
+        )
+    if kv_heads > max(keys, _MANY_HEADS):
+        _say(
+            f"key has {keys} keys of {kv_heads} heads: arrays are [batch, length, heads, dim]; of "
+            "[batch, heads, length, dim] pass jnp.swapaxes(x, -3, -2)"
+        )
+    for name in ("mask", "bias"):
+        if name in given and leading[-1:] == [queries] and queries > 1:
+            if given[name].shape == (queries, keys):
+                _say(
+                    f"{name}: [{queries}, {keys}] is taken for [queries, keys], and the batch is "
+                    f"{queries} too. If it is [batch, keys] pass {name}[:, None, None, :]; else "
+                    f"{name}[None, None] says that it is not"
+                )
+    if has_soft_cap and "bias" in given:
+        _say(
+            "logits_soft_cap with bias: the score is capped, then the bias is added. Code that "
+            "caps score + bias, as tokamax does, means another function, which no argument asks for"
+        )
+
+
+def warn_of_ids(name: str, ids: np.ndarray) -> None:
+    """Warn where every row of known segment ids [..., L] begins with 0."""
+    if ids.size and (ids[..., 0] == 0).all():
+        _say(
+            f"{name}: every row begins with id 0, which is padding and attends nothing. Where ids "
+            "count from 0 add 1 to them"
+        )
+
+
+def _say(message: str) -> None:
+    warn_once(message, AttentionConventionWarning)

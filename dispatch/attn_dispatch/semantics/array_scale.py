@@ -1,0 +1,53 @@
+"""A scale that is an array, traced or one number for each head: a query that is scaled beforehand.
+
+Kernels take the scale as a number. What a call with an array means is also said by a number and
+another query:
+
+    scale · q · k = number · (scale / number · q) · k
+
+The number is 1/√H, so that a scale near it leaves the size of the query, and of its gradient, as
+they are, and a scale equal to it changes nothing. The product is made in float32 and rounded to
+the query's dtype: the one error that a static scale has not. JAX differentiates it, with respect
+to scale too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+
+def with_number_as_scale(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call with scale and query replaced, if its scale is an array.
+
+    Raises:
+      ValueError: with expected and got, if scale is not floating, or neither [] nor [N].
+    """
+    scale, query = arguments["scale"], arguments["query"]
+    if not _is_array(scale):
+        return arguments
+    no_scale = arguments | {"scale": None}
+    if query is None or jnp.ndim(query) < 3:
+        return no_scale  # which is wrong, whatever the scale
+    query = jnp.asarray(query)
+    num_heads, head_dim = query.shape[-2:]
+    if scale.shape not in ((), (num_heads,)):
+        raise ValueError(
+            f"scale: expected a number, or an array of shape [] or [{num_heads}] (one for each "
+            f"head), got {list(scale.shape)}"
+        )
+    for name, x in (("scale", scale), ("query", query)):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
+    wide = np.promote_types(query.dtype, np.float32)
+    factor = jnp.asarray(scale).astype(wide)[..., None] * math.sqrt(max(head_dim, 1))
+    return no_scale | {"query": (factor * query.astype(wide)).astype(query.dtype)}
+
+
+def _is_array(scale: Any) -> bool:
+    """Whether it is no number that is known: those are static, which is exact."""
+    return isinstance(scale, Tracer) or getattr(scale, "ndim", 0) > 0

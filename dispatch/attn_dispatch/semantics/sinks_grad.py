@@ -1,0 +1,33 @@
+"""The gradient of sinks, from what a forward pass leaves behind: a sink's value is 0.
+
+d sink = Σ exp(sink - lse) · (dlse - delta)        delta = Σ out · dout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+
+
+def sinks_grad(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array:
+    """Like sinks, [1|B, N], of a backward call."""
+    lse = operands["lse"]
+    row_grad = -delta_of(operands)
+    if spec.has("lse_grad"):
+        row_grad = row_grad + operands["lse_grad"]
+    sinks = operands["sinks"].astype(jnp.float32)[:, :, None]
+    # What stands in a row that attends nothing may be NaN.
+    grad = jnp.where(lse == -jnp.inf, 0, jnp.exp(sinks - lse) * row_grad).sum(axis=2)
+    if spec.shape("sinks")[0] == 1:
+        grad = grad.sum(axis=0, keepdims=True)
+    return grad.astype(spec.dtype_of("sinks"))
+
+
+def delta_of(operands: Mapping[str, jax.Array]) -> jax.Array:
+    """Σ out · dout over the columns of value, float32 [B, N, T]."""
+    products = operands["out"].astype(jnp.float32) * operands["out_grad"].astype(jnp.float32)
+    return jnp.swapaxes(products.sum(axis=-1), 1, 2)

@@ -1,0 +1,73 @@
+"""Warnings: their categories, each said once, at the line of the program that made the call."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from threading import Lock
+
+import jax
+import jaxlib
+
+Line = tuple[str, int]
+"""File name and line number."""
+
+
+class AttentionFallbackWarning(UserWarning):
+    """XLA computes a call on a GPU because no vendor kernel can."""
+
+
+class AttentionConventionWarning(UserWarning):
+    """A call is valid, and looks like one that another library would understand otherwise."""
+
+
+class AttentionShardingWarning(UserWarning):
+    """A call's arrays are sharded, and devices compute more of it than their share."""
+
+
+_INSIDE = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (__file__, jax.__file__, jaxlib.__file__)
+    if file
+)
+_BETWEEN = tuple(os.sep + name for name in ("contextlib.py", "functools.py"))
+"""Files of Python's own that calls inside of JAX go through."""
+
+_MOST = 4096
+
+_said: set[tuple[str, type[Warning]]] = set()
+_lock = Lock()
+
+
+def warn_once(message: str, category: type[Warning], line: Line | None = None) -> None:
+    """Warn, once per message whatever the warning filters say, at this line or the caller's."""
+    if _is_new(message, category):
+        file, number = line or caller() or ("<unknown>", 1)
+        warnings.warn_explicit(message, category, file, number)
+
+
+def forget() -> None:
+    """Everything that has been said is said again."""
+    _said.clear()
+
+
+def caller() -> Line | None:
+    """The innermost line outside of this package and JAX that is being run."""
+    frame = sys._getframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_INSIDE, "<")) and not file.endswith(_BETWEEN):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def _is_new(message: str, category: type[Warning]) -> bool:
+    with _lock:
+        if (message, category) in _said:
+            return False
+        if len(_said) >= _MOST:
+            _said.clear()
+        _said.add((message, category))
+        return True

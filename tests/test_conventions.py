@@ -1,0 +1,151 @@
+"""What other libraries mean by the same arguments: here an error, a NaN or a warning says so.
+
+A test for each line of "Coming from another library" in docs/semantics.md.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import AttentionConventionWarning, dot_product_attention
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((2, 4, 2, 8), np.float32)
+
+
+def error(message: str, *arrays: Any, **arguments: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        dot_product_attention(*(arrays or (X, X, X)), **arguments)
+
+
+def warning(message: str, *arrays: Any, **arguments: Any) -> None:
+    """Warned of once, at the line of the call, under jit too."""
+    call = jax.jit(lambda arrays: dot_product_attention(*arrays, **arguments))
+    with pytest.warns(AttentionConventionWarning, match=re.escape(message)) as given:
+        call(arrays or (X, X, X))
+        dot_product_attention(*(arrays or (X, X, X)), **arguments)
+    (one,) = given
+    assert one.filename == __file__
+    # It points at the call itself.
+    with open(__file__) as lines:
+        assert "dot_product_attention(*arrays" in list(lines)[one.lineno - 1]
+
+
+def no_warning(*arrays: Any, **arguments: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dot_product_attention(*(arrays or (X, X, X)), **arguments)
+
+
+def traced(ids: Any, **arguments: Any) -> np.ndarray:
+    call = jax.jit(lambda ids: dot_product_attention(X, X, X, query_segment_ids=ids, **arguments))
+    return np.asarray(call(jnp.asarray(ids)))
+
+
+def test_segment_ids_from_0():
+    ids = np.array([[0, 0, 1, 1], [0, 1, 1, 2]])
+    warning("query_segment_ids: every row begins with id 0, which is padding and attends nothing. "
+            "Where ids count from 0 add 1 to them", query_segment_ids=ids)  # fmt: skip
+    no_warning(query_segment_ids=ids + 1)
+    # Padding on the left of some rows is nothing to wonder at.
+    no_warning(query_segment_ids=np.array([[0, 0, 1, 1], [1, 1, 1, 1]]))
+
+
+@pytest.mark.parametrize("most", [None, 3])
+def test_segment_ids_with_minus_1_as_padding(most: int | None):
+    ids = np.array([[1, 1, 2, -1], [1, 2, 3, 3]])
+    error("query_segment_ids: expected ids of 0 (padding) and above, got -1; where -1 is padding "
+          "add 1 to all ids", query_segment_ids=ids, max_segments=most)  # fmt: skip
+    got, expected = traced(ids, max_segments=most), traced(np.maximum(ids, 0), max_segments=most)
+    assert np.isnan(got[0, 3]).all()
+    np.testing.assert_array_equal(got[0, :3], expected[0, :3])
+    np.testing.assert_array_equal(got[1], expected[1])
+
+
+INTERLEAVED = np.array([[1, 2, 1, 3], [2, 2, 3, 3]])
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "local_window_size": 0}])
+def test_interleaved_segment_ids_are_compared(options: dict[str, Any]):
+    is_own = INTERLEAVED[:, None, :, None] == INTERLEAVED[:, None, None, :]
+    if options:  # of its own segment's keys each query sees itself alone
+        is_own = is_own & np.eye(4, dtype=bool)
+    expected = dot_product_attention(X, X, X, mask=is_own)
+    given = dot_product_attention(X, X, X, query_segment_ids=INTERLEAVED, **options)
+    np.testing.assert_allclose(given, expected, atol=1e-6)
+    np.testing.assert_allclose(traced(INTERLEAVED, **options), expected, atol=1e-6)
+
+
+def test_interleaved_segment_ids_with_max_segments():
+    error("query_segment_ids: expected ids ascending along the row with max_segments, got 1 after "
+          "2; without max_segments ids may stand in any order, which XLA alone runs",
+          query_segment_ids=INTERLEAVED, max_segments=3)  # fmt: skip
+    got, expected = traced(INTERLEAVED, max_segments=3), traced(INTERLEAVED)
+    assert np.isnan(got[0, [0, 2]]).all()
+    rest = (np.array([0, 0, 1, 1, 1, 1]), np.array([1, 3, 0, 1, 2, 3]))
+    np.testing.assert_allclose(got[rest], expected[rest], atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (3, -1), -1])
+def test_window_with_minus_1_for_an_open_side(window: Any):
+    error("both ends seen and None, not -1, where a side is open, got", local_window_size=window)
+    call = jax.jit(lambda w: dot_product_attention(X, X, X, local_window_size=(w, None)))
+    assert np.isnan(call(-1)).all()
+
+
+def test_arrays_with_heads_before_length():
+    x = np.zeros((2, 2, 160, 8), np.float32)
+    warning("arrays are [batch, length, heads, dim]; of [batch, heads, length, dim] pass "
+            "jnp.swapaxes(x, -3, -2)", x, x, x)  # fmt: skip
+    error("(arrays are [batch, length, heads, dim])", np.zeros((2, 4, 9, 8), np.float32), X, X)
+    one = np.zeros((2, 1, 128, 8), np.float32)  # a step of decoding, of many heads
+    no_warning(one, one, one)
+
+
+def test_a_mask_of_batch_and_keys():
+    keys = np.zeros((2, 6, 2, 8), np.float32)
+    error(
+        "; of [batch, keys] pass mask[:, None, None, :]", X, keys, keys, mask=np.ones((2, 6), bool)
+    )
+    error(
+        "; of [batch, keys] pass bias[:, None, None, :]", X, keys, keys, bias=np.ones((2, 6), "f")
+    )
+    x = np.zeros((4, 4, 2, 8), np.float32)
+    mask = np.ones((4, 4), bool)
+    warning("mask: [4, 4] is taken for [queries, keys], and the batch is 4 too. If it is [batch, "
+            "keys] pass mask[:, None, None, :]; else mask[None, None] says that it is not",
+            x, x, x, mask=mask)  # fmt: skip
+    no_warning(x, x, x, mask=mask[None, None])
+    no_warning(x, x, x, mask=mask[:, None, None, :])
+    no_warning(mask=mask)  # of a batch of 2
+
+
+def test_one_query_under_top_left_causality():
+    query = X[:, :1]
+    warning("is_causal=True with one query and several keys: top-left causality lets it attend key "
+            '0 alone. For a cache pass causal_alignment="bottom_right"',
+            query, X, X, is_causal=True)  # fmt: skip
+    no_warning(query, X, X, is_causal=True, causal_alignment="bottom_right")
+    no_warning(query, X[:, :1], X[:, :1], is_causal=True)
+
+
+def test_soft_cap_with_a_bias():
+    bias = np.ones((4, 4), np.float32)[None]
+    warning("logits_soft_cap with bias: the score is capped, then the bias is added",
+            bias=bias, logits_soft_cap=5.0)  # fmt: skip
+    no_warning(logits_soft_cap=5.0)
+    no_warning(bias=bias)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_a_mask_of_0_and_1(dtype: Any):
+    error(f"mask: expected dtype bool (True = attend), got {np.dtype(dtype).name}; of 0 and 1 "
+          "pass mask != 0, and what is added to scores as bias",
+          mask=np.ones((4, 4), dtype))  # fmt: skip
