@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +12,17 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_runtime import arrays, step
 
+import attn_dispatch
 from attn_dispatch import cudnn
 from attn_dispatch.conformance.environment import cuda_devices
+from mesh_programs import PROGRAMS, make_mesh, on_mesh, on_one_device
 
-pytestmark = pytest.mark.skipif(len(cuda_devices()) < 2, reason="needs two NVIDIA GPUs")
+# With ATTN_DISPATCH_SEVERAL_CPUS=1 and two CPU devices the programs of the CPU suite run there, to
+# see that they do: -k program.
+ON_CPUS = bool(os.environ.get("ATTN_DISPATCH_SEVERAL_CPUS"))
+DEVICES = jax.devices("cpu")[:2] if ON_CPUS else cuda_devices()[:2]
+
+pytestmark = pytest.mark.skipif(len(DEVICES) < 2, reason="needs two NVIDIA GPUs")
 
 
 def mesh() -> jax.sharding.Mesh:
@@ -58,3 +67,30 @@ def test_each_device_alone(record):
         assert_close(step(*[jax.device_put(x, device) for x in operands]), expected)
     total = sum(jnp.size(x) for x in expected)
     record(devices=2, numbers_compared=total)
+
+
+SPECS = {"batch": P("x"), "heads": P(None, None, "x"), "sequence": P(None, "x")}
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize("split", SPECS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name, split, kind, record):
+    """The programs of docs/meshes.md, in bfloat16, against one GPU."""
+    program, two = PROGRAMS[name], make_mesh((2,), kind, DEVICES)
+    # A kernel draws another mask on each device; XLA's is the same for any number of them.
+    with attn_dispatch.sharded_dropout("same"), attn_dispatch.fallback("silent"):
+        attention = attn_dispatch.dot_product_attention
+        expected, _ = on_one_device(program, attention, "bfloat16")
+        got, compiled = on_mesh(program, two, SPECS[split], dtype="bfloat16")
+    worst = 0.0
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+        worst = max(worst, float(np.max(np.abs(x - y)) / np.abs(y).max()))
+    assert worst <= 2e-2
+    text = compiled.as_text()
+    # Where heads are split in place of the sequence, the gradient of a whole bias is put together.
+    assert split == "sequence" or "all-gather" not in text
+    if not program.extra and not program.options and not ON_CPUS:
+        assert cudnn.FORWARD_TARGET in text
+    record(name=name, split=split, axes=kind, worst=worst, devices=2)

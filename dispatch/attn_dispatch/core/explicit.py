@@ -1,0 +1,63 @@
+"""Attention on arrays whose types say how they are sharded: Explicit mesh axes.
+
+Such a call is lowered to a `shard_map` in which each device computes what is its own. To JAX that
+is like any other program: it is exported, and found again in the compilation cache.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.core import jax_compat
+from attn_dispatch.core.shards import Bind, Shards, layouts, shard_call
+from attn_dispatch.core.unsplit import say_unsplit
+
+
+def is_explicit(mesh: Any) -> bool:
+    """Whether types say how a call on this mesh is split.
+
+    Of Auto axes beside Explicit ones they do not: there the partitioner is asked, for all of them.
+    """
+    kinds = set(mesh.axis_types)
+    return AxisType.Explicit in kinds and AxisType.Auto not in kinds
+
+
+def explicit_lowering(bind: Bind, ctx: Any, operands: Any, options: AttentionOptions) -> Any:
+    """Lower a call whose operands' types say how it is split; results are sharded as theirs say.
+
+    Around it there may be a shard_map over other axes of the mesh.
+    """
+    mesh = ctx.avals_in[0].sharding.mesh
+    axes = {
+        name: mesh.shape[name]
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Explicit
+    }
+    spec = AttentionSpec.of(ctx.avals_in, options)
+    by_name = dict(zip(options.operands, ctx.avals_in, strict=True))
+    query, key = (by_name[name].sharding.spec for name in ("query", "key"))
+    shards = Shards.of(spec, axes, query, key)
+    say_unsplit(spec, shards.unused)
+    inputs, outputs = (tuple(map(shards.spec_of, side)) for side in layouts(spec))
+
+    def call(*operands: jax.Array) -> Any:
+        here = partial(shard_call, bind, spec, shards)
+        results = jax.shard_map(
+            lambda *own: here(own), mesh=mesh, axis_names=set(axes), in_specs=inputs,
+            out_specs=outputs, check_vma=False,
+        )(*(_resharded(x, mesh, to) for x, to in zip(operands, inputs, strict=True)))  # fmt: skip
+        to = [aval.sharding.spec for aval in ctx.avals_out]
+        return [_resharded(x, mesh, spec) for x, spec in zip(results, to, strict=True)]
+
+    return jax_compat.lower_typed_as(call, ctx, operands)
+
+
+def _resharded(x: jax.Array, mesh: Any, to: P) -> jax.Array:
+    sharding = NamedSharding(mesh, P(*to, *(None for _ in range(x.ndim - len(to)))))
+    return x if jax.typeof(x).sharding == sharding else jax.sharding.reshard(x, sharding)

@@ -1,0 +1,33 @@
+"""Saying, once, where devices do more than their share of a call."""
+
+from __future__ import annotations
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import told
+from attn_dispatch.warning import AttentionShardingWarning, warn_once
+
+
+def say_unsplit(spec: AttentionSpec, axes: tuple[tuple[str, int], ...]) -> None:
+    """Warn that these mesh axes, each with its number of devices, do not split the call."""
+    if axes:
+        named = ", ".join(f"{name!r} ({size} devices)" for name, size in axes)
+        warn_once(
+            f"attention is split along batch and heads alone: query is sharded along {named}, and "
+            f"neither its {spec.num_heads} heads nor its batch of {spec.batch} divide further. The "
+            "arrays are gathered, and devices along that axis compute the same\n"
+            f"  call: {spec}",
+            AttentionShardingWarning,
+            told.line_of(spec.options),
+        )
+
+
+def say_exported(spec: AttentionSpec) -> None:
+    """Warn that an exported call leaves it to XLA how it is split."""
+    warn_once(
+        "attention is exported from a program sharded along Auto mesh axes: how to split the call "
+        "cannot be put into the export. XLA will, and gathers the operands of a GPU's kernels; "
+        "with Explicit axes, or inside a shard_map, each device keeps its share\n"
+        f"  call: {spec}",
+        AttentionShardingWarning,
+        told.line_of(spec.options),
+    )

@@ -1,0 +1,179 @@
+"""What is tried of sharded calls beside docs/meshes.md; prints JSON.
+
+A script of its own, because the number of devices is fixed when a process starts.
+
+usage: PYTHONPATH=tests python tests/mesh_calls.py [--cache FOLDER]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from functools import partial
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import attn_dispatch
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.core.shards import Shards, own_operands
+from attn_dispatch.semantics.dropout_keys import first_dropout_key
+from mesh_programs import make_mesh
+
+attention = partial(attn_dispatch.dot_product_attention, is_causal=True)
+
+
+def arrays(leading: tuple[int, ...], heads: int = 8, kv_heads: int = 4) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [
+        rng.standard_normal((*leading, 32, n, 8)).astype(np.float32)
+        for n in (heads, kv_heads, kv_heads)
+    ]
+
+
+def placed(operands: list[np.ndarray], mesh: jax.sharding.Mesh, spec: P) -> list[jax.Array]:
+    return [jax.device_put(x, NamedSharding(mesh, spec)) for x in operands]
+
+
+def error(got: Any, expected: Any) -> float:
+    differences = jax.tree.map(lambda x, y: np.max(np.abs(x - y)), *jax.device_get((got, expected)))
+    return float(max(jax.tree.leaves(differences)))
+
+
+def several_dims() -> dict[str, float]:
+    """Leading dims of which one or both are sharded, as batch dims and mapped, with dropout."""
+    found = {}
+    key = jax.random.key(3)
+    dropping = partial(attention, dropout_rate=0.4, dropout_key=key)
+    for kind in ("Explicit", "Auto"):
+        mesh = make_mesh((2, 4), kind)
+        for spec, leading in ((P(None, "x", None, "y"), (3, 4)), (P("x", "y"), (2, 8))):
+            for how, f in (("dims", dropping), ("vmap", jax.vmap(dropping))):
+                run, operands = jax.jit(partial(_both, f)), arrays(leading)
+                with jax.set_mesh(mesh):
+                    got = run(*placed(operands, mesh, spec))
+                found[f"{kind} {spec} {how}"] = error(got, run(*operands))
+    return found
+
+
+def _both(f: Any, *operands: Any) -> Any:
+    """The result and the gradients."""
+    out, pull = jax.vjp(f, *operands)
+    return out, pull(jnp.sin(out))
+
+
+def exported() -> dict[str, Any]:
+    found = {}
+    for kind in ("Explicit", "Auto"):
+        operands = placed(arrays((4,)), make_mesh((2, 4), kind), P("x", None, "y"))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            written = export.export(jax.jit(attention))(*operands).serialize()
+        again = jax.jit(export.deserialize(written).call)(*operands)
+        found[kind] = {
+            "error": error(again, attention(*arrays((4,)))),
+            "warned": [x.category.__name__ for x in said],
+        }
+    return found
+
+
+def unsplit() -> dict[str, list[str]]:
+    """A sequence over eight devices, four heads and a batch of two."""
+    found = {}
+    for kind in ("Explicit", "Auto"):
+        operands = placed(arrays((2,), 4, 4), make_mesh((8,), kind), P(None, "x"))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                jax.jit(lambda *x: attention(*x))(*operands)
+        found[kind] = [str(x.message) for x in said]
+        attn_dispatch.warning.forget()
+    return found
+
+
+def nested() -> float:
+    """A shard_map over one axis inside one over the other, which JAX 0.10 cannot differentiate."""
+    mesh = make_mesh((2, 4), "Auto")
+    heads = P(None, None, "y")
+
+    def inner(*operands: Any) -> Any:
+        return jax.shard_map(
+            attention, in_specs=(heads,) * 3, out_specs=heads, axis_names={"y"}
+        )(*operands)  # fmt: skip
+
+    outer = jax.shard_map(
+        inner, mesh=mesh, in_specs=(P("x"),) * 3, out_specs=P("x"), axis_names={"x"}
+    )
+    return error(jax.jit(outer)(*arrays((4,))), attention(*arrays((4,))))
+
+
+def seeds() -> int:
+    """The number of different keys that the devices of a mesh seed a kernel's dropout with."""
+    mesh = make_mesh((2, 4), "Auto")
+    options = AttentionOptions(
+        operands=("query", "key", "value", "dropout_key"), scale=1.0, dropout_rate=0.5,
+        dropout_impl="threefry2x32",
+    )  # fmt: skip
+    operands = (*arrays((4,)), np.array([[1, 2]], np.uint32))
+    spec = AttentionSpec.of(operands, options)
+    shards = Shards.of(spec, mesh.shape, P("x", None, "y"), P("x", None, "y"))
+
+    def seed() -> jax.Array:
+        by_name = dict(zip(options.operands, map(jnp.asarray, operands), strict=True))
+        here, own = own_operands(shards, spec, by_name)
+        mine = dict(zip(here.operands, own, strict=True))
+        key = first_dropout_key(AttentionSpec.of(own, here), mine)
+        return jax.random.bits(key, (1, 2), jnp.uint32)
+
+    every = jax.shard_map(seed, mesh=mesh, in_specs=(), out_specs=P(("x", "y")), check_vma=False)
+    return len({tuple(x) for x in np.asarray(jax.jit(every)()).tolist()})
+
+
+def cached(folder: str) -> dict[str, Any]:
+    """Two calls of the same shapes: what they compute, and whether they were in the cache."""
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", True)
+    events: list[str] = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+    found: dict[str, Any] = {"hits": {}, "sums": {}}
+    for kind in ("Explicit", "Auto"):
+        operands = placed(arrays((4,)), make_mesh((2, 4), kind), P("x", None, "y"))
+        found["hits"][kind], found["sums"][kind] = [], []
+        for window in (None, 3):
+            call = jax.jit(lambda *x, window=window: attention(*x, local_window_size=window))
+            lowered = call.lower(*operands)
+            events.clear()
+            compiled = lowered.compile()
+            found["hits"][kind].append(any(x.endswith("cache_hits") for x in events))
+            out = np.asarray(jax.device_get(compiled(*operands)))
+            found["sums"][kind].append(float(np.abs(out).sum()))
+    return found
+
+
+def main() -> None:
+    if "--cache" in sys.argv:
+        print(json.dumps(cached(sys.argv[-1])))
+        return
+    found = {
+        "dims": several_dims(), "export": exported(), "unsplit": unsplit(), "nested": nested(),
+        "seeds": seeds(),
+    }  # fmt: skip
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
