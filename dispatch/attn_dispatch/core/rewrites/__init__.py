@@ -1,0 +1,108 @@
+"""The rewrites: calls that a vendor's kernels refuse, said by others that they run, exactly.
+
+Whoever refuses a call is asked about it again, rewritten: in the order of the list, each rewrite
+that takes away a reason is kept, and again, until none does: what one makes may be another's
+business. What is left without a reason runs, and `explain` says by which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart
+from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesAsMask, SlopesAsBias
+from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite, forward_of
+from attn_dispatch.core.rewrites.row_bias import RowBias
+from attn_dispatch.core.rewrites.sinks import SinksAfterwards
+from attn_dispatch.core.rewrites.value_columns import ValueColumns
+from attn_dispatch.core.rewrites.wide_heads import WiderHeads
+
+REWRITES: tuple[Rewrite, ...] = (
+    CallForEachKey(),
+    # Before sinks are left out: XLA takes it that its lse is of all it is given.
+    GradientApart("alibi_slopes"),
+    GradientApart("bias"),
+    RowBias(),
+    SinksAfterwards(),
+    MaximumApart(),
+    SlopesAsBias(),
+    BandAsMask(),
+    SequencesAsMask(),
+    MaskAsBias(),
+    WiderHeads("head dim: padded to 256", head_dim=256),
+    WiderHeads("value dim: padded to the head dim", is_value_as_wide=True),
+    ValueColumns(256),
+    ValueColumns(128),
+)
+"""Those that cost least first, and before those that need what they make."""
+
+Reasons = Callable[[AttentionSpec], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The rewrites that bring a call to the kernel, each with the call that it rewrites."""
+
+    steps: tuple[tuple[Rewrite, AttentionSpec], ...]
+    spec: AttentionSpec
+    """The call that the kernel is asked for."""
+    reasons: tuple[str, ...]
+    """Why it does not run that one either."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(rewrite.name for rewrite, _ in self.steps)
+
+    def compute(self, operands: Arrays, kernel: Compute, xla: Compute) -> tuple:
+        """The results of the call that was rewritten, in order."""
+        first = self.steps[0][1] if self.steps else self.spec
+        results = self._step(0, operands, kernel, xla)
+        return tuple(results[name] for name in first.result_names)
+
+    def _step(self, i: int, operands: Arrays, kernel: Compute, xla: Compute) -> Arrays:
+        if i == len(self.steps):
+            return dict(kernel(self.spec, operands))
+        rewrite, spec = self.steps[i]
+        inner = Calls(lambda _, x: self._step(i + 1, dict(x), kernel, xla), xla)
+        return rewrite.compute(spec, operands, inner)
+
+
+def rewritten(spec: AttentionSpec, reasons_against: Reasons) -> Chain:
+    """The call as far as rewrites bring it: without a reason against it, if there is a way.
+
+    Args:
+      spec: the call.
+      reasons_against: why the implementation does not run a call, of this direction alone.
+    """
+    moves = frozenset[str]()
+    if spec.options.dropout_rate:
+        # Where the mask is drawn is decided by one call, for both directions and for whoever
+        # wants to see the mask.
+        chain = _chain(forward_of(spec), reasons_against, None)
+        moves = frozenset(x.name for x, _ in chain.steps if x.moves_dropout)
+        return _chain(spec, reasons_against, moves)
+    return _chain(spec, reasons_against, None)
+
+
+def _chain(spec: AttentionSpec, reasons_against: Reasons, moves: frozenset[str] | None) -> Chain:
+    """With exactly these of the rewrites that move dropout, unless None."""
+    steps: list[tuple[Rewrite, AttentionSpec]] = []
+    reasons, before = reasons_against(spec), -1
+    while before < len(steps):
+        before = len(steps)
+        for rewrite in REWRITES:
+            is_given = moves is not None and rewrite.moves_dropout
+            is_wanted = is_given and moves is not None and rewrite.name in moves
+            if not is_wanted and (is_given or not reasons):
+                continue
+            inner = rewrite.inner(spec)
+            if inner is None:
+                continue
+            left = reasons_against(inner)
+            if is_wanted or not set(reasons) <= set(left):
+                steps.append((rewrite, spec))
+                spec, reasons = inner, left
+    return Chain(tuple(steps), spec, reasons)

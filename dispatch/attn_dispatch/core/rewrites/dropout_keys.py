@@ -1,0 +1,51 @@
+"""Several dropout keys: a call for the batch rows of each, one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
+
+
+@dataclass(frozen=True)
+class CallForEachKey:
+    name: str = "dropout keys: a call for the batch rows of each"
+    # But no kernel takes several keys, in either direction, so it always is this mask.
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        keys = _keys(spec)
+        if keys == 1:
+            return None
+        rows = {
+            x.name: ((x.shape[0] // keys, *x.shape[1:]), x.dtype)
+            for x in spec.operands
+            if x.shape[0] > 1
+        }
+        return changed(spec, arrays=rows)
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner = self.inner(spec)
+        assert inner is not None
+        keys = _keys(spec)
+        shared = {name: x for name, x in operands.items() if x.shape[0] == 1}
+        parts = {
+            name: x.reshape(keys, x.shape[0] // keys, *x.shape[1:])
+            for name, x in operands.items()
+            if name not in shared
+        }
+        results = jax.lax.map(lambda part: calls.kernel(inner, part | shared), parts)
+        return {
+            name: jnp.sum(x, axis=0, dtype=jnp.float32).astype(x.dtype)
+            if spec.is_backward and name in shared
+            else x.reshape(-1, *x.shape[2:])
+            for name, x in results.items()
+        }
+
+
+def _keys(spec: AttentionSpec) -> int:
+    return spec.shape("dropout_key")[0] if spec.has("dropout_key") else 1

@@ -1,0 +1,111 @@
+"""What a rewrite is: a call that a kernel does not run, said exactly by another that it does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import jax
+
+from attn_dispatch.call.spec import AttentionSpec, Operand
+
+Arrays = dict[str, jax.Array]
+"""Operands or results by their names."""
+
+Compute = Callable[[AttentionSpec, Mapping[str, jax.Array]], Arrays]
+"""A call computed: its results by name."""
+
+_DENSE_ELEMENTS = 2**27
+"""An array over pairs of queries and keys that a rewrite makes has at most so many elements."""
+
+_LENGTHS = ("query_seq_lengths", "key_value_seq_lengths")
+_SEQUENCES = (
+    "query_segment_ids",
+    "key_value_segment_ids",
+    "cu_seqlens_q",
+    "cu_seqlens_kv",
+)
+SEQUENCE_OPERANDS = _LENGTHS + _SEQUENCES
+_RESIDUALS = ("out", "lse", "out_grad", "lse_grad")
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a rewrite may have computed."""
+
+    kernel: Compute
+    """By the implementation for which the call is rewritten: its `inner` call."""
+    xla: Compute
+    """Any call, by XLA."""
+
+
+class Rewrite(Protocol):
+    """One entry of the list, for forward and backward calls."""
+
+    @property
+    def name(self) -> str:
+        """What it does, for `explain`."""
+        ...
+
+    @property
+    def moves_dropout(self) -> bool:
+        """Whether kernels draw another dropout mask for the inner call."""
+        ...
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        """The call that stands in for this one; None where there is nothing to rewrite."""
+        ...
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        """The results of `spec`, at least, by name; of a spec that has an inner one."""
+        ...
+
+
+def changed(
+    spec: AttentionSpec,
+    *,
+    without: tuple[str, ...] = (),
+    arrays: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
+    **options: Any,
+) -> AttentionSpec:
+    """The call without some operands, with others (shape and dtype), and with other options."""
+    arrays = arrays or {}
+    kept = tuple(x for x in spec.operands if x.name not in without)
+    operands = tuple(
+        Operand(x.name, *arrays[x.name]) if x.name in arrays else x for x in kept
+    ) + tuple(Operand(name, *x) for name, x in arrays.items() if not spec.has(name))
+    names = tuple(x.name for x in operands)
+    return AttentionSpec(replace(spec.options, operands=names, partner=None, **options), operands)
+
+
+def gradients_without(spec: AttentionSpec, *names: str) -> tuple[str, ...]:
+    """The gradients wanted but for these; the query's where none is left, for nobody.
+
+    XLA drops a kernel whose results nobody uses.
+    """
+    if not spec.is_backward:
+        return ()
+    return tuple(x for x in spec.options.gradients if x not in names) or ("query",)
+
+
+def forward_of(spec: AttentionSpec) -> AttentionSpec:
+    """The training call that a forward or backward call belongs to, with out and lse as results."""
+    flags = {"needs_lse": True, "needs_max": False, "needs_keep": False, "gradients": ()}
+    return changed(spec, without=_RESIDUALS, **flags)
+
+
+def for_(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
+    """Of these arrays, those of the call."""
+    return {name: operands[name] for name in spec.options.operands}
+
+
+def is_affordable(shape: tuple[int, ...]) -> bool:
+    """Whether an array over pairs of queries and keys may be made for a call."""
+    return math.prod(shape) <= _DENSE_ELEMENTS
+
+
+def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that arrays of these shapes make together; an axis of 1 is shared."""
+    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))

@@ -1,0 +1,99 @@
+"""A bias that is the same for all keys of a row moves lse, and nothing else.
+
+Its gradient is the sum of the scores' over the row, which is known without them:
+
+    Σ p · (dp - delta + dlse) = p_sink · delta + (1 - p_sink) · dlse        delta = Σ out · dout
+
+Where it is -inf the row attends nothing. A sink is no score of a key, so it is put in afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.rewrite import (
+    Arrays,
+    Calls,
+    changed,
+    for_,
+    gradients_without,
+)
+from attn_dispatch.core.rewrites.sinks import with_sinks
+from attn_dispatch.semantics.sinks_grad import delta_of, sinks_grad
+from attn_dispatch.semantics.sums import sum_like
+
+_NO_WEIGHT = 1e30
+"""As lse of a row that attends nothing: exp(score - lse) is 0."""
+
+
+@dataclass(frozen=True)
+class RowBias:
+    name: str = "a bias that is the same for all keys: put into lse afterwards"
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        if not spec.has("bias") or spec.shape("bias")[3] != 1:
+            return None
+        # It says which rows attend nothing, and sinks need it.
+        needs_lse = not spec.is_backward or spec.options.needs_lse
+        return changed(
+            spec,
+            without=("bias", "sinks"),
+            gradients=gradients_without(spec, "bias", "sinks"),
+            needs_lse=needs_lse,
+        )
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner = self.inner(spec)
+        assert inner is not None
+        shift = operands["bias"][..., 0].astype(jnp.float32)  # [1|B, 1|N, 1|T]
+        if spec.is_backward:
+            return _backward(spec, inner, operands, shift, calls)
+        results = dict(calls.kernel(inner, for_(inner, operands)))
+        is_dead = (shift == -jnp.inf) | (results["lse"] == -jnp.inf)
+        # No number is NaN in out as well, and in a row that attends nothing nobody looks at it.
+        no_number = jnp.where(jnp.isfinite(shift), 0.0, jnp.nan)
+        out = results["out"] + no_number.swapaxes(1, 2)[..., None].astype(results["out"].dtype)
+        results["out"] = _zero_in(is_dead, out)
+        for name in {"lse", "row_max"} & results.keys():
+            results[name] = jnp.where(is_dead, -jnp.inf, results[name] + shift)
+        return with_sinks(results, operands["sinks"]) if spec.has("sinks") else results
+
+
+def _backward(
+    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, shift: jax.Array, calls: Calls
+) -> Arrays:
+    lse = operands["lse"]
+    is_dead = lse == -jnp.inf
+    given = for_(inner, operands)
+    given["lse"] = jnp.where(is_dead, _NO_WEIGHT, lse - jnp.where(is_dead, 0, shift))
+    given["out_grad"] = _zero_in(is_dead, given["out_grad"])
+    if spec.has("lse_grad"):
+        given["lse_grad"] = jnp.where(is_dead, 0, given["lse_grad"])
+    results = dict(calls.kernel(inner, given))
+    if "sinks" in spec.options.gradients:
+        results["sinks"] = sinks_grad(spec, operands)
+    if "bias" in spec.options.gradients:
+        grad = sum_like(_row_grad(spec, operands)[..., None], spec.shape("bias"))
+        results["bias"] = grad.astype(spec.dtype_of("bias"))
+    return results
+
+
+def _row_grad(spec: AttentionSpec, operands: Arrays) -> jax.Array:
+    """The sum of the scores' gradients over keys, [B, N, T]."""
+    lse = operands["lse"]
+    grad = operands["lse_grad"] if spec.has("lse_grad") else jnp.zeros_like(lse)
+    if spec.has("sinks"):
+        above = operands["sinks"].astype(lse.dtype)[:, :, None] - lse
+        grad = jnp.exp(above) * delta_of(operands) - jnp.expm1(above) * grad
+    # What stands in a row that attends nothing may be NaN.
+    return jnp.where(lse == -jnp.inf, 0, grad)
+
+
+def _zero_in(is_dead: jax.Array, x: jax.Array) -> jax.Array:
+    """x [B, T, N, V] with 0 in the rows of `is_dead` [1|B, 1|N, 1|T]."""
+    return jnp.where(is_dead.swapaxes(1, 2)[..., None], 0, x)

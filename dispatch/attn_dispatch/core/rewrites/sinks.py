@@ -1,0 +1,51 @@
+"""Sinks put in afterwards: a sink is a score whose value is 0, so it only makes the sum larger.
+
+    lse' = log(exp(lse) + exp(sink))        out' = out · exp(lse - lse')
+
+Backward a kernel needs no sinks, given out' and lse': exp(score - lse') are the probabilities.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_, gradients_without
+from attn_dispatch.semantics.sinks_grad import sinks_grad
+
+
+@dataclass(frozen=True)
+class SinksAfterwards:
+    name: str = "sinks: put into out and lse afterwards"
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        if not spec.has("sinks"):
+            return None
+        gradients = gradients_without(spec, "sinks")
+        # By the sum of its scores a row is known: lse is wanted, whoever wants it.
+        needs_lse = not spec.is_backward or spec.options.needs_lse
+        return changed(spec, without=("sinks",), gradients=gradients, needs_lse=needs_lse)
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner = self.inner(spec)
+        assert inner is not None
+        results = calls.kernel(inner, for_(inner, operands))
+        if not spec.is_backward:
+            return with_sinks(results, operands["sinks"])
+        if "sinks" in spec.options.gradients:
+            results["sinks"] = sinks_grad(spec, operands)
+        return results
+
+
+def with_sinks(results: Arrays, sinks: jax.Array) -> Arrays:
+    """out and lse of a call without sinks [1|B, N] as they are with them."""
+    out, lse = results["out"], results["lse"]
+    is_dead = lse == -jnp.inf
+    whole = jnp.where(is_dead, -jnp.inf, jnp.logaddexp(lse, sinks.astype(lse.dtype)[:, :, None]))
+    share = jnp.where(is_dead, 0, jnp.exp(lse - jnp.where(is_dead, 0, whole)))
+    out = (out.astype(lse.dtype) * share.swapaxes(1, 2)[..., None]).astype(out.dtype)
+    return results | {"out": out, "lse": whole}

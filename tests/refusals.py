@@ -1,0 +1,112 @@
+"""How many drawn calls each vendor's implementation refuses, and for which reasons.
+
+usage: PYTHONPATH=tests python tests/refusals.py [--draws N] [--seed N] [--targets sm90,gfx942]
+                                                 [--as-they-are] [--names]
+
+No GPU is needed: cuDNN plans every call here. A call counts as refused where its forward pass or
+its backward pass, of the gradients that are wanted, does not run as it is on the vendor's kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from attn_dispatch import settings
+from attn_dispatch.call.spec import AttentionSpec, as_partners, backward_options
+from attn_dispatch.conformance import draws
+from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.core import select
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.target import parse
+
+TARGETS = ("sm90", "sm80", "sm120", "gfx942")
+
+
+@dataclass
+class Count:
+    """What one target refuses of the drawn calls."""
+
+    calls: int = 0
+    refused: list[Case] = field(default_factory=list)
+    forward: int = 0
+    backward: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    alone: Counter[str] = field(default_factory=Counter)
+    """Of calls that have one reason against them: what it would take to run those."""
+
+    @property
+    def share(self) -> float:
+        return len(self.refused) / max(self.calls, 1)
+
+    def lines(self) -> Iterator[str]:
+        """A summary, then each reason: of how many calls it is one, and of how many the only."""
+        yield (
+            f"refused {len(self.refused)} of {self.calls} ({100 * self.share:.1f} %): "
+            f"forward {self.forward}, backward {self.backward}"
+        )
+        for reason, count in self.reasons.most_common():
+            yield f"  {count:4} ({self.alone[reason]:3} alone)  {reason}"
+
+
+def calls_of(case: Case) -> list[AttentionSpec]:
+    """The forward call of a case and, where gradients are wanted, the backward call."""
+    operands = case.operands()
+    # As conformance/calls.py asks for it, and primitive.py: a residual where gradients are wanted.
+    needs_lse = bool(case.gradients) or case.lse_grad or case.needs_max
+    forward = case.forward_options(needs_lse=needs_lse)
+    if not case.gradients:
+        return [spec_of(forward, operands)]
+    backward = backward_options(forward, case.gradients, has_lse_grad=case.lse_grad)
+    forward, backward = as_partners(forward, backward)
+    spec = spec_of(forward, operands)
+    return [spec, spec.backward(backward)]
+
+
+def count(cases: list[Case], device: Device) -> Count:
+    """Asks this device's implementation about every call."""
+    (implementation,) = (x for x in select.IMPLEMENTATIONS if x.PLATFORM == device.platform)
+    result = Count()
+    for case in cases:
+        against = [select.consider(implementation, spec, device)[0] for spec in calls_of(case)]
+        why = {_general(reason) for reasons in against for reason in reasons}
+        result.calls += 1
+        result.forward += bool(against[0])
+        result.backward += len(against) > 1 and bool(against[1])
+        result.reasons.update(why)
+        if why:
+            result.refused.append(case)
+        if len(why) == 1:
+            result.alone.update(why)
+    return result
+
+
+def _general(reason: str) -> str:
+    """The reason without what it says of one call."""
+    reason = re.sub(r" \(in the \w+ pass, which .*?\)$", "", reason)
+    reason = re.sub(r"\(cuDNN [\d.]+\)$", "", reason)
+    return re.sub(r"\d[\d,.]*", "#", reason)[:160]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What is refused of drawn calls?")
+    parser.add_argument("--seed", type=int, default=20261122)
+    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--as-they-are", action="store_true", help="without core/rewrites")
+    parser.add_argument("--names", action="store_true", help="the calls that are refused as well")
+    args = parser.parse_args()
+    cases = draws.examples(args.draws, args.seed)
+    for target in args.targets.split(","):
+        with settings.rewrites(not args.as_they_are):
+            found = count(cases, parse(target))
+        print(f"{target}:", *found.lines(), sep="\n", flush=True)
+        if args.names:
+            print(*(f"    {case.to_json()}" for case in found.refused), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
