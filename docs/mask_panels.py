@@ -186,7 +186,7 @@ def _segments() -> Figure:
                 panel("self attention", own, own),
                 panel("causal", own, own, **_CAUSAL),
                 panel("window (1, 1)", own, own, local_window_size=1),
-                panel("wrong ids, traced", "11022013", "11022013"),
+                panel("ids in any order", "11022013", "11022013"),
             ),
             (
                 panel("cross attention", queries, keys),

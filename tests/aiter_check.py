@@ -165,7 +165,7 @@ def _keep_mask(case: Case, emulator: Emulator) -> np.ndarray | None:
         return None
     operands = case.operands()
     spec = spec_of(case.forward_options(), operands)
-    words = np.asarray(aiter_arrays.rng_state(spec, jnp.asarray(operands["dropout_key"])))
+    words = np.asarray(aiter_arrays.rng_state(spec, jax.tree.map(jnp.asarray, operands)))
     seed, offset = words.view(np.uint64)
     keep = np.zeros((case.b, case.n, case.t, case.s), bool)
     sequences = _sequences(case)

@@ -11,8 +11,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is importe
 import jax
 import pytest
 
+from attn_dispatch import settings, warning
 from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
-from attn_dispatch.core import select
+from attn_dispatch.core import told
 
 _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"
 
@@ -36,9 +37,19 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in longest)
 
 
+@pytest.fixture
+def with_rewrites():
+    """Calls that a kernel refuses run rewritten."""
+    with settings.rewrites():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_settings(monkeypatch):
     """No setting of the caller's environment, and no warning already given, reaches a test."""
     monkeypatch.delenv("ATTN_DISPATCH_TARGET", raising=False)
     monkeypatch.delenv("ATTN_DISPATCH_FALLBACK", raising=False)
-    select._warn_once.cache_clear()
+    monkeypatch.delenv("ATTN_DISPATCH_CHECK", raising=False)
+    monkeypatch.delenv("ATTN_DISPATCH_REWRITES", raising=False)
+    warning.forget()
+    told.forget()

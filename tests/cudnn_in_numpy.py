@@ -18,7 +18,7 @@ Arrays = dict[str, np.ndarray]
 
 def names_of(call: CudnnCall) -> list[str]:
     """The operands in the order of graph.h."""
-    names = ["live_q", "live_kv"] if call.clears_rows else []
+    names = ["flags_q", "flags_kv"] if call.clears_rows else []
     names += ["query", "key", "value"]
     names += ["out", "lse", "out_grad"] if call.backward else []
     options = {
@@ -43,9 +43,10 @@ def run(call: CudnnCall, operands: list[Any]) -> Arrays:
         sequence.backward(results) if call.backward else sequence.forward(results)
     if call.clears_rows:
         for name in ("dq", "dk", "dv") if call.backward else ("out",):
-            flags = given["live_kv" if name in ("dk", "dv") else "live_q"]
+            flags = given["flags_kv" if name in ("dk", "dv") else "flags_q"]
             rows = results.arrays[name]
             rows.reshape(-1, *rows.shape[-2:])[flags == 0] = 0
+            rows.reshape(-1, *rows.shape[-2:])[flags == 2] = np.nan
     return {name: x.astype(np.float32) for name, x in results.arrays.items()}
 
 
@@ -146,7 +147,7 @@ class _Sequence:
         }
         for name, array in results.arrays.items():
             if name == "keep":
-                array[self.b] = self.keep
+                array[self.b][:, : self.t, : self.s] = self.keep
             else:
                 self.put(array, found[name], "query")
 

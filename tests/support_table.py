@@ -29,6 +29,9 @@ say that the forward and the backward pass run there, a number why not. The back
 every gradient there is, unless the row says otherwise; where it is refused, XLA differentiates what
 cuDNN computed.
 
+This is what kernels run as they are. Under `attn_dispatch.rewrites()` much of what they refuse runs
+rewritten (design.md, Rewrites): `explain` says by which, and tests/refusals.py counts what is left.
+
 Calls are bfloat16 and have 8 query heads, 2 kv heads and head dim 64, if the row does not say
 otherwise; segment ids and cu_seqlens are on 32,768 tokens, with 2 query heads and 1 kv head. sm80
 is an A100, sm90 an H100 or H200, sm100 a B200, sm120 an RTX 5090. Only an H200 and an H100 have

@@ -171,7 +171,7 @@ def test_a_dropped_call_that_aiter_cannot_differentiate_is_not_begun(emulator):
         got = value_and_gradients(*arrays(), **options)
         assert (emulator.calls("forward"), emulator.calls("backward")) == (0, 0)
         dot_product_attention(*arrays(), **options)
-    assert emulator.calls("forward") == 1
+    assert emulator.calls("forward") == 0  # nor is it where it is not differentiated
     assert_close(got, value_and_gradients(*arrays(), **options, implementation="xla"))
 
 
@@ -191,17 +191,52 @@ def test_deterministic_calls_are_bit_equal():
 
 
 def test_what_aiter_does_not_run_is_refused_with_every_reason():
-    sinks, mask = jnp.zeros(4), jnp.ones((24, 40), bool)
-    ids = jnp.ones((2, 24), int)
-    with pytest.raises(NotImplementedError, match="- segment ids: pass max_segments, the largest"):
-        dot_product_attention(*arrays(s=24), query_segment_ids=ids)
-    with pytest.raises(NotImplementedError, match="- the row maximum: not run through AITER"):
-        dot_product_attention(*arrays(), return_max_logits=True)
-    expected = r"(?s)falls back to xla.*- mask: not run.*- sinks: not run"
+    sinks, bias = jnp.zeros(4), jnp.ones((24, 40), jnp.float32)
+    expected = r"(?s)falls back to xla.*- sinks: not run.*- bias: AITER needs query's dtype"
     with pytest.raises(NotImplementedError, match=expected):
-        dot_product_attention(*arrays(), mask=mask, sinks=sinks)
+        dot_product_attention(*arrays(), bias=bias, sinks=sinks)
     with pytest.raises(NotImplementedError, match="no implementation can run"):
-        dot_product_attention(*arrays(), mask=mask, implementation="aiter")
+        dot_product_attention(*arrays(), bias=bias, implementation="aiter")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": np.tri(24, 40, 3, dtype=bool)},
+        {"sinks": np.linspace(-1, 2, 4, dtype=np.float32)},
+        {"mask": np.tri(24, 40, 3, dtype=bool), "sinks": np.zeros(4, np.float32),
+         "key_value_seq_lengths": np.array([13, 0]), "is_causal": True},
+        {"bias": np.linspace(-2, 2, 24, dtype=np.float32)[:, None]},
+        {"query_segment_ids": np.repeat([[1, 2, 4]], 8, axis=1),
+         "key_value_segment_ids": np.repeat([[1, 2, 4, 5]], 10, axis=1), "b": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.usefixtures("with_rewrites")
+def test_what_aiter_runs_rewritten(emulator, options: dict[str, Any]):
+    options = dict(options)
+    operands = arrays(b=options.pop("b", 2))
+    got = value_and_gradients(*operands, **options)
+    assert (emulator.calls("forward"), emulator.calls("backward")) == (1, 1)
+    assert_close(got, value_and_gradients(*operands, **options, implementation="xla"))
+    assert emulator.calls("forward") == 1
+
+
+@pytest.mark.usefixtures("with_rewrites")
+def test_the_gradient_of_slopes_is_xlas_and_the_others_are_aiters(emulator):
+    def loss(slopes, *qkv, implementation=None):
+        options = {"alibi_slopes": slopes, "is_causal": True, "implementation": implementation}
+        return (dot_product_attention(*qkv, **options).astype(jnp.float32) ** 2).sum()
+
+    slopes = jnp.linspace(0.1, 1, 4)
+    got = jax.grad(loss, argnums=(0, 1, 2, 3))(slopes, *arrays())
+    assert (emulator.calls("forward"), emulator.calls("backward")) == (1, 1)
+    xla = partial(loss, implementation="xla")
+    expected = jax.grad(xla, argnums=(0, 1, 2, 3))(slopes, *arrays())
+    for x, y in zip(got, expected, strict=True):
+        np.testing.assert_allclose(
+            *(np.asarray(z, np.float32) for z in (x, y)), atol=0.1, rtol=0.05
+        )
 
 
 def test_the_gradient_that_aiter_lacks_is_xlas(emulator):

@@ -23,6 +23,8 @@ def array(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 _SIZES = "expected a size from 1.18e-38 to 3.4e+38, the normal numbers of float32, got "
 
+_BOOL = "; of 0 and 1 pass mask != 0, and what is added to scores as bias"
+
 _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     # query, key, value
     ({"query": None}, "query: expected an array, got None"),
@@ -48,15 +50,18 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"value": array(3, 5, 2, 8)},
      "value: expected key's batch dims, length and heads [2, 5, 2], got [3, 5, 2]"),
     ({"query": array(2, 3, 5, 8)},
-     "query: expected the number of heads to be a multiple of key's 2, got 5"),
+     "query: expected the number of heads to be a multiple of key's 2, got 5 "
+     "(arrays are [batch, length, heads, dim])"),
     ({"query": array(2, 3, 1, 8)},
-     "query: expected the number of heads to be a multiple of key's 2, got 1"),
+     "query: expected the number of heads to be a multiple of key's 2, got 1 "
+     "(arrays are [batch, length, heads, dim])"),
     ({"key": array(2, 5, 0, 8), "value": array(2, 5, 0, 8)},
-     "query: expected the number of heads to be a multiple of key's 0, got 4"),
+     "query: expected the number of heads to be a multiple of key's 0, got 4 "
+     "(arrays are [batch, length, heads, dim])"),
     # bias and mask
     ({"mask": array(3, 5, dtype=np.int32)},
-     "mask: expected dtype bool (True = attend), got int32"),
-    ({"mask": array(3, 5)}, "mask: expected dtype bool (True = attend), got float32"),
+     f"mask: expected dtype bool (True = attend), got int32{_BOOL}"),
+    ({"mask": array(3, 5)}, f"mask: expected dtype bool (True = attend), got float32{_BOOL}"),
     ({"bias": array(3, 5, dtype=bool)}, "bias: expected a floating dtype, got bool"),
     ({"bias": array(3, 5, dtype=np.int8)}, "bias: expected a floating dtype, got int8"),
     *(
@@ -127,7 +132,8 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"scale": float("nan")}, "scale: expected a finite number, got nan"),
     ({"scale": float("inf")}, "scale: expected a finite number, got inf"),
     ({"scale": "big"}, "scale: expected a static number, got str"),
-    ({"scale": np.zeros(2)}, "scale: expected a static number, got ndarray"),
+    ({"scale": np.zeros(2)}, "scale: expected a number, or an array of shape [] or [4] "
+     "(one for each head), got [2]"),
     ({"logits_soft_cap": 0.0}, "logits_soft_cap: expected a positive number or None, got 0.0"),
     ({"logits_soft_cap": -2}, "logits_soft_cap: expected a positive number or None, got -2.0"),
     ({"logits_soft_cap": float("inf")},
@@ -136,7 +142,9 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     *(
         ({"local_window_size": window},
          "local_window_size: expected a non-negative int or a pair (left, right) of non-negative "
-         f"ints or None, got {window!r}")
+         "ints or None (also int arrays []), both ends seen and None, not -1, where a side is "
+         "open, "
+         f"got {window!r}")
         for window in (-1, (1, -1), (1,), (1, 2, 3), (), 1.5, (1, 2.0), "ab", (None, "1"), True)
     ),
     # choices
@@ -202,14 +210,13 @@ def test_mask_shape_is_told_with_all_batch_dims(name: str):
 
 
 _STATIC = {
-    "scale": (0.5, "scale: expected a static number"),
     "is_causal": (True, "is_causal: expected True or False"),
     "deterministic_backward": (True, "deterministic_backward: expected True or False"),
     "return_lse": (True, "return_lse: expected True or False"),
     "return_residual": (True, "return_residual: expected True or False"),
     "return_max_logits": (True, "return_max_logits: expected True or False"),
     "max_segments": (2, "max_segments: expected a static positive int"),
-    "local_window_size": (2, "local_window_size: expected a non-negative int or a pair"),
+    "local_window_size": (2.0, "local_window_size: expected a non-negative int or a pair"),
     "logits_soft_cap": (3.0, "logits_soft_cap: expected a static number"),
     "dropout_rate": (0.0, "dropout_rate: expected a static number"),
     "causal_alignment": (1, "causal_alignment: expected one of"),

@@ -106,7 +106,7 @@ def test_no_ninja(tmp_path, monkeypatch):
 def test_no_rich(tmp_path, monkeypatch):
     monkeypatch.delattr("attn_dispatch.aiter.build.progress", raising=False)  # if imported before
     monkeypatch.setitem(sys.modules, "attn_dispatch.aiter.build.progress", None)
-    with pytest.raises(SystemExit, match="with rich: pip install 'attn-dispatch"):
+    with pytest.raises(SystemExit, match="with rich: pip install rich"):
         _run("--arch", "gfx942", "--output", str(tmp_path))
 
 

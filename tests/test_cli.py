@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import runpy
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -86,3 +89,23 @@ def test_the_command_is_installed_under_its_name():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     module, name = project["project"]["scripts"]["attn-dispatch"].split(":")
     assert (module, getattr(cli, name)) == (cli.__name__, cli.main)
+
+
+def test_python_m_is_the_command():
+    command = [sys.executable, "-m", "attn_dispatch"]
+    done = subprocess.run([*command, "info"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"attn_dispatch {attn_dispatch.__version__}, jax ")
+    assert "implementations\n" in done.stdout
+    none = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert none.returncode == 2 and none.stderr.startswith("usage: attn-dispatch")
+    runpy.run_module("attn_dispatch.__main__")  # imported by another name it does nothing
+
+
+def test_no_message_names_the_project_as_a_package_of_an_index():
+    """It is on none: its extras are installed from a checkout, and requirements by their names."""
+    package = Path(attn_dispatch.__file__).parent
+    files = [*package.rglob("*.py"), *package.parents[1].glob("README.md")]
+    assert len(files) > 50
+    for file in files:
+        found = re.findall(r"install\s+['\"]?attn[-_]dispatch.*", file.read_text())
+        assert not found, f"{file}: {found}"

@@ -38,13 +38,16 @@ EDGES = (
     Case("wide_heads", h=200, v=24, kv_lengths=(3, 14)),
     Case("row_max", needs_max=True, sinks=1, t=14, s=10, **_BOTTOM_RIGHT),
     Case("row_max_lengths", needs_max=True, b=2, q_lengths=(7, 10), kv_lengths=(0, 14)),
+    Case("lengths_mask_wrong", mask=(2, 1, 10, 14), q_lengths=(7, 11), kv_lengths=(14, 9)),
+    Case("lengths_wrong_bias_max", bias=(2, 4, 10, 14), kv_lengths=(15, 9), needs_max=True),
     Case("lengths_mask", mask=(2, 1, 10, 14), dead_rows=True, q_lengths=(7, 0), kv_lengths=(14, 9)),
 )
 
 
 def known(case: Case) -> Case:
     """With max_segments where there are segment ids."""
-    return case if case.q_segments is None else replace(case, max_segments=5)
+    without = case.q_segments is not None and case.max_segments is None
+    return replace(case, max_segments=5) if without else case
 
 
 def rules(spec: AttentionSpec) -> list[str]:
@@ -116,5 +119,6 @@ def test_every_variant_gives_the_gradients(case: Case):
 
 
 def poisoned(spec: AttentionSpec, operands: Operands) -> Operands:
-    """With NaN in padding, but for lse, which is our own and -inf there."""
-    return poison_padding(spec.options, operands) | {"lse": operands["lse"]}
+    """With NaN in padding, but for lse, which is our own: -inf there and in wrong rows."""
+    lse = np.where(np.isnan(operands["lse"]), np.float32(-np.inf), operands["lse"])
+    return poison_padding(spec.options, operands) | {"lse": lse}

@@ -157,12 +157,16 @@ BROKEN: dict[str, Callable[[], AttentionSpec]] = {
     "an axis has length zero": lambda: spec(s=0),
     "pass max_segments": lambda: spec(**SEGMENTS),
     "packed sequences: cuDNN counts a bias": lambda: spec(**SEGMENTS, max_segments=1, mask="11ts"),
+    "local_window_size as an array": lambda: spec(window_arrays=((2, 1),)),
     "scale: cuDNN multiplies": lambda: spec(scale=1e-40),
     "the dropout mask is not read back": lambda: optioned(
         spec(**SEGMENTS, max_segments=1, dropout=0.1), needs_keep=True
     ),
     "sinks: cuDNN has one": lambda: spec(sinks=2),
     "alibi_slopes: cuDNN has one": lambda: spec(alibi=2),
+    "from the bottom right of lengths": lambda: spec(
+        alibi=1, q_lengths=(1, 0.5), alignment="bottom_right"
+    ),
     "the same for all keys": lambda: backward_spec(case("call", bias="11t1")),
     "dropout: cuDNN has one key": lambda: spec(dropout=0.1, dropout_keys=2),
     "the gradient of alibi_slopes": lambda: backward_spec(case("call", alibi=1)),

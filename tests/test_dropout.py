@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attn_dispatch
 from attn_dispatch import dot_product_attention, dropout_mask, explain, xla
 from attn_dispatch import ragged_dot_product_attention as ragged
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
@@ -187,15 +188,46 @@ def test_one_implementation_computes_both_directions(monkeypatch):
     refuses = other(monkeypatch, "backward(")
     jax.jit(jax.grad(loss))(Q)
     assert refuses.ran == []
-    jax.jit(loss)(Q)  # nothing is differentiated
+    jax.jit(loss)(Q)  # not differentiated, and to be the same call as when it is
     jax.jit(jax.grad(lambda x: x * loss(Q)))(1.0)
-    assert refuses.ran == ["forward", "forward"]
+    assert refuses.ran == []
     jax.jit(jax.grad(lambda q: loss(q, rate=0.0)))(Q)  # no mask, no matter
-    assert refuses.ran == ["forward"] * 3
+    assert refuses.ran == ["forward"]
 
     only_backward = other(monkeypatch, "forward(")
     jax.jit(jax.grad(loss))(Q)
     assert only_backward.ran == []
+
+
+@pytest.mark.parametrize("refused", ["", "forward(", "backward(", "bias", "gradients of query"])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_mask_told_is_that_of_the_training_call(monkeypatch, refused, has_bias):
+    """Whoever computes the call with all its gradients computes it without them, and tells."""
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
+    bias = np.zeros((4, 5, 7), np.float32) if has_bias else None
+
+    def chosen(program: Any, *arrays: Any) -> str:
+        runs = other(monkeypatch, refused)
+        try:
+            jax.jit(program).lower(*arrays)
+        except NotImplementedError as error:
+            assert "tells no masks" in str(error)
+            return "other"
+        return "other" if runs.ran else "xla"
+
+    def call(function: Any, q: Any, k: Any, v: Any, bias: Any) -> jax.Array:
+        return function(q, k, v, bias, dropout_rate=RATE, dropout_key=KEY)
+
+    def summed(*arrays: Any) -> jax.Array:
+        return call(dot_product_attention, *arrays).sum()
+
+    arrays = (Q, K, V, bias)
+    training = chosen(jax.grad(summed, (0, 1, 2, 3) if has_bias else (0, 1, 2)), *arrays)
+    assert chosen(summed, *arrays) == training
+    assert chosen(partial(call, dropout_mask), *arrays) == training
+    named = partial(call, partial(dot_product_attention, implementation="other"))
+    if refused == "backward(":  # nothing is left to choose: no gradient, no matter
+        assert chosen(named, *arrays) == "other"
 
 
 def test_whether_lse_has_a_gradient_is_the_same_for_both_directions(monkeypatch):
@@ -249,3 +281,17 @@ def test_explain_says_what_refuses_the_other_direction():
     assert "(in the backward pass, which must draw the same dropout mask)" in " ".join(
         str(explanation).split()
     )
+
+
+def test_one_mask_for_any_number_of_devices_is_xlas():
+    """Kernels that count rows and heads from their own first are refused under that setting."""
+    call = (jnp.zeros((1, 64, 2, 64), jnp.bfloat16),) * 3
+    options = {"dropout_rate": 0.5, "dropout_key": jax.random.key(0), "target": "gfx942"}
+    with attn_dispatch.sharded_dropout("same"):
+        same = str(attn_dispatch.explain(*call, **options))
+    assert "sharded_dropout" in same and "sharded_dropout" not in str(
+        attn_dispatch.explain(*call, **options)
+    )
+    with pytest.raises(ValueError, match="sharded_dropout: expected one of"):
+        with attn_dispatch.sharded_dropout("sane"):  # pyright: ignore[reportArgumentType]
+            pass

@@ -165,7 +165,12 @@ def test_targets(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["sm91", "h200", "", "{", '{"deviceName": "B300"}', '{"deviceVer": "new"}', "no.json"]
+    "name",
+    [
+        *("sm91", "h200", "", "{", "no.json"),
+        *('{"deviceName": "B300"}', '{"deviceVer": "new"}', '{"deviceVer": 900.5}'),
+        *('{"deviceVer": true}', '{"deviceVer": 9}', "[900]"),
+    ],
 )
 def test_unknown_targets(name: str):
     with pytest.raises(ValueError, match=r"^target: expected .*; got"):

@@ -18,7 +18,7 @@ FLOORS = (
     ("cudnn", "aiter", "xla"),
     ("devices", "semantics"),
     ("call",),
-    ("settings", "_version"),
+    ("settings", "warning", "_version"),
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

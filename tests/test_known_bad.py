@@ -126,6 +126,18 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
             FORWARD | BIAS | {"soft_cap": 3.0, "has_alibi": True},
         ],
     ),
+    "gets ALiBi wrong": (
+        "sm90",
+        [
+            FORWARD | {"seq_len_q": 1, "has_alibi": True},
+            FORWARD | {"seq_len_q": 1, "has_alibi": True, "has_lengths": True},
+        ],
+        [
+            FORWARD | {"seq_len_q": 1},
+            FORWARD | {"seq_len_q": 2, "has_alibi": True},
+            FORWARD | {"seq_len_q": 1, "has_alibi": True, "window_right": 0},
+        ],
+    ),
     "dropout of a single query": (
         "sm90",
         [FORWARD | {"seq_len_q": 1, "dropout_rate": 0.5}],

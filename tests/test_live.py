@@ -17,10 +17,11 @@ from attn_dispatch.semantics.live import Live
 SEGMENTS = [
     replace(case, name=f"{case.name}_up_to_{largest}", max_segments=largest)
     for case in CASES
-    if case.q_segments is not None
+    if case.q_segments is not None and case.window_arrays is None
     for largest in (5, 2)  # ids above it are padding
 ]
-KNOWN = [case for case in CASES if case.q_segments is None] + SEGMENTS
+# No kernel is asked about windows that are arrays.
+KNOWN = [x for x in CASES if x.q_segments is None and x.window_arrays is None] + SEGMENTS
 EDGES = (
     Case("one_query", t=1, window=(0, 0), alignment="bottom_right"),
     Case("window_past_all_keys", t=14, s=3, window=(2, 1)),
@@ -52,3 +53,17 @@ def test_most_kinds_are_looked_at():
     assert len(KNOWN) > 50 and len(SEGMENTS) >= 8
     assert any(case.cu_q is not None for case in KNOWN)
     assert any(case.q_lengths is not None for case in KNOWN)
+
+
+def test_a_row_of_nan_biases_is_live():
+    """NaN has to come out, and rows that are not live become 0."""
+    case = Case("bias_nan", bias=(1, 4, 10, 14))
+    operands = dict(case.operands())
+    bias = np.array(operands["bias"])
+    bias[0, 1, 3], bias[0, 2, 4] = np.nan, -np.inf
+    operands["bias"] = bias
+    live = Live.of(
+        spec_of(case.forward_options(), operands), {x: jnp.asarray(y) for x, y in operands.items()}
+    )
+    assert live.queries is not None
+    assert np.argwhere(~np.asarray(live.queries)[0]).tolist() == [[2, 4]]

@@ -241,7 +241,7 @@ def test_custom_calls_of_every_kind(kind: str):
 
 
 TYPES = {
-    **dict.fromkeys(("live_q", "live_kv"), "ui8"),
+    **dict.fromkeys(("flags_q", "flags_kv"), "ui8"),
     **dict.fromkeys(("lse", "slopes", "sinks", "bias"), "f32"),
     **dict.fromkeys(("lengths_q", "lengths_kv"), "i32"),
     **{f"offsets_{x}": "i32" for x in ("query", "key", "value", "out", "lse")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.conformance.reference import Operands, segment_ids
 from attn_dispatch.conformance.reference import allowed as reference_allowed
+from attn_dispatch.conformance.reference import wrong_queries as wrong_by_reference
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
+from attn_dispatch.semantics.wrong import wrong_queries
 from attn_dispatch.xla.blocks import Block
 
 BATCH = 2
@@ -31,6 +34,15 @@ def mask_of(options: AttentionOptions, operands: Operands, start: int, size: int
         mask = allowed(spec, arrays, positions)
     shape = (spec.batch, spec.num_heads, size, spec.seq_len_kv)
     return np.broadcast_to(True if mask is None else np.asarray(mask), shape)
+
+
+def wrong_of(options: AttentionOptions, operands: Operands) -> np.ndarray:
+    """Whose results the library makes NaN, bool [B, T]."""
+    arrays = {name: jnp.asarray(x) for name, x in operands.items()}
+    spec = AttentionSpec.of([arrays[name] for name in options.operands], options)
+    with jax.numpy_rank_promotion("raise"):
+        wrong = wrong_queries(spec, arrays)
+    return np.broadcast_to(False if wrong is None else np.asarray(wrong), (BATCH, spec.seq_len_q))
 
 
 def by_hand(options: AttentionOptions, query_ids: list[int], key_ids: list[int]) -> np.ndarray:
@@ -58,24 +70,16 @@ def example(t: int, s: int, **more: Any) -> Operands:
     return operands | {x: np.array(y, np.int32) for x, y in more.items() if y is not None}
 
 
-def runs_alone(ids: list[int], length: int, largest: int | None) -> list[int]:
-    """The ids of one row, everything made 0 that is padding, by walking along it."""
-    found: list[int] = []
-    for place, x in enumerate(ids):
-        is_real = x > 0 and place < length and (largest is None or x <= largest)
-        is_next = x >= max(found, default=0) and (x not in found or found[-1] == x)
-        found.append(x if is_real and is_next else 0)
-    return found
-
-
 @st.composite
 def calls(draw) -> tuple[AttentionOptions, Operands]:
-    """Any lengths, segments, window and alignment; ids that are wrong among them."""
+    """Any lengths, segments, window and alignment; wrong ones among them."""
     # Few shapes, so that few are compiled.
     t, s = draw(st.sampled_from([(5, 8), (8, 5)]))
 
     def lengths(limit: int) -> Any:
-        return draw(st.none() | st.lists(st.integers(0, limit), min_size=BATCH, max_size=BATCH))
+        return draw(
+            st.none() | st.lists(st.integers(-1, limit + 1), min_size=BATCH, max_size=BATCH)
+        )
 
     def packed(length: int) -> list[list[int]]:
         is_ordered = draw(st.booleans())
@@ -97,27 +101,25 @@ def calls(draw) -> tuple[AttentionOptions, Operands]:
         key_value_segment_ids=packed(s) if has_segments else None,
     )
     side = st.none() | st.integers(0, 5)
+    window = (draw(side), draw(side))
+    is_array = draw(st.booleans())
+    if is_array:
+        sides = st.integers(-1, 5) | st.just(2**31 - 1)
+        rows = draw(st.sampled_from([1, BATCH]))
+        pair = st.lists(sides, min_size=2, max_size=2)
+        operands["window"] = np.array(draw(st.lists(pair, min_size=rows, max_size=rows)), np.int32)
+    largest = draw(st.none() | st.integers(1, 4)) if has_segments else None
+    longest = draw(st.none() | st.tuples(st.integers(1, 6), st.integers(1, 6)))
     options = AttentionOptions(
         operands=tuple(operands),
         scale=1.0,
         is_causal=draw(st.booleans()),
         causal_alignment=draw(st.sampled_from(["top_left", "bottom_right"])),
-        window=(draw(side), draw(side)),
-        max_segments=draw(st.none() | st.integers(1, 4)) if has_segments else None,
+        window=(None, None) if is_array else window,
+        max_segments=largest,
+        max_seq_lens=longest if largest else None,
     )
     return options, operands
-
-
-def with_runs_alone(options: AttentionOptions, operands: Operands) -> Operands:
-    operands = dict(operands)
-    for side in ("query", "key_value"):
-        ids = operands.get(f"{side}_segment_ids")
-        if ids is not None:
-            lengths = operands.get(f"{side}_seq_lengths", [ids.shape[1]] * BATCH)
-            rows = zip(ids.tolist(), lengths, strict=True)
-            cleaned = [runs_alone(row, length, options.max_segments) for row, length in rows]
-            operands[f"{side}_segment_ids"] = np.array(cleaned, np.int32)
-    return operands
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -128,10 +130,14 @@ def test_any_lengths_segments_windows(call, data):
     size = data.draw(st.sampled_from([2, t]))
     start = data.draw(st.integers(0, t - size))
     mask = mask_of(options, operands, start, size)
-    operands = with_runs_alone(options, operands)
+    wrong = np.array([wrong_by_reference(options, operands, row) for row in range(BATCH)])
+    np.testing.assert_array_equal(wrong_of(options, operands), wrong)
     for batch_row in range(BATCH):
         query_ids, key_ids = (x.tolist() for x in segment_ids(options, operands, batch_row))
-        expected = by_hand(options, query_ids, key_ids)
+        window = options.window
+        if "window" in operands:
+            window = operands["window"][batch_row if len(operands["window"]) > 1 else 0].tolist()
+        expected = by_hand(replace(options, window=tuple(window)), query_ids, key_ids)
         for head in range(2):
             np.testing.assert_array_equal(mask[batch_row, head], expected[start : start + size])
     # The dense reference that results are tested with has to agree as well.
@@ -188,20 +194,68 @@ def test_positions_are_counted_inside_segments():
     assert drawing(options, operands) == [".....", "x....", "..xx.", "..xxx", "....."]
 
 
-def test_an_id_out_of_order_or_come_back_is_padding():
-    ids = {"query_segment_ids": [[3, 1, 3, 4]] * 2, "key_value_segment_ids": [[3, 0, 3, 4]] * 2}
+def wrong_drawing(options: AttentionOptions, operands: Operands) -> str:
+    """Which queries of the first batch row are wrong, as 'x' and '.'."""
+    return "".join(".x"[int(x)] for x in wrong_of(options, operands)[0])
+
+
+def test_ids_in_any_order():
+    ids = {"query_segment_ids": [[3, 1, 3, 4]] * 2, "key_value_segment_ids": [[3, 0, 4, 3]] * 2}
     operands = example(4, 4, **ids)
-    assert drawing(options_of(operands), operands) == ["x...", "....", "....", "...x"]
+    options = options_of(operands)
+    assert drawing(options, operands) == ["x..x", "....", "x..x", "..x."]
+    assert wrong_drawing(options, operands) == "...."
+    causal = replace(options, is_causal=True)
+    assert drawing(causal, operands) == ["x...", "....", "x..x", "..x."]
 
 
-def test_ids_above_max_segments_are_padding():
+def test_with_max_segments_an_id_out_of_order_is_wrong_wherever_it_stands():
+    ids = {"query_segment_ids": [[3, 1, 3, 4]] * 2, "key_value_segment_ids": [[1, 3, 3, 4]] * 2}
+    operands = example(4, 4, **ids)
+    options = options_of(operands, max_segments=4)
+    assert drawing(options, operands) == ["....", "....", "....", "...x"]
+    assert wrong_drawing(options, operands) == "xxx."
+    ids["query_segment_ids"] = [[1, 3, 3, 4]] * 2
+    operands = example(4, 4, **ids) | {"key_value_segment_ids": np.array([[1, 4, 3, 0]] * 2)}
+    assert drawing(options, operands) == ["x...", "....", "....", ".x.."]
+    assert wrong_drawing(options, operands) == ".xx."
+
+
+def test_ids_above_max_segments_are_wrong():
     ids = {"query_segment_ids": [[1, 9, 2]] * 2, "key_value_segment_ids": [[9, 1, 2, 3]] * 2}
     operands = example(3, 4, **ids)
     options = options_of(operands, max_segments=2)
     assert drawing(options, operands) == [".x..", "....", "..x."]
+    assert wrong_drawing(options, operands) == ".x."
 
 
-def test_ids_below_zero_are_padding():
-    ids = {"query_segment_ids": [[-1, 1, 1]] * 2, "key_value_segment_ids": [[-1, -1, 1, 1]] * 2}
-    operands = example(3, 4, **ids)
-    assert drawing(options_of(operands, is_causal=True), operands) == ["....", "..x.", "..xx"]
+@pytest.mark.parametrize("most", [None, 4])
+def test_ids_below_zero_are_wrong_and_0_is_not(most):
+    ids = {"query_segment_ids": [[-1, 1, 1, 0]] * 2, "key_value_segment_ids": [[-1, -1, 1, 1]] * 2}
+    operands = example(4, 4, **ids)
+    options = options_of(operands, is_causal=True, max_segments=most)
+    assert drawing(options, operands) == ["....", "..x.", "..xx", "...."]
+    assert wrong_drawing(options, operands) == "x..."
+
+
+def test_what_stands_past_a_length_is_not_wrong_and_a_length_past_the_array_is():
+    ids = {"query_segment_ids": [[1, 1, -1]] * 2, "key_value_segment_ids": [[1, 1, 1]] * 2}
+    for lengths, expected in (((2, 2), "..."), ((3, 2), "..x"), ((4, 2), "xxx"), ((-1, 2), "xxx")):
+        operands = example(3, 3, **ids, query_seq_lengths=lengths)
+        assert wrong_drawing(options_of(operands, max_segments=2), operands) == expected
+        operands = example(3, 3, key_value_seq_lengths=lengths)
+        expected = expected if "." not in expected else "..."
+        assert wrong_drawing(options_of(operands), operands) == expected
+
+
+def test_a_segment_that_is_too_long_is_wrong():
+    ids = {"query_segment_ids": [[1, 2, 2, 3]] * 2, "key_value_segment_ids": [[1, 2, 3, 3]] * 2}
+    operands = example(4, 4, **ids)
+    for longest, expected in (
+        ((2, 2), "...."),
+        ((1, 2), ".xx."),
+        ((2, 1), "...x"),
+        ((1, 1), ".xxx"),
+    ):
+        options = options_of(operands, max_segments=3, max_seq_lens=longest)
+        assert wrong_drawing(options, operands) == expected

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention, explain, ragged_dot_product_attention
+from attn_dispatch import dot_product_attention, explain, ragged_dot_product_attention, rewrites
 
 T, S = 5, 7
 _rng = np.random.default_rng(0)
@@ -115,7 +115,9 @@ def test_nothing_to_attend():
 
 def test_explain_says_it():
     q = jax.ShapeDtypeStruct((1, 256, 2, 128), jnp.bfloat16)
-    explanation = explain(q, q, q, return_max_logits=True, target="gfx942")
-    assert "row maximum" in str(explanation)
-    assert explanation.chosen_forward == "xla"
+    assert explain(q, q, q, return_max_logits=True, target="gfx942").chosen_forward == "xla"
+    with rewrites():
+        explanation = explain(q, q, q, return_max_logits=True, target="gfx942")
+    assert "rewritten: the row maximum: by XLA, beside the kernel" in str(explanation)
+    assert explanation.chosen_forward == "aiter"
     assert explanation.chosen_backward == "aiter"  # lse has no gradient here

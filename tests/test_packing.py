@@ -73,12 +73,20 @@ def test_cu_seqlens():
     }  # fmt: skip
 
 
-def test_no_sequence_is_longer_than_the_longest_may_be():
+def test_a_sequence_longer_than_the_longest_may_be_is_left_out():
     ranges = ranges_of(
-        {"cu_seqlens_q": [[0, 3, 9]] * B, "cu_seqlens_kv": [[0, 8, 12]] * B}, max_seq_lens=(4, 5)
+        {"cu_seqlens_q": [[0, 3, 9]] * B, "cu_seqlens_kv": [[0, 5, 12], [0, 8, 12]]},
+        max_seq_lens=(5, 7),
     )
-    assert as_lists(ranges)["lengths_q"][0] == [3, 4]
-    assert as_lists(ranges)["lengths_kv"][0] == [5, 4]
+    assert as_lists(ranges)["lengths_q"] == [[3, 0], [0, 0]]
+    assert as_lists(ranges)["lengths_kv"] == [[5, 0], [0, 0]]
+    ids = {
+        "query_segment_ids": [[1, 1, 2, 2, 2, 3, 3, 0, 0]] * B,
+        "key_value_segment_ids": [[1] + [2] * 3 + [3] * 8] * B,
+    }
+    ranges = ranges_of(ids, max_segments=3, max_seq_lens=(2, 8))
+    assert as_lists(ranges)["lengths_q"][0] == [2, 0, 2]
+    assert as_lists(ranges)["lengths_kv"][0] == [1, 0, 8]
 
 
 def test_segment_ids():
@@ -90,19 +98,23 @@ def test_segment_ids():
         "starts_q": [[1, 5, 5, 9], [0, 3, 6, 6]], "lengths_q": [[2, 0, 3, 0], [3, 3, 0, 3]],
         "starts_kv": [[0, 0, 3, 7], [12, 12, 12, 12]], "lengths_kv": [[0, 3, 4, 3], [0, 0, 0, 0]],
     }  # fmt: skip
-    # Ids above max_segments are padding, and so is what stands past a length.
+    # Ids above max_segments have no range, and neither has what stands past a length.
     ranges = ranges_of(ids | {"query_seq_lengths": [7, 5]}, max_segments=3)
     assert as_lists(ranges)["lengths_q"] == [[2, 0, 2], [3, 2, 0]]
     assert as_lists(ranges)["lengths_kv"] == [[0, 3, 4], [0, 0, 0]]
 
 
 def test_lengths():
-    ranges = ranges_of({"query_seq_lengths": [4, -3]})
+    ranges = ranges_of({"query_seq_lengths": [4, 0]})
     assert as_lists(ranges) == {
         "starts_q": [[0], [0]], "lengths_q": [[4], [0]],
         "starts_kv": [[0], [0]], "lengths_kv": [[12], [12]],
     }  # fmt: skip
-    assert as_lists(ranges_of({"key_value_seq_lengths": [99, 5]}))["lengths_kv"] == [[12], [5]]
+    # Of a row that has a wrong length nothing is left.
+    assert as_lists(ranges_of({"key_value_seq_lengths": [99, 5]})) == {
+        "starts_q": [[0], [0]], "lengths_q": [[0], [T]],
+        "starts_kv": [[0], [0]], "lengths_kv": [[0], [5]],
+    }  # fmt: skip
     assert as_lists(ranges_of({}))["lengths_q"] == [[T], [T]]
 
 

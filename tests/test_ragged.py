@@ -92,19 +92,44 @@ def test_vmap_and_jit_over_the_boundaries():
         np.testing.assert_allclose(out, alone, atol=1e-6)
 
 
-def test_boundaries_out_of_range_reach_no_other_memory():
+def test_boundaries_that_are_wrong_make_nan():
     """Traced, for they are looked at otherwise."""
     q, k, v = arrays()
     call = jax.jit(lambda cu_q, cu_kv: ragged_dot_product_attention(
         q, k, v, cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv, max_seqlen_q=12, max_seqlen_kv=14,
         return_lse=True,
     ))  # fmt: skip
-    # They ascend within the array: what is wrong takes the nearest value that is not.
-    got = call(jnp.array([0, 5, 99, 3, 12]), jnp.array([-4, 2, 99, 1, 14]))
-    expected = call(jnp.array([0, 5, 12, 12, 12]), jnp.array([0, 2, 14, 14, 14]))
-    for x, y in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(x, y)
-    assert np.isfinite(got[0]).all()
+    right_q, right_kv = jnp.array([0, 5, 8, 8, 12]), jnp.array([0, 2, 4, 9, 14])
+    assert all(np.isfinite(x).all() for x in call(right_q, right_kv))
+    for wrong in ([1, 5, 8, 8, 12], [0, 5, 99, 99, 99], [0, 5, 3, 8, 12], [-4, 5, 8, 8, 12]):
+        for got in (call(jnp.array(wrong), right_kv), call(right_q, jnp.array(wrong))):
+            assert all(np.isnan(x).all() for x in got)
+
+
+@pytest.mark.parametrize("longest", [{"max_seqlen_q": 3}, {"max_seqlen_kv": 4}])
+def test_a_sequence_that_is_too_long_is_nan_and_no_other(longest):
+    q, k, v = arrays()
+
+    def run(q, k, v, longest):
+        return jax.jit(lambda q, k, v, cu_q, cu_kv: ragged_dot_product_attention(
+            q, k, v, cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv, return_lse=True, **longest,
+        ))(q, k, v, jnp.array([0, 3, 8, 11]), jnp.array([0, 4, 9, 13]))  # fmt: skip
+
+    enough = {"max_seqlen_q": 12, "max_seqlen_kv": 14}
+    for got, expected in zip(run(q, k, v, enough | longest), run(q, k, v, enough), strict=True):
+        expected = np.array(expected)
+        expected[3:8] = np.nan
+        np.testing.assert_array_equal(got, expected)
+
+    def loss(operands, longest):
+        out, lse = run(*operands, longest)
+        return jnp.nansum(out**2) + jnp.nansum(jnp.where(jnp.isfinite(lse), lse, 0))
+
+    for x, rows in zip(
+        jax.grad(loss)((q, k, v), enough | longest), ((3, 8), (4, 9), (4, 9)), strict=True
+    ):
+        assert np.isfinite(x).all() and np.any(x != 0)
+        assert np.all(x[slice(*rows)] == 0)
 
 
 @pytest.mark.parametrize(

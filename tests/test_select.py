@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from attn_dispatch import AttentionFallbackWarning, dot_product_attention, setti
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.core import select
+from attn_dispatch.core.remedies import with_remedy
+from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, parse
@@ -237,3 +240,82 @@ def test_score_mod_is_refused_by_everyone():
     with pytest.raises(NotImplementedError) as error:
         dot_product_attention(x, x, x, score_mod=lambda score: score)
     assert re.search(r"(?s)xla:.*- score_mod", str(error.value))
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_one_warning_at_the_line_of_the_call_for_both_passes(implementations, is_jitted):
+    implementations(CANNOT, LAST)
+    x = jnp.ones((1, 8, 1, 8), jnp.float32)
+
+    def loss(x):
+        # The next line is the one.
+        return dot_product_attention(x, x, x).sum()
+
+    grad = jax.grad(loss)
+    with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
+        jax.jit(jax.jit(grad) if is_jitted else grad).trace(x).lower(lowering_platforms=("cuda",))
+    (one,) = given
+    assert one.filename == __file__
+    lines = Path(__file__).read_text().splitlines()
+    assert "dot_product_attention(x, x, x).sum()" in lines[one.lineno - 1]
+    assert "the next line" in lines[one.lineno - 2].lower()
+    message = str(one.message)
+    assert "falls back to last" in message and "and so does its backward pass" in message
+    assert 'implementation="last" asks for it without a warning' in message
+    assert message.count("too wide on sm90") == 1
+
+
+def test_a_backward_pass_with_reasons_of_its_own(implementations):
+    class OnlyForward(Fake):
+        def not_supported_reasons(self, spec, device):
+            return tuple(self.reasons) if spec.is_backward else ()
+
+    implementations(OnlyForward("fast", ("no gradients",)), LAST)
+    x = jnp.ones((1, 8, 1, 8), jnp.float32)
+    grad = jax.jit(jax.grad(lambda x: dot_product_attention(x, x, x).sum()))
+    with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
+        grad.trace(x).lower(lowering_platforms=("cuda",))
+    (one,) = given
+    assert str(one.message).startswith("attention's backward pass falls back to last")
+    assert one.filename == __file__
+
+    class Both(Fake):
+        def not_supported_reasons(self, spec, device):
+            return (f"no {'gradients' if spec.is_backward else 'outputs'}",)
+
+    implementations(Both("fast"), LAST)
+    with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
+        jax.jit(grad).trace(x[:, :4]).lower(lowering_platforms=("cuda",))
+    (one,) = given
+    assert re.search(
+        r"(?s)falls back to last.*- no outputs\n  and so does its backward pass\n.*- no gradients",
+        str(one.message),
+    )
+
+
+def test_every_reason_of_ours_has_its_remedy():
+    """Those against kernels' own limits have none but XLA."""
+    for _, reason in cudnn_rules._RULES:
+        if not reason.startswith("score_mod"):
+            assert "(remedy: " in with_remedy(reason), reason
+    for reason in (
+        "needs float16 or bfloat16, got float32",
+        "mask: not run through AITER by this version",
+        "bias and alibi_slopes in one call: not run through AITER by this version",
+        "local_window_size as an array: not run through AITER by this version",
+        "several dropout keys in one call: not run through AITER by this version",
+        "bias: AITER needs query's dtype float16, got float32",
+    ):
+        assert "(remedy: " in with_remedy(reason), reason
+    assert with_remedy("no such GPU") == "no such GPU"
+
+
+def test_remedies_are_in_the_warning():
+    x = jax.ShapeDtypeStruct((1, 8, 1, 8), jnp.float32)
+    ids = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    call = jax.jit(lambda x, ids: dot_product_attention(x, x, x, query_segment_ids=ids))
+    with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
+        call.trace(x, ids).lower(lowering_platforms=("cuda",))
+    (one,) = given
+    assert "remedy: cast query, key and value to bfloat16" in str(one.message)
+    assert "remedy: pass max_segments" in str(one.message)

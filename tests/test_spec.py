@@ -149,6 +149,8 @@ _CHANGES = (
     {"dropout_impl": "rbg"}, {"deterministic_backward": True}, {"score_mod": max},
     {"implementation": ("xla",)}, {"needs_lse": True}, {"max_seq_lens": (3, 5)},
     {"max_segments": 4}, {"needs_max": True}, {"needs_keep": True}, {"partner": OPTIONS},
+    {"derivative": "forward-mode derivative"},
+    {"differentiated": ("query",)},
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import pytest
 from jax.test_util import check_grads
 
 from attn_dispatch import dot_product_attention
-from attn_dispatch.core import primitive
+from attn_dispatch.core import select
 
 _rng = np.random.default_rng(0)
 Q, K, V, OUT_GRAD = (
@@ -184,17 +184,14 @@ def test_linearize_and_vjp_twice(gradients):
     assert_close(pull(2 * OUT_GRAD), tuple(2 * x for x in gradients))
 
 
-def test_forward_mode_is_refused():
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(lambda q: attention(q, K, V), (Q,), (Q,))
-
-
-def test_equal_calls_share_one_compilation():
-    primitive._jitted.cache_clear()
+def test_equal_calls_share_one_compilation(monkeypatch):
+    lowered = []
+    choose = select.choose
+    monkeypatch.setattr(select, "choose", lambda *x: lowered.append(x) or choose(*x))
     for _ in range(3):
         attention(Q, K, V, scale=0.123)
     attention(Q + 1, K, V, scale=0.123)
-    assert primitive._jitted.cache_info().misses == 1
+    assert len(lowered) == 1
 
 
 def test_float64():
@@ -216,3 +213,53 @@ def test_float64():
         # Other dtypes are what they are without x64.
         out, lse = attention(Q, K, V, return_lse=True)
         assert (out.dtype, lse.dtype) == ("float32", "float32")
+
+
+def test_lengths_of_64_bits_are_seen_whole():
+    """Not cut to 32 bits, of which 2^32 + 1 would leave 1, and be right."""
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def call(lengths):
+            return attention(Q, K, V, query_seq_lengths=lengths, key_value_seq_lengths=lengths)
+
+        for far in (np.array([2**32 + 1, 2]), np.array([2**63 + 2, 2], np.uint64)):
+            assert np.isnan(call(far)[0]).all()
+            np.testing.assert_array_equal(call(far)[1], call(np.array([5, 2]))[1])
+
+
+@pytest.mark.parametrize("options", [{}, {"local_window_size": 1}, {"sinks": SINKS}], ids=str)
+def test_nan_in_a_bias_comes_out(options: dict[str, Any]):
+    """A row whose biases are NaN is no row that attends nothing."""
+    bias = BIAS.copy()
+    bias[1, 2] = np.nan
+    out, lse = attention(Q, K, V, bias, return_lse=True, **options)
+    expected = np.zeros(out.shape[1:3], bool)
+    expected[2, 1] = True
+    np.testing.assert_array_equal(np.isnan(out).all(axis=-1)[0], expected)
+    np.testing.assert_array_equal(np.isnan(out).any(axis=-1)[1], expected)
+    np.testing.assert_array_equal(np.isnan(lse)[0], expected)
+
+
+def test_vmap_with_several_batch_dims():
+    shapes = [(2, 3, *x.shape) for x in (Q, K, V)]  # mapped, and then three batch dims
+    q, k, v = (_rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+
+    def call(q, k, v):
+        return attention(q, k, v, BIAS, sinks=SINKS)
+
+    expected = np.stack(
+        [[call(*x) for x in zip(*y, strict=True)] for y in zip(q, k, v, strict=True)]
+    )
+    assert_close(np.asarray(jax.vmap(call)(q, k, v)), expected)
+    assert_close(np.asarray(jax.vmap(jax.vmap(call))(q, k, v)), expected)
+    assert_close(np.asarray(jax.jit(jax.vmap(call, 1, 1))(q, k, v)), expected)
+    shared = np.asarray(jax.vmap(call, (1, None, None), 1)(q, k[:, 0], v[:, 0]))
+    assert_close(shared[:, 2], np.asarray(call(q[:, 2], k[:, 0], v[:, 0])))
+
+    def squares(q, k, v):
+        return (call(q, k, v) ** 2).sum()
+
+    whole = jax.grad(squares, (0, 1, 2))(q, k, v)
+    assert_close(jax.vmap(jax.vmap(jax.grad(squares, (0, 1, 2))))(q, k, v), whole)
+    assert_close(jax.grad(lambda *x: jax.vmap(squares)(*x).sum(), (0, 1, 2))(q, k, v), whole)

@@ -9,13 +9,19 @@ from attn_dispatch.api import (
     ragged_dot_product_attention,
 )
 from attn_dispatch.core.explanation import Explanation
-from attn_dispatch.core.select import AttentionFallbackWarning
 from attn_dispatch.cudnn import register as register_cudnn_calls
 from attn_dispatch.devices.target import target
-from attn_dispatch.settings import fallback
+from attn_dispatch.settings import fallback, rewrites, sharded_dropout
+from attn_dispatch.warning import (
+    AttentionConventionWarning,
+    AttentionFallbackWarning,
+    AttentionShardingWarning,
+)
 
 __all__ = [
+    "AttentionConventionWarning",
     "AttentionFallbackWarning",
+    "AttentionShardingWarning",
     "Explanation",
     "__version__",
     "dot_product_attention",
@@ -25,5 +31,7 @@ __all__ = [
     "ragged_dot_product_attention",
     "register_aiter_calls",
     "register_cudnn_calls",
+    "rewrites",
+    "sharded_dropout",
     "target",
 ]

@@ -14,11 +14,12 @@ from jax.typing import ArrayLike
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call, normalise
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
-from attn_dispatch.core import select
+from attn_dispatch.core import select, told
 from attn_dispatch.core.explanation import Explanation, explain_call
 from attn_dispatch.core.primitive import attention
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
+from attn_dispatch.semantics.array_scale import with_number_as_scale
 
 ScoreMod = Callable[..., Any]
 
@@ -30,7 +31,7 @@ def dot_product_attention(
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
-    scale: float | None = None,
+    scale: ArrayLike | None = None,
     is_causal: bool = False,
     causal_alignment: CausalAlignment = "top_left",
     query_seq_lengths: ArrayLike | None = None,
@@ -45,6 +46,7 @@ def dot_product_attention(
     query_segment_ids: ArrayLike | None = None,
     key_value_segment_ids: ArrayLike | None = None,
     max_segments: int | None = None,
+    max_segment_len: int | None = None,
     score_mod: ScoreMod | None = None,
     implementation: str | Sequence[str] | None = None,
     return_residual: bool = False,
@@ -61,9 +63,11 @@ def dot_product_attention(
     and the sink. A row that may attend to no key has output and gradients 0 and lse -inf. NaN and
     Inf in padding reach nothing.
 
-    Lengths and segment ids are checked where that costs no wait: in NumPy arrays, lists, numbers,
-    and JAX arrays on a CPU that are not traced. Elsewhere, under `jax.jit` above all, wrong ones
-    have the meaning that is given below for them, on every implementation.
+    Lengths, segment ids and windows are checked where that costs no wait: in NumPy arrays, lists,
+    numbers, and JAX arrays on a CPU that are not traced. Elsewhere, under `jax.jit` above all, what
+    would be a ValueError makes NaN, on every implementation: output, lse and maxima of the rows
+    that it concerns are NaN, and no gradient goes through them. ATTN_DISPATCH_CHECK=1 in the
+    environment checks there as well, at the cost of a wait.
 
     Args:
       query: [B, T, N, H]; float16, bfloat16, float32, or float64 under x64.
@@ -73,17 +77,21 @@ def dot_product_attention(
         the left. Differentiable.
       mask: bool, True = attend; shapes as for bias. A dense mask costs its full size in memory
         traffic: prefer lengths, windows and segment ids, which are descriptions.
-      scale: static number, 0 and below included, else of a size that is a normal float32 (float64
-        for float64 inputs); 1/sqrt(H) if None (arXiv:1706.03762).
+      scale: a number, 0 and below included, else of a size that is a normal float32 (float64 for
+        float64 inputs); 1/sqrt(H) if None (arXiv:1706.03762). Or a floating array, [] and traced
+        or [N], one for each head: differentiable. Such a scale goes into query beforehand, which
+        rounds query · scale · sqrt(H) to query's dtype.
       is_causal: query i sees keys j <= i + offset.
       causal_alignment: offset 0 for "top_left", as in jax.nn; S - T for "bottom_right", taken from
         a row's actual lengths, or its segment's, where they are given. Windows and ALiBi shift
         with it.
       query_seq_lengths: [B] integers from 0 to T; rows at or past the length attend nothing.
-        Traced lengths are clamped to that range.
+        Traced lengths out of that range make all rows of their batch row NaN.
       key_value_seq_lengths: [B] integers from 0 to S; keys at or past the length are not attended.
+        Traced ones out of that range likewise.
       local_window_size: w or (left, right), inclusive: query i sees keys j with
-        i + offset - left <= j <= i + offset + right; None on a side leaves it open.
+        i + offset - left <= j <= i + offset + right; None on a side leaves it open. A side may be a
+        traced integer array [], from a scan over layers for example; XLA runs that.
       logits_soft_cap: c > 0, of a size as for scale; scores become c · tanh(score / c)
         (arXiv:2408.00118).
       alibi_slopes: [N] or [B, N]; slope · |i + offset - j| is subtracted from the score
@@ -95,14 +103,18 @@ def dot_product_attention(
       dropout_key: a JAX PRNG key; needed if dropout_rate > 0. The same key gives the same mask on
         the same implementation; see `dropout_mask`.
       deterministic_backward: ask for bit-equal gradients from call to call; honoured, or a reason.
-      query_segment_ids: [B, T] integers from 0 on, contiguous and ascending along the row; a query
-        attends to keys of its own segment, 0 is padding and attends nothing. Padding may stand
-        before, between and after segments. Causality, windows and alignment count positions inside
-        the segment. Traced ids that are negative, lower than an id before them, or come back after
-        padding are padding.
+      query_segment_ids: [B, T] integers from 0 on; a query attends to keys of its own segment, 0 is
+        padding and attends nothing. Causality, windows and alignment count positions inside the
+        segment. Without max_segments ids may stand in any order. With it the places of an id follow
+        one another, and ids ascend along the row; padding may stand before, between and after them.
+        Traced ids below 0 or above max_segments make their rows NaN, and with max_segments an id
+        out of order, on either side, all rows of that id.
       key_value_segment_ids: [B, S]; if one of the two is missing and T == S, they are equal.
       max_segments: static; the largest segment id there may be. Kernels that take packed sequences
-        by their starts and lengths run segment ids only with it. Traced ids above it are padding.
+        by their starts and lengths run segment ids only with it.
+      max_segment_len: static, beside max_segments; the most places that a segment may have, among
+        queries and among keys. Kernels plan for shorter sequences with it. The rows of a traced
+        segment that is longer are NaN.
       score_mod: reserved; no implementation runs it in this version.
       implementation: None takes the best available for the platform, then XLA, and says so where
         that means leaving the vendor's kernel (see `fallback`). A name ("cudnn", "aiter", "xla") or
@@ -147,6 +159,7 @@ def dot_product_attention(
             query_segment_ids=query_segment_ids,
             key_value_segment_ids=key_value_segment_ids,
             max_segments=max_segments,
+            max_segment_len=max_segment_len,
             score_mod=score_mod,
             implementation=implementation,
             return_residual=return_residual,
@@ -168,7 +181,7 @@ def ragged_dot_product_attention(
     cu_seqlens_kv: ArrayLike,
     max_seqlen_q: int,
     max_seqlen_kv: int,
-    scale: float | None = None,
+    scale: ArrayLike | None = None,
     is_causal: bool = False,
     causal_alignment: CausalAlignment = "top_left",
     local_window_size: Window = None,
@@ -190,8 +203,9 @@ def ragged_dot_product_attention(
     is -inf, and what stands in them reaches nothing.
 
     cu_seqlens are checked where that costs no wait: in NumPy arrays, lists, and JAX arrays on a CPU
-    that are not traced. Elsewhere they are clamped to the arrays and made to ascend, so that wrong
-    ones reach no other memory.
+    that are not traced. Elsewhere those that do not ascend from 0, or go past the arrays, make
+    every row NaN, and a sequence that is too long its own; no other memory is read, and no gradient
+    goes through such rows. ATTN_DISPATCH_CHECK=1 checks there as well.
 
     Args:
       query: [T, N, H]; float16, bfloat16, float32, or float64 under x64.
@@ -199,8 +213,7 @@ def ragged_dot_product_attention(
       value: [S, K, V], query's dtype.
       cu_seqlens_q: [M + 1] integers, ascending from 0 to at most T.
       cu_seqlens_kv: [M + 1] integers, ascending from 0 to at most S.
-      max_seqlen_q: static; no sequence may have more queries (where that is not checked, the
-        results of one that has are unspecified).
+      max_seqlen_q: static; no sequence may have more queries.
       max_seqlen_kv: static; no sequence may have more keys.
       alibi_slopes, sinks: [N] floating, the same in every sequence.
       scale, is_causal, causal_alignment, local_window_size, logits_soft_cap, dropout_rate,
@@ -250,6 +263,7 @@ def ragged_dot_product_attention(
 
 
 def _normalise(**arguments: Any) -> Call:
+    arguments = with_number_as_scale(arguments)
     return normalise(**arguments, known_implementations=select.names())
 
 
@@ -276,6 +290,7 @@ def _normalise_ragged(
 
 
 def _run(call: Call, *, return_residual: bool, return_lse: bool, return_max_logits: bool) -> Any:
+    told.called_here(call.options)
     out, *rows = attention(call.options, call.operands)
     results = [_unfold(call, out)]
     if rows:
@@ -331,7 +346,11 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
         with target_block(target):
             return explain(*args, **kwargs)
     named = _named(args, kwargs)
-    arrays = {x: y for x, y in named.arguments.items() if x in ARRAY_ARGUMENTS}
+    arrays = {
+        x: y
+        for x, y in named.arguments.items()
+        if x in ARRAY_ARGUMENTS or isinstance(y, jax.ShapeDtypeStruct)
+    }
     options: list[AttentionOptions] = []
 
     def operands(arrays: dict[str, Any]) -> tuple[jax.Array, ...]:
@@ -368,4 +387,4 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _NamedCall:
 
 
 def _unfold(call: Call, x: jax.Array) -> jax.Array:
-    return x.reshape(*call.leading, *x.shape[1:])
+    return call.leading.split(x)

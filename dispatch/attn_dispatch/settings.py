@@ -1,20 +1,21 @@
-"""What surrounds a call without being an argument of it: targets to plan for, fallback policy.
+"""What surrounds a call without being an argument of it: targets, policies, switches.
 
-Both are kept in a `jax.make_user_context`, so a change of either misses JAX's caches and the call
-is lowered again.
+They are kept in a `jax.make_user_context`, so a change of any misses JAX's caches and the call is
+lowered again.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import jax
 
 FallbackPolicy = Literal["warn", "error", "silent"]
+ShardedDropout = Literal["own", "same"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Settings:
 
     targets: tuple[str, ...]
     fallback: FallbackPolicy
+    sharded_dropout: ShardedDropout
+    check: bool = False
+    """Look at lengths, ids, cu_seqlens and windows where that costs a wait, too."""
+    rewrites: bool = False
+    """Run calls that a kernel refuses rewritten (core/rewrites)."""
 
 
 _context = jax.make_user_context(None)
@@ -39,13 +45,39 @@ def _from_environment() -> Settings:
     # A device-property JSON has commas of its own.
     targets = (names,) if names.lstrip().startswith("{") else tuple(names.split(","))
     targets = tuple(name.strip() for name in targets if name.strip())
-    return Settings(targets, _checked_policy(os.environ.get("ATTN_DISPATCH_FALLBACK", "warn")))
+    return Settings(
+        targets,
+        _checked_policy(os.environ.get("ATTN_DISPATCH_FALLBACK", "warn")),
+        _checked_dropout(os.environ.get("ATTN_DISPATCH_SHARDED_DROPOUT", "own")),
+        _checked_flag("ATTN_DISPATCH_CHECK"),
+        _checked_flag("ATTN_DISPATCH_REWRITES"),
+    )
+
+
+def _checked_flag(variable: str) -> bool:
+    flag = os.environ.get(variable, "0")
+    if flag not in ("", "0", "1"):
+        raise ValueError(f"{variable}: expected 0 or 1, got {flag!r}")
+    return flag == "1"
 
 
 def _checked_policy(policy: Any) -> FallbackPolicy:
     if policy not in get_args(FallbackPolicy):
         raise ValueError(f"fallback: expected one of {get_args(FallbackPolicy)}, got {policy!r}")
     return policy
+
+
+def _checked_dropout(choice: Any) -> ShardedDropout:
+    if choice not in get_args(ShardedDropout):
+        raise ValueError(
+            f"sharded_dropout: expected one of {get_args(ShardedDropout)}, got {choice!r}"
+        )
+    return choice
+
+
+def restored(value: Settings) -> AbstractContextManager[None]:
+    """A block in which these are the settings in force."""
+    return override(**vars(value))
 
 
 @contextmanager
@@ -68,4 +100,41 @@ def fallback(policy: FallbackPolicy) -> Iterator[None]:
       ValueError: for any other policy.
     """
     with override(fallback=_checked_policy(policy)):
+        yield
+
+
+@contextmanager
+def sharded_dropout(choice: ShardedDropout) -> Iterator[None]:
+    """Within the block, which dropout masks a call draws that is shared out to several devices.
+
+    Args:
+      choice: "own" (the default): a kernel that counts rows and heads from its own first draws, on
+        each device, from a key of the device's own; the mask is another for another number of
+        devices. "same": only what draws the mask by the position in the whole call may compute a
+        call with dropout, on one device as on many; that is XLA, and the mask is the same for any
+        number of devices. The environment variable ATTN_DISPATCH_SHARDED_DROPOUT sets it outside
+        such blocks.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    with override(sharded_dropout=_checked_dropout(choice)):
+        yield
+
+
+@contextmanager
+def rewrites(wanted: bool = True) -> Iterator[None]:
+    """Within the block, whether calls that a kernel refuses run rewritten, where that is exact.
+
+    Args:
+      wanted: False is the default outside of such blocks as long as no GPU has run rewritten calls;
+        the environment variable ATTN_DISPATCH_REWRITES=1 makes it True. `explain` names the
+        rewrites that a call takes.
+
+    Raises:
+      ValueError: for anything but a bool.
+    """
+    if not isinstance(wanted, bool):
+        raise ValueError(f"rewrites: expected a bool, got {wanted!r}")
+    with override(rewrites=wanted):
         yield

@@ -38,9 +38,11 @@ from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.scaled_query import is_out_of_range, positive_scale, scaled_query
+from attn_dispatch.semantics.wrong import marked
 
 NAME = "aiter"
 PLATFORM = "rocm"
+DROPS_BY_POSITION = False
 FORWARD_TARGET = "attn_dispatch_aiter_forward"
 BACKWARD_TARGET = "attn_dispatch_aiter_backward"
 
@@ -92,12 +94,13 @@ def forward(
     results = _call(FORWARD_TARGET, spec, device, kernel, arrays, forward_results(call))
     out = from_rows(results["out"], spec.batch)[..., : spec.head_dim_v]
     out = where_live(sequences.live_queries, out, 0)
-    if not spec.options.needs_lse:
-        return (out,)
-    lse = lse_from_rows(results["lse"], spec)
-    if sequences.live_queries is not None:
-        lse = jnp.where(sequences.live_queries[:, None, :], lse, -jnp.inf)
-    return out, lse
+    found = {"out": out}
+    if spec.options.needs_lse:
+        lse = lse_from_rows(results["lse"], spec)
+        if sequences.live_queries is not None:
+            lse = jnp.where(sequences.live_queries[:, None, :], lse, -jnp.inf)
+        found["lse"] = lse
+    return tuple(marked(spec, operands, found).values())
 
 
 def backward(
@@ -183,6 +186,7 @@ def _unsupported_options(spec: AttentionSpec) -> list[str]:
         "the row maximum": o.needs_max,
         "the dropout keep mask as a result": o.needs_keep,
         "score_mod": o.score_mod is not None,
+        "local_window_size as an array": spec.has("window"),
     }
     reasons = [f"{x}: not run through AITER by this version" for x, yes in not_run.items() if yes]
     if spec.dtype not in ("float16", "bfloat16"):

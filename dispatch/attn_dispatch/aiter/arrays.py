@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.scaled_query import scaled_query
 
@@ -40,7 +41,7 @@ def inputs(
             slopes = jnp.repeat(slopes, call.batch // slopes.shape[0], axis=0)
         arrays["bias"] = slopes
     if call.dropout_rate > 0:
-        arrays["rng_state"] = rng_state(spec, operands["dropout_key"])
+        arrays["rng_state"] = rng_state(spec, operands)
     arrays |= dict(
         zip(("seqstart_q", "seqstart_k", "seqlen_q", "seqlen_k"), sequences.operands, strict=False)
     )
@@ -52,9 +53,9 @@ def _whole_rows(spec: AttentionSpec, bias: jax.Array) -> jax.Array:
     return jnp.broadcast_to(bias, (*bias.shape[:2], spec.seq_len_q, spec.seq_len_kv))
 
 
-def rng_state(spec: AttentionSpec, key_data: jax.Array) -> jax.Array:
+def rng_state(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array:
     """{seed, offset}, two u64 as u32 words, drawn from the caller's key."""
-    key = jax.random.wrap_key_data(key_data[0], impl=spec.options.dropout_impl)
+    key = first_dropout_key(spec, operands)
     return jnp.append(jax.random.bits(key, (2,), jnp.uint32), jnp.zeros(2, jnp.uint32))
 
 

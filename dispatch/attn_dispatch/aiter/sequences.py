@@ -17,7 +17,8 @@ import jax
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.live import within_reach
-from attn_dispatch.semantics.packing import SequenceRanges, ascending, flat_starts
+from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
+from attn_dispatch.semantics.row_ids import ascending
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ class Explanation:
                     plan = verdict.plan
                     text = f"runs: {plan.engine}, workspace {plan.workspace_bytes:,} bytes"
                     lines.extend(_wrapped(label, text))
+                    for rewrite in verdict.rewrites:
+                        lines.extend(_wrapped(" " * len(label) + "rewritten: ", rewrite))
                     continue
                 lines.append(f"{label}cannot run:")
                 for reason in verdict.reasons:
@@ -70,6 +72,7 @@ def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> 
     # As primitive.py has it: in dropout the forward pass must know, and so counts every lse.
     has_lse_grad |= options.dropout_rate > 0 and options.needs_lse
     wanted = tuple(name for name in options.operands if name in DIFFERENTIABLE)
+    options = replace(options, differentiated=wanted)
     forward, backward = as_partners(
         options, backward_options(options, wanted, has_lse_grad=has_lse_grad)
     )

@@ -5,6 +5,7 @@ Tried with JAX 0.10.2, 0.11.2 and 0.12.0.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,14 +25,21 @@ class UnsupportedJax(ImportError):
 
 
 try:
-    from jax.interpreters import batching, mlir
+    from jax.interpreters import ad, batching, mlir
 except ImportError as error:
-    raise UnsupportedJax("jax.interpreters.batching and jax.interpreters.mlir") from error
+    raise UnsupportedJax("jax.interpreters.ad, batching and mlir") from error
 
 try:
-    from jax._src.dispatch import prim_requires_devices_during_lowering
+    from jax._src.dispatch import apply_primitive, prim_requires_devices_during_lowering
 except ImportError as error:
-    raise UnsupportedJax("jax._src.dispatch.prim_requires_devices_during_lowering") from error
+    raise UnsupportedJax(
+        "apply_primitive and prim_requires_devices_during_lowering in jax._src.dispatch"
+    ) from error
+
+try:
+    from jax.experimental.xla_metadata import set_xla_metadata
+except ImportError as error:
+    raise UnsupportedJax("jax.experimental.xla_metadata") from error
 
 try:
     from jax.experimental.custom_partitioning import custom_partitioning
@@ -40,11 +48,17 @@ except ImportError as error:
 
 __all__ = [
     "UnsupportedJax",
+    "ad",
     "batching",
     "custom_partitioning",
+    "is_export",
     "lower_as",
+    "lower_typed_as",
     "mlir",
+    "number_of_devices",
     "platforms_of",
+    "run_eagerly",
+    "set_xla_metadata",
     "sharded_like",
     "tell_devices_to_lowering_of",
     "varying_axes",
@@ -57,6 +71,14 @@ def tell_devices_to_lowering_of(primitive: Primitive) -> None:
     JAX tells them only to primitives that it knows to ask, and there is no public way to say so.
     """
     prim_requires_devices_during_lowering.add(primitive)
+
+
+def run_eagerly(primitive: Primitive) -> None:
+    """Compile and run this primitive outside of `jit`, and where `jax.disable_jit` is in force.
+
+    A `jax.jit` of its own would bind the primitive again there, without end.
+    """
+    primitive.def_impl(partial(apply_primitive, primitive))
 
 
 def varying_axes(x: Any) -> frozenset[str]:
@@ -83,6 +105,21 @@ def lower_as(function: Any, context: Any, operands: Any) -> Any:
     """
     plain = [ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
     return mlir.lower_fun(function)(context.replace(avals_in=plain), *operands)
+
+
+def is_export(context: Any) -> bool:
+    """Whether a lowering rule's context lowers for `jax.export`."""
+    return bool(context.module_context.lowering_parameters.for_export)
+
+
+def number_of_devices(context: Any) -> int:
+    """The number of devices that a lowering rule's context lowers for."""
+    return int(getattr(context.module_context.axis_context, "num_devices", 1))
+
+
+def lower_typed_as(function: Any, context: Any, operands: Any) -> Any:
+    """Lower a primitive as this JAX function of its operands, types as they are."""
+    return mlir.lower_fun(function)(context, *operands)
 
 
 def _manual_axis_type(aval: Any) -> Any:

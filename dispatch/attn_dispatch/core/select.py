@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import jax
 
 from attn_dispatch import aiter, cudnn, settings, xla
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec, backward_options
+from attn_dispatch.core import told
+from attn_dispatch.core.remedies import with_remedy
+from attn_dispatch.core.rewrites import Chain, Compute, rewritten
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation, Plan
+from attn_dispatch.devices.target import CPU
+from attn_dispatch.warning import AttentionFallbackWarning, warn_once
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, aiter, xla)
 """Best first; the last one runs everywhere."""
 
 
-class AttentionFallbackWarning(UserWarning):
-    """XLA computes a call on a GPU because no vendor kernel can."""
+_FORMULAS = xla
+"""The implementation whose forward pass is there as plain JAX too."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class Verdict:
     """Everything that speaks against it; empty means eligible."""
     plan: Plan | None
     """How it would run, if eligible."""
+    rewrites: tuple[str, ...] = ()
+    """What is done to the call before the kernel runs it; see core/rewrites."""
 
     @property
     def is_eligible(self) -> bool:
@@ -44,13 +51,40 @@ def verdicts(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
     """The verdict of every implementation on this call, in order of preference."""
     result = []
     for implementation in _preferred(spec):
-        reasons = _reasons(implementation, spec, device)
-        plan = None if reasons else implementation.plan(spec, device)
-        result.append(Verdict(implementation.NAME, reasons, plan))
+        reasons, chain = consider(implementation, spec, device)
+        if reasons:
+            result.append(Verdict(implementation.NAME, reasons, None))
+            continue
+        plan = implementation.plan(chain.spec, device)
+        result.append(Verdict(implementation.NAME, (), plan, chain.names))
     return tuple(result)
 
 
-def choose(spec: AttentionSpec, device: Device) -> Implementation:
+@dataclass(frozen=True)
+class Choice:
+    """An implementation for one call, by way of the rewrites that it takes."""
+
+    implementation: Implementation
+    chain: Chain
+
+    @property
+    def NAME(self) -> str:
+        return self.implementation.NAME
+
+    def compute(self, device: Device, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
+        """The results of the call that was chosen for, in order."""
+
+        def by(implementation: Implementation) -> Compute:
+            def compute(spec: AttentionSpec, operands: Mapping[str, jax.Array]):
+                run = implementation.backward if spec.is_backward else implementation.forward
+                return dict(zip(spec.result_names, run(spec, device, operands), strict=True))
+
+            return compute
+
+        return self.chain.compute(dict(operands), by(self.implementation), by(IMPLEMENTATIONS[-1]))
+
+
+def choose(spec: AttentionSpec, device: Device) -> Choice:
     """The first implementation in order of preference that can run this call.
 
     Where the caller left the choice open and it falls away from the vendor's kernel on a GPU, the
@@ -64,29 +98,99 @@ def choose(spec: AttentionSpec, device: Device) -> Implementation:
     for implementation in _preferred(spec):
         if is_open and implementation.PLATFORM not in (None, device.platform):
             continue  # the other vendor's: nobody expected it here
-        reasons = _reasons(implementation, spec, device)
+        reasons, chain = consider(implementation, spec, device)
         if not reasons:
             if refused and is_open:
                 _announce_fallback(spec, device, implementation.NAME, refused)
-            return implementation
+            return Choice(implementation, chain)
         refused[implementation.NAME] = reasons
     raise NotImplementedError(
         _message("no implementation can run this attention call", spec, device, refused)
     )
 
 
-def _reasons(
+def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """out and lse of a forward call in plain JAX, which JAX can differentiate.
+
+    Raises:
+      NotImplementedError: with every reason, if there are no formulas for this call.
+    """
+    if reasons := _FORMULAS.not_supported_reasons(spec, CPU):
+        headline = "this attention call has no formulas to differentiate"
+        raise NotImplementedError(_message(headline, spec, CPU, {_FORMULAS.NAME: reasons}))
+    return _FORMULAS.formula(spec, operands)
+
+
+def allow_formula(spec: AttentionSpec, device: Device) -> None:
+    """Raise, or say, what `choose` does, where a derivative of this call comes from formulas.
+
+    Args:
+      spec: the forward call, its options saying which derivative is wanted.
+      device: what is lowered for.
+
+    Raises:
+      NotImplementedError: if another implementation was asked for, if it draws the dropout mask, or
+        if the policy is "error".
+    """
+    options = spec.options
+    if options.dropout_rate:
+        drawn_by = choose(replace(spec, options=replace(options, derivative=None)), device)
+        spec = replace(spec, options=replace(options, implementation=(drawn_by.NAME,)))
+    choose(spec, device)
+
+
+def consider(
     implementation: Implementation, spec: AttentionSpec, device: Device
-) -> tuple[str, ...]:
-    """Why it cannot run the call, or the one of the other direction that it must run as well."""
-    reasons = implementation.not_supported_reasons(spec, device)
+) -> tuple[tuple[str, ...], Chain]:
+    """Why it cannot run the call, or the one of the other direction that it must run as well.
+
+    Where there is no reason, it runs the call as the chain has it.
+    """
+    reasons, chain = _one_way(implementation, spec, device)
     if spec.partner is not None:
         direction = "forward" if spec.is_backward else "backward"
-        others = implementation.not_supported_reasons(spec.partner, device)
+        others, _ = _one_way(implementation, spec.partner, device)
         reasons += tuple(
             f"{reason} (in the {direction} pass, which must draw the same dropout mask)"
             for reason in others
             if reason not in reasons
+        )
+    return reasons, chain
+
+
+def _one_way(
+    implementation: Implementation, spec: AttentionSpec, device: Device
+) -> tuple[tuple[str, ...], Chain]:
+    """Why it runs the call neither as it is nor rewritten: what speaks against it as it is."""
+    reasons = _reasons(implementation, spec, device)
+    # XLA takes every call as it is, and on another vendor's device nothing helps.
+    is_elsewhere = implementation.PLATFORM != device.platform
+    is_out_of_reach = spec.symbols or spec.options.derivative is not None
+    is_wanted = settings.current().rewrites and (reasons or spec.options.dropout_rate)
+    if is_elsewhere or is_out_of_reach or not is_wanted:
+        return reasons, Chain((), spec, reasons)
+    chain = rewritten(spec, lambda spec: _reasons(implementation, spec, device))
+    return (reasons or chain.reasons) if chain.reasons else (), chain
+
+
+def _reasons(
+    implementation: Implementation, spec: AttentionSpec, device: Device
+) -> tuple[str, ...]:
+    """Why it does not run this very call."""
+    if spec.symbols and implementation is not _FORMULAS:
+        symbols = ", ".join(spec.symbols)
+        return (f"its kernels are planned for shapes that are known, and {symbols} is a symbol",)
+    reasons = implementation.not_supported_reasons(spec, device)
+    if spec.options.derivative is not None and implementation is not _FORMULAS:
+        reasons += (
+            f"it has kernels for the call and for its gradients (jax.grad, jax.vjp), and none for "
+            f'a {spec.options.derivative}; implementation="{_FORMULAS.NAME}" computes that',
+        )
+    wants_same = settings.current().sharded_dropout == "same"
+    if spec.options.dropout_rate and wants_same and not implementation.DROPS_BY_POSITION:
+        reasons += (
+            'dropout under sharded_dropout("same"): the kernel counts rows and heads from its own '
+            "first, so its mask is another for another number of devices",
         )
     return reasons
 
@@ -99,29 +203,58 @@ def _preferred(spec: AttentionSpec) -> Sequence[Implementation]:
     return [by_name[name] for name in wanted]
 
 
-def _announce_fallback(
-    spec: AttentionSpec, device: Device, chosen: str, refused: dict[str, tuple[str, ...]]
-) -> None:
+Refusals = Mapping[str, tuple[str, ...]]
+"""Reasons by implementation."""
+
+
+def _announce_fallback(spec: AttentionSpec, device: Device, chosen: str, refused: Refusals) -> None:
+    """Say that a call falls back, and its backward pass with it where that follows."""
     policy = settings.current().fallback
-    if policy == "silent":
+    if policy == "silent" or (policy == "warn" and told.has_been(spec, device, refused)):
         return
-    message = _message(f"attention falls back to {chosen}", spec, device, refused)
+    headline = f"attention falls back to {chosen}"
+    if spec.is_backward:
+        headline = f"attention's backward pass falls back to {chosen}"
+    message = _message(headline, spec, device, refused)
+    backward = _backward_refusals(spec, device)
+    if any(backward.values()):
+        message += "\n  and so does its backward pass"
+        message += _reasons_text({x: y for x, y in backward.items() if y}, but=refused)
     if policy == "error":
         raise NotImplementedError(message)
-    _warn_once(message)
+    told.remember(spec, device, refused, backward)
+    message += f'\n  implementation="{chosen}" asks for it without a warning'
+    warn_once(message, AttentionFallbackWarning, told.line_of(spec.options))
 
 
-@lru_cache(maxsize=4096)
-def _warn_once(message: str) -> None:
-    """Once per message, which is once per spec and device, whatever the warning filters say."""
-    warnings.warn(message, AttentionFallbackWarning, stacklevel=2)
+def _backward_refusals(spec: AttentionSpec, device: Device) -> Refusals:
+    """What speaks against the backward pass of a forward call that will have one."""
+    if spec.is_backward or not spec.options.differentiated:
+        return {}
+    options = spec.options.partner or backward_options(
+        spec.options, spec.options.differentiated, has_lse_grad=False
+    )
+    backward = spec.backward(options)
+    found = {}
+    for implementation in IMPLEMENTATIONS:
+        if implementation.PLATFORM == device.platform:
+            found[implementation.NAME], _ = consider(implementation, backward, device)
+            if not found[implementation.NAME]:
+                return {}
+    return found
 
 
-def _message(
-    headline: str, spec: AttentionSpec, device: Device, refused: dict[str, tuple[str, ...]]
-) -> str:
-    lines = [headline, f"  call: {spec}", f"  device: {device}"]
+def _message(headline: str, spec: AttentionSpec, device: Device, refused: Refusals) -> str:
+    return f"{headline}\n  call: {spec}\n  device: {device}" + _reasons_text(refused)
+
+
+def _reasons_text(refused: Refusals, but: Refusals | None = None) -> str:
+    """A line for each reason, `but` those that have been given."""
+    lines = []
     for name, reasons in refused.items():
-        lines.append(f"  {name}:")
-        lines.extend(f"    - {reason}" for reason in reasons)
-    return "\n".join(lines)
+        given = (but or {}).get(name, ())
+        lines.append(f"\n  {name}:")
+        lines += [f"\n    - {with_remedy(reason)}" for reason in reasons if reason not in given]
+        if given and not set(reasons) - set(given):
+            lines.append(" for the same reasons")
+    return "".join(lines)

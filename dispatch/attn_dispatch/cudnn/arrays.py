@@ -10,11 +10,15 @@ import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn.call import CudnnCall, dead_rows, has_own_lengths
+from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from attn_dispatch.semantics.live import Live
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
 from attn_dispatch.semantics.padding import pad_last, prepend, round_up
 from attn_dispatch.semantics.scaled_query import scaled_query
+from attn_dispatch.semantics.sinks_grad import sinks_grad
+from attn_dispatch.semantics.sums import sum_like
+from attn_dispatch.semantics.wrong import marked, wrong_queries
 
 Arrays = Mapping[str, jax.Array]
 
@@ -25,17 +29,17 @@ _BIAS_ROW_MULTIPLE = 8
 
 
 def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
-    """Flags of live rows, query, key, value and what the call's options need."""
+    """Flags of rows, query, key, value and what the call's options need."""
     operands = _cleaned(spec, call, operands)
     return [
-        *_live_rows(spec, call, operands),
+        *_row_flags(spec, call, operands),
         *_query_key_value(spec, call, operands),
         *_options(spec, call, operands),
     ]
 
 
 def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
-    """Flags of live rows, query, key, value, out, lse, out_grad and what the options need."""
+    """Flags of rows, query, key, value, out, lse, out_grad and what the options need."""
     operands = _cleaned(spec, call, operands)
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
@@ -43,7 +47,7 @@ def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) ->
     lse = operands["lse"]
     lse = jnp.where(lse == -jnp.inf, _NO_WEIGHT, lse)[:, :, dead_rows(spec) :]
     return [
-        *_live_rows(spec, call, operands),
+        *_row_flags(spec, call, operands),
         *_query_key_value(spec, call, operands),
         _queries(spec, call, out, call.head_dim_v),
         _to_rows(jnp.swapaxes(lse, 1, 2)) if call.is_packed else lse,
@@ -96,6 +100,9 @@ def forward_results(
     if call.needs_keep:
         keep = _all_rows(spec, results["keep"], value=1)
         found["keep"] = keep > 0
+    # Where the custom call puts NaN into `out` itself, to do it again would take another pass.
+    left = {x: y for x, y in found.items() if not (x == "out" and _clears_all(call, live))}
+    found |= marked(spec, operands, left)
     return tuple(found[name] for name in spec.result_names)
 
 
@@ -112,25 +119,40 @@ def backward_results(
     }
     if call.needs_dbias:
         dbias = _all_rows(spec, results["dbias"], value=0)
-        found["bias"] = _sum_like(dbias, spec.shape("bias")).astype(spec.dtype_of("bias"))
+        found["bias"] = sum_like(dbias, spec.shape("bias")).astype(spec.dtype_of("bias"))
     if "sinks" in spec.options.gradients:
-        found["sinks"] = _sinks_grad(spec, operands)
+        # cuDNN's own is refused for packed sequences by versions before 9.26, was wrong under
+        # dropout and differed from call to call (H200, 9.19).
+        found["sinks"] = sinks_grad(spec, operands)
     return tuple(found[name] for name in spec.options.gradients)
 
 
-def _live_rows(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
-    """uint8 [rows] of queries and of keys: where it is 0, the custom call makes results 0."""
+_LIVE, _WRONG = 1, 2
+"""Flags of rows, beside 0: clear_rows.h."""
+
+
+def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+    """uint8 [rows] of queries and of keys: what the custom call makes of them, see clear_rows.h."""
     if not call.clears_rows:
         return []
     live = Live.of(spec, operands)
     assert live.queries is not None and live.keys is not None
     queries = jnp.broadcast_to(live.queries.any(axis=1), (spec.batch, spec.seq_len_q))
-    return [x.reshape(-1).astype(jnp.uint8) for x in (queries, live.keys)]
+    flags = jnp.where(queries, jnp.uint8(_LIVE), jnp.uint8(0))
+    wrong = wrong_queries(spec, operands)
+    if wrong is not None and not spec.is_backward:
+        flags = jnp.where(wrong, jnp.uint8(_WRONG), flags)
+    return [flags.reshape(-1), live.keys.reshape(-1).astype(jnp.uint8)]
+
+
+def _clears_all(call: CudnnCall, live: jax.Array | None) -> bool:
+    """Whether the custom call alone clears rows; it does not know of heads. `live` as in `Live`."""
+    return call.clears_rows and live is not None and live.shape[1] == 1
 
 
 def _where_live(call: CudnnCall, live: jax.Array | None, x: jax.Array) -> jax.Array:
     """x [B, T, N, ·] with 0 in the rows that attend nothing; `live` is [1|B, 1|N, T]."""
-    if live is None or (call.clears_rows and live.shape[1] == 1):
+    if live is None or _clears_all(call, live):
         return x
     return jnp.where(jnp.swapaxes(live, 1, 2)[..., None], x, 0)
 
@@ -270,29 +292,4 @@ def _without_padding(
 
 def _seed(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     """64 bits drawn by the caller's key, as two words."""
-    impl = spec.options.dropout_impl
-    key = jax.random.wrap_key_data(operands["dropout_key"][0], impl=impl)
-    return jax.random.bits(key, (2,), jnp.uint32)
-
-
-def _sinks_grad(spec: AttentionSpec, operands: Arrays) -> jax.Array:
-    """Σ exp(sink - lse) · (dlse - delta) over rows: a sink is a score whose value is 0.
-
-    cuDNN's own is refused for packed sequences by versions before 9.26, was wrong under dropout and
-    differed from call to call (H200, 9.19).
-    """
-    lse = operands["lse"]
-    products = operands["out"].astype(jnp.float32) * operands["out_grad"].astype(jnp.float32)
-    row_grad = -jnp.swapaxes(products.sum(axis=-1), 1, 2)
-    if spec.has("lse_grad"):
-        row_grad = row_grad + operands["lse_grad"]
-    sinks = operands["sinks"].astype(jnp.float32)[:, :, None]
-    # What stands in a row that attends nothing may be NaN.
-    grad = jnp.where(lse == -jnp.inf, 0, jnp.exp(sinks - lse) * row_grad)
-    return _sum_like(grad.sum(axis=2), spec.shape("sinks")).astype(spec.dtype_of("sinks"))
-
-
-def _sum_like(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """x summed over the axes that have length 1 in `shape`."""
-    axes = tuple(i for i, size in enumerate(shape) if size == 1 and x.shape[i] > 1)
-    return x.astype(jnp.float32).sum(axis=axes, keepdims=True) if axes else x
+    return jax.random.bits(first_dropout_key(spec, operands), (2,), jnp.uint32)

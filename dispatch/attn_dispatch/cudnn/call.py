@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics import lse_grad
-from attn_dispatch.semantics.packing import is_packed
 from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.scaled_query import positive_scale
 
 _HEAD_DIM_MULTIPLE = 8
@@ -138,6 +138,12 @@ def has_score_bias(spec: AttentionSpec) -> bool:
     return spec.has("bias") or spec.has("mask")
 
 
+def counts_alibi_from_lengths(spec: AttentionSpec) -> bool:
+    """Whether ALiBi's diagonal starts where only the arrays know."""
+    is_bottom_right = spec.options.causal_alignment == "bottom_right"
+    return spec.has("alibi_slopes") and is_bottom_right and has_own_lengths(spec)
+
+
 def band_of(spec: AttentionSpec) -> Band | None:
     """The window and causality, None where cuDNN cannot be told."""
     o = spec.options
@@ -154,7 +160,7 @@ def band_of(spec: AttentionSpec) -> Band | None:
     if not (needs_top_left or has_score_bias(spec) or o.dropout_rate):
         return Band(left, right, bottom_right=True, offset=0)
     if has_own_lengths(spec):
-        return None
+        return None if (left, right) != (-1, -1) else Band(-1, -1, bottom_right=False, offset=0)
     # The same band, counted from the top left. Negative sides are open, so none may become so.
     from_left = left if left < 0 else left - offset
     from_right = right if right < 0 else right + offset

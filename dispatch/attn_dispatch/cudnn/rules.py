@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.cudnn.call import CudnnCall, band_of, has_score_bias
-from attn_dispatch.semantics.packing import is_packed
+from attn_dispatch.cudnn.call import (
+    CudnnCall,
+    band_of,
+    counts_alibi_from_lengths,
+    has_score_bias,
+)
+from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 Rule = tuple[Callable[[AttentionSpec], bool], str]
@@ -23,6 +28,7 @@ _RULES: tuple[Rule, ...] = (
         lambda s: s.has("query_segment_ids") and s.options.max_segments is None,
         "segment ids: pass max_segments, the largest id",
     ),
+    (lambda s: s.has("window"), "local_window_size as an array: cuDNN's window is static"),
     (
         is_out_of_range,
         "scale: cuDNN multiplies by it in float32, where it or its reciprocal is no normal number",
@@ -54,6 +60,10 @@ _RULES: tuple[Rule, ...] = (
         "dropout: cuDNN has one key for each call",
     ),
     (lambda s: "alibi_slopes" in s.options.gradients, "the gradient of alibi_slopes"),
+    (
+        counts_alibi_from_lengths,
+        "alibi_slopes: cuDNN does not count distances from the bottom right of lengths",
+    ),
     (
         lambda s: band_of(s) is None,
         "cuDNN has no such bottom-right mask together with a bias, a mask, ALiBi or dropout",

@@ -34,6 +34,11 @@ class Implementation(Protocol):
         """The one platform it runs on, in lowering's words; None where it runs on all."""
         ...
 
+    @property
+    def DROPS_BY_POSITION(self) -> bool:
+        """Whether its dropout mask is that of the position in the whole call (dropout_start)."""
+        ...
+
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
         """Every reason why this call cannot run on this device; empty means it can."""
         ...

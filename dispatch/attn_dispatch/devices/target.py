@@ -114,13 +114,15 @@ def _known_nvidia() -> dict[str, Path]:
 def _nvidia(properties: str) -> Device:
     try:
         facts = json.loads(properties)
-        arch, name = f"sm{facts['deviceVer'] // 10}", facts.get("deviceName", "NVIDIA GPU")
+        version, name = facts["deviceVer"], facts.get("deviceName", "NVIDIA GPU")
+        if not isinstance(version, int) or isinstance(version, bool) or version < 10:
+            raise TypeError(f"expected a whole number like 900 as deviceVer, got {version!r}")
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
             "target: expected cuDNN's device properties, a JSON object with deviceVer; "
             f"got {properties[:80]!r} ({error})"
         ) from error
-    return Device("cuda", arch, name, properties, is_present=False)
+    return Device("cuda", f"sm{version // 10}", name, properties, is_present=False)
 
 
 def _present_nvidia() -> Device:

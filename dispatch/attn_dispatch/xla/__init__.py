@@ -17,7 +17,7 @@ does, which spares delta the rounding of `out` to 16 bits, the largest error of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -27,11 +27,17 @@ from jax import lax
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.target import CPU
+from attn_dispatch.semantics.positions import Positions
+from attn_dispatch.semantics.row_ids import is_packed
+from attn_dispatch.semantics.sums import sum_like
+from attn_dispatch.semantics.wrong import marked
 from attn_dispatch.xla.blocks import Block, BlockSizes, for_each_block
 from attn_dispatch.xla.scores import Call, heads_first
 
 NAME = "xla"
 PLATFORM = None
+DROPS_BY_POSITION = True
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -44,6 +50,11 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...
     reasons = []
     if spec.options.score_mod is not None:
         reasons.append("score_mod is not run by this version of the XLA implementation")
+    if is_packed(spec) and spec.has_symbolic_length:
+        reasons.append(
+            "packed sequences (segment ids, cu_seqlens) need lengths that are known, and one of "
+            f"{', '.join(spec.symbols)} is a symbol in a length of query or key"
+        )
     if spec.dtype not in _DTYPES:
         reasons.append(f"dtype must be one of {', '.join(_DTYPES)}, got {spec.dtype}")
     return tuple(reasons)
@@ -77,36 +88,47 @@ def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     """out and whatever else `spec.result_names` says."""
+    return _forward(spec, device, operands, _rows)
+
+
+def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """out and lse of a forward call as plain JAX that can be differentiated, in either mode.
+
+    A block's scores are computed again in reverse mode, so that memory stays linear in the lengths.
+    Matrix products take float32, whatever the platform, because it is not known here.
+    """
+    operands = dict(operands)
+    ids = Positions.of(spec, operands).query_ids
+    if ids is not None:
+        # In the derivative, 0 · NaN would be NaN.
+        live = ids[:, :, None, None] > 0
+        operands["query"] = jnp.where(live, operands["query"], 0)
+
+    def rows_again(call: Call, block: Block, q: jax.Array) -> Results:
+        return jax.checkpoint(lambda: _rows(call, block, q))()
+
+    out, lse = _forward(spec, CPU, operands, rows_again)
+    return out, lse
+
+
+def _forward(
+    spec: AttentionSpec,
+    device: Device,
+    operands: Mapping[str, jax.Array],
+    rows_of: Callable[[Call, Block, jax.Array], Results],
+) -> tuple[jax.Array, ...]:
     if spec.is_empty:
         nothing = {"out": 0, "lse": -jnp.inf, "row_max": -jnp.inf, "keep": True}
-        return tuple(
-            jnp.full(r.shape, nothing[name], r.dtype)
+        results = {
+            name: jnp.full(r.shape, nothing[name], r.dtype)
             for name, r in zip(spec.result_names, spec.results, strict=True)
-        )
+        }
+        return tuple(marked(spec, operands, results).values())
     call = Call.of(spec, device, operands)
     q = heads_first(operands["query"])
 
     def step(block: Block, results: Results) -> Results:
-        scores = call.scores(block)
-        sinks = scores.sinks
-        score, _ = scores.masked(block.take(q, "bnt"))
-        row_max = score.max(axis=-1)  # [B, N, R] of the block
-        is_dead = row_max == -jnp.inf
-        top = jnp.where(is_dead, 0, row_max)
-        if sinks is not None:
-            top = jnp.maximum(top, sinks)
-        # XLA may round a score otherwise here than for the maximum, which it must not exceed.
-        p = jnp.exp(jnp.minimum(score - top[..., None], 0))
-        total = p.sum(axis=-1)
-        if sinks is not None:
-            total = total + jnp.exp(sinks - top)
-        total = jnp.where(is_dead, 1, total)
-        # Dividing after the product keeps p near 1, where float16 is finest.
-        out = scores.sum_over_keys(scores.drop(p), scores.v) / total[..., None]
-        lse = jnp.where(is_dead, -jnp.inf, top + jnp.log(total))
-        rows = {"out": out, "lse": lse, "row_max": row_max}
-        if "keep" in results:
-            rows["keep"] = scores.kept
+        rows = rows_of(call, block, q)
         return {name: block.put(x, rows[name], "bnt") for name, x in results.items()}
 
     shapes = dict(zip(spec.result_names, spec.results, strict=True))
@@ -114,7 +136,35 @@ def forward(
     empty["out"] = heads_first(empty["out"])
     results = for_each_block(step, empty, spec, call.sizes)
     results["out"] = heads_first(results["out"])
+    results = marked(spec, operands, results)
     return tuple(results[name] for name in spec.result_names)
+
+
+def _rows(call: Call, block: Block, q: jax.Array) -> Results:
+    """The results of one block of queries, [B, N, R, ...]; q are all of them, heads first."""
+    scores = call.scores(block)
+    score, _ = scores.masked(block.take(q, "bnt"))
+    # The softmax is the same whatever is taken off the scores: it needs no derivative.
+    row_max = lax.stop_gradient(score).max(axis=-1)
+    is_dead = row_max == -jnp.inf
+    top = jnp.where(is_dead, 0, row_max)
+    if scores.sinks is not None:
+        top = jnp.maximum(top, lax.stop_gradient(scores.sinks))
+    # XLA may round a score otherwise here than for the maximum, which it must not exceed. Of a
+    # minimum of equals the derivative would be a half.
+    below = score - top[..., None]
+    p = jnp.exp(below - lax.stop_gradient(jnp.maximum(below, 0)))
+    total = p.sum(axis=-1)
+    if scores.sinks is not None:
+        total = total + jnp.exp(scores.sinks - top)
+    total = jnp.where(is_dead, 1, total)
+    # Dividing after the product keeps p near 1, where float16 is finest.
+    out = scores.sum_over_keys(scores.drop(p), scores.v) / total[..., None]
+    lse = jnp.where(is_dead, -jnp.inf, top + jnp.log(total))
+    rows = {"out": out, "lse": lse, "row_max": row_max}
+    if call.spec.options.needs_keep:
+        rows["keep"] = scores.kept
+    return rows
 
 
 def backward(
@@ -147,12 +197,12 @@ def backward(
         row_grad = lse_grad - (p * p_grad).sum(axis=-1)  # dlse - delta
         score_grad = p * (p_grad + row_grad[..., None])
         if "sinks" in wanted:
-            add("sinks", _sum_like(p_sink * row_grad, grads["sinks"].shape), "bn")
+            add("sinks", sum_like(p_sink * row_grad, grads["sinks"].shape), "bn")
         if "bias" in wanted:
-            grads |= _with_bias_grad(block, grads, _sum_like(score_grad, spec.shape("bias")))
+            grads |= _with_bias_grad(block, grads, sum_like(score_grad, spec.shape("bias")))
         if "alibi_slopes" in wanted:
-            moved = score_grad * scores.positions.distance()
-            add("alibi_slopes", -_sum_like(moved, grads["alibi_slopes"].shape), "bn")
+            moved = score_grad * scores.positions.distance().astype(call.wide)
+            add("alibi_slopes", -sum_like(moved, grads["alibi_slopes"].shape), "bn")
         if cap_slope is not None:
             score_grad = score_grad * cap_slope
         if "query" in wanted:
@@ -277,8 +327,3 @@ def _zero_grads(call: Call, wanted: set[str]) -> Results:
         for name, zero in zeros.items()
         if name in wanted or name == "bias_rows"
     }
-
-
-def _sum_like(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """x summed over the axes that have length 1 in shape, which stay as 1."""
-    return x.sum(axis=tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)

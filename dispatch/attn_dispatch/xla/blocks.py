@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,12 @@ class BlockSizes:
 
     @staticmethod
     def of(spec: AttentionSpec) -> BlockSizes:
-        """The largest blocks whose scores fit in SCORE_BYTES and that have enough rows."""
+        """The largest blocks whose scores fit in SCORE_BYTES and that have enough rows.
+
+        Of a length that is a symbol, in an exported module, nobody knows what fits: one block.
+        """
+        if spec.has_symbolic_length:
+            return BlockSizes(spec.batch, spec.num_kv_heads, spec.seq_len_q)
         row_bytes = _row_bytes(spec)
         enough = min(ENOUGH_ROWS, spec.seq_len_q)
         kv_heads = spec.num_kv_heads
@@ -162,9 +167,14 @@ def for_each_block(
         count = chunks * prod(parts.values())
         if count == 1:
             return step(block(first_row, rows, 0), state)
-        # The index is 32 bits wide under x64 as well.
-        first, last = jnp.int32(0), jnp.int32(count)
-        return lax.fori_loop(first, last, lambda i, x: step(block(first_row, rows, i), x), state)
+
+        def next_block(carry: tuple[jax.Array, State], _: None) -> tuple[Any, None]:
+            index, state = carry
+            return (index + jnp.int32(1), step(block(first_row, rows, index), state)), None
+
+        # lax.fori_loop, whose index would be 64 bits wide under x64.
+        (_, state), _ = lax.scan(next_block, (jnp.int32(0), state), length=count)
+        return state
 
     state = loop(state, 0, sizes.rows, whole)
     return loop(state, whole * sizes.rows, rest, 1) if rest else state

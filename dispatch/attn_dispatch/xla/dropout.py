@@ -2,7 +2,8 @@
 
 The caller's key may be of any implementation, but it only draws a Threefry key; everything else
 is Threefry, whose draws are the same batched and unbatched. ("rbg" keys differ under `vmap`.)
-Each query row of each head and batch row has its own key, so a block draws what the whole would.
+Each query row of each head and batch row has its own key, so a block draws what the whole would,
+and so does one of the devices that a call is shared out to.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ def dropout_head_keys(spec: AttentionSpec, operands: Mapping[str, jax.Array]) ->
         return None
     b, n, d = spec.batch, spec.num_heads, spec.shape("dropout_key")[0]
 
-    def head_keys(key_data: jax.Array) -> jax.Array:
+    starts = operands.get("dropout_start", jnp.zeros((d, 2), jnp.int32))
+    rows, heads = (jnp.arange(x, dtype=jnp.int32) for x in (b // d, n))
+
+    def head_keys(key_and_start: tuple[jax.Array, jax.Array]) -> jax.Array:
+        key_data, (row, head) = key_and_start
         key = jax.random.wrap_key_data(key_data, impl=spec.options.dropout_impl)
         words = jax.random.bits(key, (2,), jnp.uint32)
-        return _fold_in(_fold_in(words, jnp.arange(b // d)), jnp.arange(n))
+        return _fold_in(_fold_in(words, row + rows), head + heads)
 
-    # lax.map and not vmap: each key draws as it would alone.
-    return lax.map(head_keys, operands["dropout_key"]).reshape(b, n, 2)
+    # One after the other, mapped or not: each key draws as it would alone.
+    alone = jax.custom_batching.sequential_vmap(head_keys)
+    return lax.map(alone, (operands["dropout_key"], starts)).reshape(b, n, 2)
 
 
 def dropout_keep_mask(

@@ -25,6 +25,7 @@ _AXES = {
     "key": "bsk",
     "value": "bsk",
     "mask": "bnt",
+    "window": "b",
     "bias": "bnt",
     "alibi_slopes": "bn",
     "sinks": "bn",
@@ -129,7 +130,7 @@ class Scores:
             score = score + self.operands["bias"].astype(wide)
         if "alibi_slopes" in self.operands:
             slopes = self.operands["alibi_slopes"].astype(wide)[:, :, None, None]
-            score = score - slopes * self.positions.distance()
+            score = score - slopes * self.positions.distance().astype(wide)
         may_attend = allowed(spec, self.operands, self.positions)
         if may_attend is not None:
             score = jnp.where(may_attend, score, -jnp.inf)

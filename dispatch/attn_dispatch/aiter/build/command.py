@@ -177,6 +177,6 @@ def _progress_module():
         from attn_dispatch.aiter.build import progress
     except ImportError:
         raise ModuleNotFoundError(
-            "build-aiter shows its progress with rich: pip install 'attn-dispatch[rocm]'"
+            "build-aiter shows its progress with rich: pip install rich"
         ) from None
     return progress

@@ -83,5 +83,6 @@ def adapter_folder() -> Path:
         if (folder / "aiter_api.h").exists():
             return folder
     raise BuildError(
-        "attn_dispatch was installed without the sources in rocm_backend; reinstall attn-dispatch"
+        "attn_dispatch was installed without the sources in rocm_backend; reinstall it from its "
+        "checkout"
     )

@@ -1,0 +1,263 @@
+"""How JAX differentiates attn_fwd: reverse mode by attn_bwd, everything else by formulas.
+
+The derivative of attn_fwd along tangents is a primitive of its own, attn_jvp, linear in them. Its
+transpose is attn_bwd: so `jax.grad` runs attn_fwd and attn_bwd, and attn_jvp is lowered only where
+its value is asked for, by `jax.jvp`, `jax.jacfwd` or `jax.linearize`. That, and derivatives of
+attn_jvp and of attn_bwd, come from the implementation whose forward pass is there as plain JAX, its
+`formula`: JAX differentiates that as often as it likes. No vendor has kernels for them.
+
+Whether formulas may stand in is decided at lowering, as for the call itself: attn_by_formula is an
+identity whose lowering asks `select`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
+
+from attn_dispatch.call.spec import (
+    DIFFERENTIABLE,
+    AttentionOptions,
+    AttentionSpec,
+    as_partners,
+    backward_options,
+)
+from attn_dispatch.core import jax_compat, select
+from attn_dispatch.core.jax_compat import ad, batching, mlir
+from attn_dispatch.devices.target import device_for
+
+SAVED_NAME = "context"
+"""The name of out and lse for `jax.checkpoint` policies, that of other attention calls."""
+
+FORWARD_MODE = "forward-mode derivative"
+SECOND_ORDER = "derivative of a derivative"
+
+Arrays = Sequence[Any]
+
+
+def make_differentiable(forward: Primitive, backward: Primitive) -> None:
+    """Give attn_fwd and attn_bwd their derivatives."""
+    ad.primitive_jvps[forward] = partial(_forward_jvp, forward)
+    ad.primitive_jvps[backward] = partial(_backward_jvp, backward)
+    ad.primitive_transposes[attn_jvp_p] = partial(_transpose, backward)
+
+
+def chosen_as_in_training(options: AttentionOptions) -> AttentionOptions:
+    """The options of a call that is not differentiated, to be computed as when it is.
+
+    In dropout its mask must be that of the same call in training, so it is chosen by the call with
+    all its gradients. One name as `implementation` leaves nothing to choose.
+    """
+    if not options.dropout_rate or len(options.implementation) == 1:
+        return options
+    wanted = tuple(name for name in options.operands if name in DIFFERENTIABLE)
+    _, backward = _both_options(options, wanted, has_lse_grad=options.needs_lse)
+    return replace(options, partner=backward)
+
+
+def _both_options(
+    options: AttentionOptions, gradients: tuple[str, ...], *, has_lse_grad: bool
+) -> tuple[AttentionOptions, AttentionOptions]:
+    """The options of the forward call, which keeps its lse, and of the backward call."""
+    forward = replace(options, needs_lse=True, differentiated=gradients, partner=None)
+    return as_partners(forward, backward_options(forward, gradients, has_lse_grad=has_lse_grad))
+
+
+def _forward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, options):
+    """attn_fwd, which keeps its lse, and attn_jvp of the tangents that are not 0 for certain."""
+    along = {
+        name: tangent
+        for name, tangent in zip(options.operands, tangents, strict=True)
+        if name in DIFFERENTIABLE and not _is_zero(tangent)
+    }
+    if not along:
+        results = primitive.bind(*operands, options=options)
+        return results, [_no_tangent(x) for x in results]
+    wanted = tuple(along)
+    forward, _ = _both_options(options, wanted, has_lse_grad=options.needs_lse)
+    out, lse, *others = primitive.bind(*operands, options=forward)
+    out, lse = checkpoint_name(out, SAVED_NAME), checkpoint_name(lse, SAVED_NAME)
+    out_tangent, lse_tangent = attn_jvp_p.bind(
+        *operands, out, lse, *along.values(), options=options, wanted=wanted
+    )
+    # row_max and keep have no gradient.
+    no_tangents = [_no_tangent(x) for x in others]
+    if not options.needs_lse:
+        return [out, *others], [out_tangent, *no_tangents]
+    return [out, lse, *others], [out_tangent, lse_tangent, *no_tangents]
+
+
+def _transpose(
+    backward: Primitive, cotangents: Arrays, *arrays: Any, options: AttentionOptions, wanted
+):
+    """attn_bwd: the gradients of the operands that attn_jvp takes tangents of."""
+    known, tangents = arrays[: -len(wanted)], arrays[-len(wanted) :]
+    *_, out, lse = known
+    out_grad, lse_grad = cotangents
+    lse_grads = [lse_grad] if options.needs_lse else []
+    if options.dropout_rate:
+        # Whether there is one has been decided in the forward pass.
+        lse_grads = [jnp.zeros_like(lse) if _is_zero(g) else g for g in lse_grads]
+    else:
+        # A cotangent that is zero for certain costs nothing unless it is the only one.
+        lse_grads = [g for g in lse_grads if not _is_zero(g)]
+    out_grad = jnp.zeros_like(out) if _is_zero(out_grad) else out_grad
+    _, options = _both_options(options, wanted, has_lse_grad=bool(lse_grads))
+    gradients = backward.bind(*known, out_grad, *lse_grads, options=options)
+    return [None] * len(known) + [
+        gradient if ad.is_undefined_primal(tangent) else None
+        for gradient, tangent in zip(gradients, tangents, strict=True)
+    ]
+
+
+def _backward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, options):
+    """attn_bwd, and the derivative of what it computes by formulas.
+
+    out and lse are what the forward pass makes of the operands, so that their tangents say nothing
+    that those of the operands do not.
+    """
+    gradients = primitive.bind(*operands, options=options)
+    inputs = [i for i, name in enumerate(options.operands) if name not in ("out", "lse")]
+    moving = [i for i in inputs if not _is_zero(tangents[i])]
+    if not moving:
+        return gradients, [_no_tangent(x) for x in gradients]
+
+    def gradients_of(*moved: Any) -> list[jax.Array]:
+        arrays = list(operands)
+        for i, x in zip(moving, moved, strict=True):
+            arrays[i] = x
+        return _gradients(options, dict(zip(options.operands, arrays, strict=True)))
+
+    _, along = jax.jvp(gradients_of, [operands[i] for i in moving], [tangents[i] for i in moving])
+    return gradients, along
+
+
+def _gradients(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Array]:
+    """What attn_bwd computes, by formulas."""
+    has_lse_grad = "lse_grad" in options.operands
+    names = options.operands[: options.operands.index("out")]
+    call = replace(options, operands=names, gradients=())
+    function = _formula(call, arrays, options.gradients, SECOND_ORDER, has_lse_grad=has_lse_grad)
+    (_, lse), pull = jax.vjp(function, *(arrays[name] for name in options.gradients))
+    return list(pull((arrays["out_grad"], arrays.get("lse_grad", jnp.zeros_like(lse)))))
+
+
+def _tangents(*arrays: Any, options: AttentionOptions, wanted, derivative: str) -> list[jax.Array]:
+    """What attn_jvp computes: the tangents of out and lse."""
+    by_name = dict(zip(options.operands, arrays, strict=False))
+    function = _formula(options, by_name, wanted, derivative, has_lse_grad=options.needs_lse)
+    moving = [by_name[name] for name in wanted]
+    return list(jax.jvp(function, moving, list(arrays[-len(wanted) :]))[1])
+
+
+def _formula(
+    call: AttentionOptions,
+    arrays: dict[str, Any],
+    wanted: tuple[str, ...],
+    derivative: str,
+    *,
+    has_lse_grad: bool,
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """out and lse of a call as a function of the wanted operands, in plain JAX."""
+    # In dropout the partner is that of the forward call whose mask is drawn again.
+    forward, _ = _both_options(call, wanted, has_lse_grad=has_lse_grad)
+    forward = replace(forward, needs_max=False, needs_keep=False)
+    operands = {name: arrays[name] for name in call.operands}
+    spec = AttentionSpec.of(tuple(operands.values()), forward)
+    asked = replace(spec, options=replace(forward, derivative=derivative))
+
+    def function(*moving: Any) -> tuple[jax.Array, jax.Array]:
+        now = operands | dict(zip(wanted, moving, strict=True))
+        now["query"] = by_formula_p.bind(now["query"], spec=asked)
+        return select.formula(spec, now)
+
+    return function
+
+
+def _second_jvp(primals: Arrays, tangents: Arrays, **params: Any):
+    """attn_jvp, and the derivative of what it computes by formulas."""
+    results = attn_jvp_p.bind(*primals, **params)
+    moving = [i for i, tangent in enumerate(tangents) if not _is_zero(tangent)]
+
+    def function(*moved: Any) -> list[jax.Array]:
+        arrays = list(primals)
+        for i, x in zip(moving, moved, strict=True):
+            arrays[i] = x
+        return _tangents(*arrays, **params, derivative=SECOND_ORDER)
+
+    _, along = jax.jvp(function, [primals[i] for i in moving], [tangents[i] for i in moving])
+    return results, along
+
+
+def _is_zero(tangent: Any) -> bool:
+    return isinstance(tangent, ad.Zero)
+
+
+def _no_tangent(x: Any) -> Any:
+    return ad.Zero(jax.typeof(x).to_tangent_aval())
+
+
+def _batch_jvp(arrays: Arrays, dims: Sequence[Any], **params: Any):
+    # Formulas are mapped as such: where tangents alone are mapped, as by jax.jacfwd, what does not
+    # depend on them is computed once.
+    function = partial(_tangents, **params, derivative=FORWARD_MODE)
+    return jax.vmap(function, tuple(dims))(*arrays), [0, 0]
+
+
+def _lower_jvp(ctx, *arrays, **params):
+    function = partial(_tangents, **params, derivative=FORWARD_MODE)
+    return jax_compat.lower_as(function, ctx, arrays)
+
+
+def _make_jvp_primitive() -> Primitive:
+    """The tangents of out and lse: of the operands, out, lse, and tangents of those in `wanted`."""
+    primitive = Primitive("attn_jvp")
+    primitive.multiple_results = True
+    jax_compat.run_eagerly(primitive)
+
+    def types(*avals, options: AttentionOptions, wanted):
+        del wanted
+        n = len(options.operands)
+        return avals[n : n + 2]
+
+    primitive.def_abstract_eval(types)
+    ad.primitive_jvps[primitive] = _second_jvp
+    batching.primitive_batchers[primitive] = _batch_jvp
+    mlir.register_lowering(primitive, _lower_jvp)
+    return primitive
+
+
+def _make_gate() -> Primitive:
+    """Its operand, if formulas may compute what `spec` says where it is lowered; else an error."""
+    primitive = Primitive("attn_by_formula")
+    jax_compat.run_eagerly(primitive)
+    primitive.def_abstract_eval(lambda x, **_: x)
+
+    def lower(ctx, x, *, spec: AttentionSpec, platform: str | None = None):
+        select.allow_formula(spec, device_for(platform or jax_compat.platforms_of(ctx)[0]))
+        return [x]
+
+    mlir.register_lowering(primitive, lower)
+    for platform in ("cuda", "rocm"):
+        mlir.register_lowering(primitive, partial(lower, platform=platform), platform=platform)
+
+    def jvp(primals: Arrays, tangents: Arrays, **params: Any):
+        return primitive.bind(*primals, **params), tangents[0]
+
+    def batch(operands: Arrays, dims: Sequence[Any], **params: Any):
+        return primitive.bind(*operands, **params), dims[0]
+
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+attn_jvp_p = _make_jvp_primitive()
+by_formula_p = _make_gate()
