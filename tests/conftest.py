@@ -33,7 +33,10 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """What takes longest goes first, so that no core is idle at last."""
-    longest = ("test_planning.py", "test_conformance_xla.py", "test_draws.py")
+    longest = (
+        "test_planning.py", "test_conformance_xla.py", "test_draws.py", "test_meshes.py",
+        "test_rewrites.py", "test_forward_mode.py", "test_judge.py",
+    )  # fmt: skip
     items.sort(key=lambda item: item.path.name not in longest)
 
 

@@ -24,6 +24,8 @@ from attn_dispatch.core.rewrites import (
     REWRITES,
     Chain,
     dense,
+    empty,
+    padded,
     rewritten,
     row_bias,
     sinks,
@@ -71,6 +73,7 @@ def chain_of(spec: AttentionSpec, without: tuple[str, ...] = ()) -> Chain:
             "row maximum": spec.options.needs_max,
             "row bias": spec.has("bias") and spec.shape("bias")[3] == 1,
             "lengths": spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths"),
+            "packed": spec.has("query_segment_ids") or spec.has("cu_seqlens_q"),
             "narrow heads": spec.head_dim < 256,
             "narrow values": spec.head_dim_v < spec.head_dim,
             "bias gradient": "bias" in spec.options.gradients,
@@ -142,12 +145,18 @@ NAMED = (
     Case("value_261", v=261, dropout=0.3, is_causal=True, **_WIDE),
     Case("value_300", v=300, lse_grad=True, sinks=1, **_WIDE),
     Case("value_136", v=136, kv_lengths=(3, 7), **_WIDE),
+    Case("no_queries", t=0, lse_grad=True, bias=(2, 1, 1, 14)),
+    Case("no_keys", s=0, sinks=1, is_causal=True),
+    Case("nothing", t=0, s=0, needs_max=True),
+    Case("window_array", window_arrays=((3, 2),), bias=(1, 4, 10, 14)),
+    Case("window_arrays", window_arrays=((3, 2), (-1, 4)), alignment="bottom_right", sinks=2),
+    Case("window_array_lengths", window_arrays=((2, 1),), kv_lengths=(9, 0), is_causal=True),
     Case("value_128", v=128, lse_grad=True, alibi=1, **_WIDE),
 )
 _ENOUGH = 5
 _WITHOUT = (
     ("sinks", "mask"), ("sinks", "bias gradient"),
-    ("row maximum", "narrow heads"), ("lengths", "alibi"),
+    ("row maximum", "narrow heads"), ("lengths", "alibi"), ("packed",),
     ("narrow values", "row bias"), ("bias gradient",), ("beyond 256",), ("beyond 128",), (),
 )  # fmt: skip
 
@@ -175,7 +184,9 @@ CASES = some_of_each()
 
 
 @pytest.mark.parametrize(
-    "refused", list(dict.fromkeys(x for found in CASES.values() for x in found)), ids=str
+    "refused",
+    list(dict.fromkeys(x for found in CASES.values() for x in found)),
+    ids=lambda refused: f"{refused[0]}, without {', '.join(refused[1]) or 'nothing'}",
 )
 def test_results_and_gradients(refused: Refused):
     judge(*refused)
@@ -222,6 +233,13 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
     "NaN left": ("sequences", dense, "_without_nan", _nan_left),
     "a sum": ("ALiBi", dense, "sum_like", lambda x, shape: 2 * sum_like(x, shape)),
     "the mask's gradient": ("the mask", dense, "sum_like", lambda x, shape: 2 * sum_like(x, shape)),
+    "places": (
+        "packed sequences: as", padded._Places, "_within", lambda self: 0 * self.sequence
+    ),
+    "constants": (
+        "an axis", empty.NoScores, "compute",
+        lambda _, spec, x, calls: {name: 1 + y for name, y in calls.xla(spec, x).items()},
+    ),
     "columns": (
         "head dim", wide_heads, "pad_last",
         lambda x, size: jnp.pad(x, [(0, 0)] * 3 + [(0, size - x.shape[3])], constant_values=1),

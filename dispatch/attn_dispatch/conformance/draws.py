@@ -50,6 +50,8 @@ _TRANSFORMS: tuple[Transform, ...] = (
     "jit", "jit", "jit", "jit", "vmap", "vmap", "scan", "checkpoint", "eager", "donate",
 )  # fmt: skip
 _LAYOUTS = ("plain", "plain", "lengths", "packed", "ragged")
+_OPEN = 2**31 - 1
+"""A side of a traced window that hides nothing."""
 _SHAPES = ["".join(x) for x in product("1b", "1n", "1t", "1s")]
 
 
@@ -77,6 +79,8 @@ def _case(name: str, dice: Dice, sizes: Sizes) -> Case:
     facts |= _who(dice, b, n, t, s, layout)
     facts |= _scores(dice, b, n, t, s, h, dtype, layout)
     facts |= _asked_for(dice, b, transform)
+    # Of dice of its own: it came later, and the rest of the case is what it was.
+    facts |= _traced_window(Dice(f"{name}/window"), b, facts)
     case = Case(name, **facts)
     if not case.inference and dice.in_one_of(3):
         facts["wanted"] = dice.some_of(case.differentiable)
@@ -148,6 +152,18 @@ def _who(dice: Dice, b: int, n: int, t: int, s: int, layout: str) -> Facts:
         facts["mask"] = _shape(dice, b, n, t, s)
         facts["dead_rows"] = dice.in_one_of(2)
     return facts
+
+
+def _traced_window(dice: Dice, b: int, facts: Facts) -> Facts:
+    """Some windows as an array, one for all batch rows or one for each, seldom a wrong one."""
+    sides = facts.get("window", (None, None))
+    if sides == (None, None) or not dice.in_one_of(4):
+        return {}
+    row = tuple(_OPEN if side is None else side for side in sides)
+    rows = [row] * dice.one_of((1, b))
+    if dice.in_one_of(8):
+        rows[-1] = (row[0], -1)
+    return {"window": (None, None), "window_arrays": tuple(rows)}
 
 
 def _shape(dice: Dice, b: int, n: int, t: int, s: int) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ class Positions:
     """
 
     query_ids: jax.Array | None
-    """[B, T]; 0 is padding. Lengths without segments make one segment, with id 1."""
+    """[B, T]; 0 is padding, and what is wrong. Lengths without segments make one, with id 1."""
     key_ids: jax.Array | None
     """[B, S]."""
     diagonal: jax.Array | None
@@ -85,7 +85,8 @@ def _ids(
     spec: AttentionSpec, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Segment ids with all padding made 0; (None, None) where there is none."""
-    if not is_packed(spec) and not _has_lengths(spec):
+    # A traced window may be wrong, and its batch row is padding then.
+    if not (is_packed(spec) or _has_lengths(spec) or spec.has("window")):
         return None, None
     ids = RowIds.of(spec, operands)
     return ids.query, ids.key

@@ -52,7 +52,7 @@ class RowIds:
         if spec.has("query_segment_ids"):
             return _of_segment_ids(spec, operands)
         query, key = (_is_inside(spec, operands, side).astype(jnp.int32) for side in SIDES)
-        return RowIds(query, key, _wrong_lengths(spec, operands))
+        return RowIds(query, key, _wrong_rows(spec, operands))
 
     def of_side(self, side: str) -> jax.Array:
         return self.query if side == "query" else self.key
@@ -70,7 +70,7 @@ def row_lengths(spec: AttentionSpec, operands: Arrays, side: str) -> jax.Array:
         lengths = jnp.full((spec.batch,), full, jnp.int32)
     else:
         lengths = jnp.clip(operands[_LENGTHS[side]], 0, full).astype(jnp.int32)
-    wrong = _wrong_lengths(spec, operands)
+    wrong = _wrong_rows(spec, operands)
     return lengths if wrong is None else jnp.where(wrong[:, 0], 0, lengths)
 
 
@@ -100,9 +100,11 @@ def search(rows: jax.Array, wanted: jax.Array, side: str) -> jax.Array:
     return jax.vmap(search_row)(rows, wanted).astype(jnp.int32)
 
 
-def _wrong_lengths(spec: AttentionSpec, operands: Arrays) -> jax.Array | None:
-    """bool [B, 1]: the batch row has a length that does not fit its array."""
+def _wrong_rows(spec: AttentionSpec, operands: Arrays) -> jax.Array | None:
+    """bool [B, 1]: the batch row has a length that does not fit its array, or no window."""
     wrong = None
+    if spec.has("window"):
+        wrong = jnp.broadcast_to((operands["window"] < 0).any(axis=1), (spec.batch,))
     for side in SIDES:
         if spec.has(_LENGTHS[side]):
             lengths = operands[_LENGTHS[side]]
@@ -130,7 +132,7 @@ def _of_segment_ids(spec: AttentionSpec, operands: Arrays) -> RowIds:
         misplaced = _misplaced(spec, ids, largest)
         wrong |= _pick(misplaced, ids["query"])
         ids = {side: jnp.where(_pick(misplaced, x), 0, x) for side, x in ids.items()}
-    of_row = _wrong_lengths(spec, operands)
+    of_row = _wrong_rows(spec, operands)
     return RowIds(ids["query"], ids["key"], wrong if of_row is None else wrong | of_row)
 
 
@@ -182,7 +184,8 @@ def wrong_sequences(spec: AttentionSpec, operands: Arrays) -> jax.Array:
 
 def _wrong_cu_seqlens(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     """bool [B, 1]: those of one side do not start at 0, do not ascend, or leave the array."""
-    wrong = jnp.zeros((spec.batch, 1), bool)
+    of_row = _wrong_rows(spec, operands)
+    wrong = jnp.zeros((spec.batch, 1), bool) if of_row is None else of_row
     for side in SIDES:
         given = operands[_CU_SEQLENS[side]]
         is_moved = given != cu_seqlens_of(spec, operands, side)

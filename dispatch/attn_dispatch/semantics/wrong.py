@@ -29,12 +29,8 @@ _MARKED = ("out", "lse", "row_max")
 
 
 def wrong_queries(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:
-    """Whose results are NaN, bool [1|B, 1|T]; None where nothing can be wrong."""
-    wrong = RowIds.of(spec, operands).wrong
-    if not spec.has("window"):
-        return wrong
-    of_window = (operands["window"] < 0).any(axis=1, keepdims=True)
-    return of_window if wrong is None else wrong | of_window
+    """Whose results are NaN, bool [B, 1|T]; None where nothing can be wrong."""
+    return RowIds.of(spec, operands).wrong
 
 
 def marked(

@@ -14,6 +14,8 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart
 from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesAsMask, SlopesAsBias
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
+from attn_dispatch.core.rewrites.empty import NoScores
+from attn_dispatch.core.rewrites.padded import PackedAsPadded
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite, forward_of
 from attn_dispatch.core.rewrites.row_bias import RowBias
 from attn_dispatch.core.rewrites.sinks import SinksAfterwards
@@ -21,6 +23,7 @@ from attn_dispatch.core.rewrites.value_columns import ValueColumns
 from attn_dispatch.core.rewrites.wide_heads import WiderHeads
 
 REWRITES: tuple[Rewrite, ...] = (
+    NoScores(),
     CallForEachKey(),
     # Before sinks are left out: XLA takes it that its lse is of all it is given.
     GradientApart("alibi_slopes"),
@@ -30,6 +33,7 @@ REWRITES: tuple[Rewrite, ...] = (
     MaximumApart(),
     SlopesAsBias(),
     BandAsMask(),
+    PackedAsPadded(),
     SequencesAsMask(),
     MaskAsBias(),
     WiderHeads("head dim: padded to 256", head_dim=256),

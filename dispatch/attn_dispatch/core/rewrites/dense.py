@@ -1,8 +1,8 @@
-"""What a kernel cannot be told together: as an array over pairs of queries and keys, which it can.
+"""What a kernel cannot be told, or not together: as an array over pairs, which it can.
 
 Such an array costs memory with the product of the lengths, so it is made up to a size only
-(`is_affordable`). Bands and sequences become a mask, ALiBi a float32 bias, a mask a bias of 0
-and -inf, which is exact in every dtype.
+(`is_affordable`). Bands, those of traced windows too, and sequences become a mask, ALiBi a float32
+bias, a mask a bias of 0 and -inf, which is exact in every dtype.
 """
 
 from __future__ import annotations
@@ -75,20 +75,25 @@ class BandAsMask:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if is_packed(spec) or spec.band == (None, None):
+        if is_packed(spec) or not (spec.has("window") or spec.band != (None, None)):
             return None
-        shape = _pairs(spec, "mask")
+        shape = _pairs(spec, "mask", batch=spec.shape("window")[0] if spec.has("window") else 1)
         if not is_affordable(shape):
             return None
         arrays = {"mask": (shape, "bool")}
-        return changed(spec, arrays=arrays, is_causal=False, window=(None, None))
+        return changed(
+            spec, without=("window",), arrays=arrays, is_causal=False, window=(None, None)
+        )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)
         assert inner is not None
         band = replace(Positions.of(spec, operands), query_ids=None, key_ids=None)
-        mask = _mask(spec, operands, band, inner.shape("mask"))
-        return calls.kernel(inner, for_(inner, operands | {"mask": mask}))
+        given = operands | {"mask": _mask(spec, operands, band, inner.shape("mask"))}
+        if spec.is_backward and spec.has("window"):
+            given |= _without_wrong_rows(spec, operands)
+        results = calls.kernel(inner, for_(inner, given))
+        return results if spec.is_backward else marked(spec, operands, results)
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class SequencesAsMask:
             return None if with_bias is None else self.inner(with_bias)
         return changed(
             spec,
-            without=without,
+            without=(*without, "window"),
             arrays={"mask": (shape, "bool")},
             is_causal=False,
             window=(None, None),
@@ -197,6 +202,13 @@ def _mask(
     may_attend = allowed(spec, operands, positions)
     assert may_attend is not None
     return jnp.broadcast_to(may_attend, shape)
+
+
+def _without_wrong_rows(spec: AttentionSpec, operands: Arrays) -> Arrays:
+    """The arrays with 0 in batch rows whose window is wrong: no gradient goes through those."""
+    wrong = (operands["window"] < 0).any(axis=1)[:, None, None, None]
+    arrays = ("query", "key", "value", "out", "out_grad")
+    return {name: jnp.where(wrong, 0, operands[name]) for name in arrays}
 
 
 def _without_nan(spec: AttentionSpec, operands: Arrays) -> tuple[Arrays, Arrays]:

@@ -1,0 +1,164 @@
+"""Packed sequences as a padded batch of them, for kernels that do not take packed arrays.
+
+Each sequence becomes a batch row with lengths of its own. Padding costs the kernel little, which
+keeps away from what stands past a length; it costs memory, so where a mask over all pairs has
+fewer of them than the padded sequences together, that is left to `dense.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.rewrite import (
+    SEQUENCE_OPERANDS,
+    Arrays,
+    Calls,
+    changed,
+    for_,
+    is_affordable,
+)
+from attn_dispatch.semantics.packing import SequenceRanges
+from attn_dispatch.semantics.row_ids import is_packed, longest_sequence
+from attn_dispatch.semantics.wrong import marked
+
+_QUERY_ROWS = ("query", "out", "out_grad")
+_KEY_ROWS = ("key", "value")
+_BY_HEAD = ("lse", "lse_grad", "row_max")
+"""Arrays [B, N, T]."""
+_OF_BATCH_ROW = ("alibi_slopes", "sinks")
+_CANNOT_GO = ("bias", "mask", "window")
+"""Operands that would have to be taken apart by pairs, or are of a batch row."""
+
+
+@dataclass(frozen=True)
+class PackedAsPadded:
+    name: str = "packed sequences: as a padded batch of them"
+    moves_dropout: bool = True
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        if not is_packed(spec) or any(map(spec.has, _CANNOT_GO)):
+            return None
+        number = _number(spec)
+        t, s = (longest_sequence(spec, side) for side in ("query", "key"))
+        if not number or number * t * s > spec.seq_len_q * spec.seq_len_kv:
+            return None
+        batch = spec.batch * number
+        arrays: dict[str, tuple[tuple[int, ...], str]]
+        arrays = {name: ((batch,), "int32") for name in _LENGTHS}
+        for x in spec.operands:
+            if x.name in _QUERY_ROWS + _KEY_ROWS:
+                length = t if x.name in _QUERY_ROWS else s
+                arrays[x.name] = ((batch, length, *x.shape[2:]), x.dtype)
+            elif x.name in _BY_HEAD:
+                arrays[x.name] = ((batch, x.shape[1], t), x.dtype)
+            elif x.name in _OF_BATCH_ROW and x.shape[0] > 1:
+                arrays[x.name] = ((batch, x.shape[1]), x.dtype)
+        if not all(is_affordable(shape) for shape, _ in arrays.values()):
+            return None
+        without = tuple(x for x in SEQUENCE_OPERANDS if x not in _LENGTHS)
+        return changed(spec, without=without, arrays=arrays, max_segments=None, max_seq_lens=None)
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner = self.inner(spec)
+        assert inner is not None
+        number = _number(spec)
+        ranges = SequenceRanges.of(spec, operands)
+        queries = _Places(
+            ranges.starts_q, ranges.lengths_q, ranges.sequence_of_query, inner.seq_len_q
+        )
+        keys = _Places(
+            ranges.starts_kv, ranges.lengths_kv, ranges.sequence_of_key, inner.seq_len_kv
+        )
+        given = operands | {
+            "query_seq_lengths": ranges.lengths_q.reshape(-1),
+            "key_value_seq_lengths": ranges.lengths_kv.reshape(-1),
+        }
+        for name, x in operands.items():
+            if name in _QUERY_ROWS:
+                given[name] = queries.padded(x)
+            elif name in _KEY_ROWS:
+                given[name] = keys.padded(x)
+            elif name in _BY_HEAD:
+                given[name] = jnp.swapaxes(queries.padded(jnp.swapaxes(x, 1, 2)), 1, 2)
+            elif name in _OF_BATCH_ROW and x.shape[0] > 1:
+                given[name] = jnp.repeat(x, number, axis=0)
+        results = dict(calls.kernel(inner, for_(inner, given)))
+        for name, x in results.items():
+            if name in _QUERY_ROWS:
+                results[name] = queries.packed(x, 0)
+            elif name in _KEY_ROWS:
+                results[name] = keys.packed(x, 0)
+            elif name in _BY_HEAD:
+                by_row = queries.packed(jnp.swapaxes(x, 1, 2), -jnp.inf)
+                results[name] = jnp.swapaxes(by_row, 1, 2)
+            elif name == "keep":
+                by_row = queries.packed(jnp.swapaxes(x, 1, 2), True)  # [B, T, N, S']
+                results[name] = jnp.swapaxes(keys.columns(by_row), 1, 2)
+            elif x.shape[0] > spec.shape(name)[0]:
+                results[name] = x.reshape(spec.batch, number, -1).sum(axis=1)
+        return results if spec.is_backward else marked(spec, operands, results)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the queries, or the keys, of each sequence stand: packed [B, L], padded [B · M, R]."""
+
+    starts: jax.Array
+    """int32 [B, M], as are lengths."""
+    lengths: jax.Array
+    sequence: jax.Array
+    """int32 [B, L], counted from 1; 0 in padding."""
+    longest: int
+    """R."""
+
+    def padded(self, x: jax.Array) -> jax.Array:
+        """[B, L, ...] to [B · M, R, ...], 0 past the end of a sequence."""
+        within = jnp.arange(self.longest, dtype=jnp.int32)
+        place = self.starts[:, :, None] + within
+        is_inside = within < self.lengths[:, :, None]
+        batch, number = self.starts.shape
+        rows = _take(x, jnp.where(is_inside, place, 0).reshape(batch, -1))
+        rows = jnp.where(_like(is_inside.reshape(batch, -1), rows), rows, 0)
+        return rows.reshape(batch * number, self.longest, *x.shape[2:])
+
+    def packed(self, x: jax.Array, padding: float | bool) -> jax.Array:
+        """[B · M, R, ...] to [B, L, ...], `padding` where no sequence is."""
+        batch, number = self.starts.shape
+        rows = x.reshape(batch, number * self.longest, *x.shape[2:])
+        index = jnp.maximum(self.sequence - 1, 0)
+        rows = _take(rows, jnp.where(self.sequence > 0, index * self.longest + self._within(), 0))
+        return jnp.where(_like(self.sequence > 0, rows), rows, padding)
+
+    def columns(self, x: jax.Array) -> jax.Array:
+        """[B, T, N, R] of each query's own sequence to [B, T, N, L]."""
+        within = jnp.clip(self._within(), 0, self.longest - 1)
+        return jnp.take_along_axis(x, within[:, None, None, :], axis=3)
+
+    def _within(self) -> jax.Array:
+        """int32 [B, L]: the position inside the sequence."""
+        starts = jnp.take_along_axis(self.starts, jnp.maximum(self.sequence - 1, 0), axis=1)
+        return jnp.arange(self.sequence.shape[1], dtype=jnp.int32) - starts
+
+
+_LENGTHS = ("query_seq_lengths", "key_value_seq_lengths")
+
+
+def _number(spec: AttentionSpec) -> int:
+    """How many sequences a batch row has at most; 0 where nobody knows."""
+    if spec.has("cu_seqlens_q"):
+        return spec.shape("cu_seqlens_q")[1] - 1
+    return spec.options.max_segments or 0
+
+
+def _take(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows of x [B, L, ...] by their index [B, R] in each batch row."""
+    return jax.vmap(lambda rows, at: rows[at])(x, index)
+
+
+def _like(condition: jax.Array, x: jax.Array) -> jax.Array:
+    """[B, L] for x of more axes."""
+    return condition.reshape(*condition.shape, *(1,) * (x.ndim - condition.ndim))
