@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,9 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "support.md"
 REFUSALS = Path(__file__).with_name("planned")
 AMD = ("gfx942", "gfx950")
 
+_WHY_NOT = """\
+Each reason, and what helps: a rewrite, which `attn_dispatch.rewrites()` allows, or what it would
+take."""
 _TITLE = "# What runs where"
 _INTRO = """\
 Made by tests/support_table.py, which asks the real rules and has the real cuDNN {version} plan
@@ -37,6 +41,73 @@ otherwise; segment ids and cu_seqlens are on 32,768 tokens, with 2 query heads a
 is an A100, sm90 an H100 or H200, sm100 a B200, sm120 an RTX 5090. Only an H200 and an H100 have
 run any of it, and no AMD GPU has.
 """
+
+
+_REWRITTEN = "*rewritten*: "
+_TAKES = "*would take* "
+_AS_MASK = _REWRITTEN + "as a mask over pairs of queries and keys, up to 2^27 of them"
+_SCORE_PROGRAM = _TAKES + "score functions traced to the vendor's own terms"
+_ANSWERS = (
+    (r"needs float16 or bfloat16", _TAKES + "kernels for other dtypes: the vendors have none"),
+    (r"hidden_dim.* when d_qk != d_v", _REWRITTEN + "a call for some of the value dims at a time"),
+    (
+        r"hidden_dim.* 128 .* of 8 \(",
+        _TAKES + "a kernel for wide heads: cuDNN has none here. What the dims past 128 add to a "
+        "score could go in as a bias, which is an array [B, N, T, S] of float32",
+    ),
+    (r"hidden_dim", _REWRITTEN + "a call for some of the value dims at a time"),
+    (r"head dims up to 256", _REWRITTEN + "a call for some of the value dims at a time"),
+    (
+        r"Packed/ragged LSE",
+        _REWRITTEN + "as a padded batch of the sequences, where that has no more "
+        "pairs than the packed rows: pass max_segment_len, or cu_seqlens; else as a mask",
+    ),
+    (r"segment ids: pass max_segments", _AS_MASK),
+    (
+        r"bias: AITER needs query's dtype",
+        _TAKES + "kernels that read biases of another dtype; to round them would not be exact",
+    ),
+    (
+        r"bias that is the same for all keys",
+        _REWRITTEN + "the gradient follows from lse, delta and sinks",
+    ),
+    (r"bias with packed sequences or lengths", _AS_MASK),
+    (r"bottom-right mask together", _AS_MASK),
+    (r"counts a bias or mask from the start", _AS_MASK),
+    (r"counts them in 32 bits", _TAKES + "a call for some of the batch rows at a time"),
+    (
+        r"gradient of a bias under a soft cap",
+        _REWRITTEN + "that gradient by XLA, beside the kernel",
+    ),
+    (r"logits_soft_cap together with bias", _TAKES + "instances of CK's kernel that have both"),
+    (
+        r"the gradient under logits_soft_cap",
+        _TAKES + "a backward kernel with a soft cap: CK has none",
+    ),
+    (r"^mask: not run", _REWRITTEN + "as a bias of 0 and -inf"),
+    (r"gradient of alibi_slopes", _REWRITTEN + "that gradient by XLA, beside the kernel"),
+    (
+        r"alibi_slopes: cuDNN",
+        _REWRITTEN + "as a float32 bias over pairs of queries and keys, up to 2^27 of them",
+    ),
+    (r"Backward activations", _SCORE_PROGRAM),
+    (r"^sinks: ", _REWRITTEN + "put into out and lse afterwards"),
+    (r"dropout keep mask as a result", _TAKES + "AITER's random numbers as a result"),
+    (r"dropout: cuDNN has one key|several dropout keys", _REWRITTEN + "a call for each key"),
+    (r"dropout mask is not read back", _TAKES + "its places in the packed arrays"),
+    (r"the row maximum", _REWRITTEN + "by XLA, beside the kernel"),
+    (
+        r"deterministic_backward|Deterministic algorithm|that CK addresses at once",
+        _TAKES + "a deterministic kernel there that sums in less memory",
+    ),
+    (r"score_mod", _SCORE_PROGRAM),
+)
+"""A pattern of reasons, and what helps: the first that fits."""
+
+
+def _answer(reason: str) -> str:
+    """Which rewrite helps, or what it would take."""
+    return next(answer for pattern, answer in _ANSWERS if re.search(pattern, reason))
 
 
 def refusals(matrix: Matrix) -> dict[str, dict[str, list[str]]]:
@@ -61,7 +132,8 @@ def document(matrix: Matrix) -> str:
             cells += [_asked(label, arch, notes) for arch in (*AMD, "xla")]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
         lines.append("")
-    lines += ["## Why not", "", *(f"{number}. {reason}" for reason, number in notes.items()), ""]
+    lines += ["## Why not", "", _WHY_NOT, ""]
+    lines += [*(f"{number}. {reason}. {_answer(reason)}" for reason, number in notes.items()), ""]
     return "\n".join(lines)
 
 
