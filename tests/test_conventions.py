@@ -27,10 +27,13 @@ def error(message: str, *arrays: Any, **arguments: Any) -> None:
 
 def warning(message: str, *arrays: Any, **arguments: Any) -> None:
     """Warned of once, at the line of the call, under jit too."""
-    call = jax.jit(lambda arrays: dot_product_attention(*arrays, **arguments))
+
+    def call(arrays: Any) -> Any:
+        return dot_product_attention(*arrays, **arguments)
+
     with pytest.warns(AttentionConventionWarning, match=re.escape(message)) as given:
+        jax.jit(call)(arrays or (X, X, X))
         call(arrays or (X, X, X))
-        dot_product_attention(*(arrays or (X, X, X)), **arguments)
     (one,) = given
     assert one.filename == __file__
     # It points at the call itself.
@@ -134,6 +137,19 @@ def test_one_query_under_top_left_causality():
             query, X, X, is_causal=True)  # fmt: skip
     no_warning(query, X, X, is_causal=True, causal_alignment="bottom_right")
     no_warning(query, X[:, :1], X[:, :1], is_causal=True)
+
+
+def test_a_warning_is_given_once_at_each_line():
+    def lines() -> list[int]:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                dot_product_attention(X[:, :1], X, X, is_causal=True)
+            dot_product_attention(X[:, :1], X, X, is_causal=True)
+        return [x.lineno for x in said]
+
+    first, second = lines()
+    assert second == first + 1 and lines() == []
 
 
 def test_soft_cap_with_a_bias():

@@ -185,6 +185,18 @@ def test_two_targets_of_one_platform():
             pass
 
 
+def test_one_of_several_targets_has_to_be_named():
+    x = jax.ShapeDtypeStruct((1, 64, 2, 64), jnp.bfloat16)
+    with attn_dispatch.target("sm90", "gfx942"):
+        with pytest.raises(
+            ValueError, match=r"expected target= with \('sm90', 'gfx942'\) in force"
+        ):
+            explain(x, x, x)
+        assert explain(x, x, x, target="gfx942").device.arch == "gfx942"
+    with pytest.raises(ValueError, match="target: expected a name like 'sm90', got 90"):
+        explain(x, x, x, target=90)
+
+
 def test_device_of_several_targets(monkeypatch):
     assert default_device() == CPU
     monkeypatch.setenv("ATTN_DISPATCH_TARGET", "gfx950")

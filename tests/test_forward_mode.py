@@ -186,6 +186,15 @@ def test_linearize_and_transpose():
     np.testing.assert_array_equal(pulled, jax.vjp(attention, q)[1](out_grad)[0])
 
 
+def test_attention_is_linear_in_value():
+    q, k, v, out_grad = (jnp.asarray(x, jnp.float32) for x in (Q, K, V, OUT_GRAD))
+    (got,) = jax.linear_transpose(lambda v: dot_product_attention(q, k, v), v)(out_grad)
+    (expected,) = jax.vjp(lambda v: dot_product_attention(q, k, v), v)[1](out_grad)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(NotImplementedError, match="linear in value alone, and not in key"):
+        jax.linear_transpose(lambda k: dot_product_attention(q, k, v), k)(out_grad)
+
+
 # What a vendor's kernel cannot do.
 
 X = jax.ShapeDtypeStruct((2, 64, 4, 64), jnp.bfloat16)

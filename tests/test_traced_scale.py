@@ -131,6 +131,14 @@ def test_kernels_run_it(name: str, platform: str, device: str):
     assert text.count(f"@attn_dispatch_{name}_backward(") == 1
 
 
+def test_no_rank_is_promoted():
+    operands = arrays(np.float32)
+    with jax.numpy_rank_promotion("raise"):
+        for scale in (np.float32(0.3), np.full(4, 0.3, np.float32)):
+            gradient = jax.jit(jax.grad(lambda s: dot_product_attention(*operands, scale=s).sum()))
+            assert gradient(scale).shape == scale.shape
+
+
 def test_explain_takes_its_shape():
     x = jax.ShapeDtypeStruct((2, 64, 4, 64), jnp.bfloat16)
     scale = jax.ShapeDtypeStruct((4,), jnp.float32)

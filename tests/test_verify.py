@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import attn_dispatch
-from attn_dispatch import cli
+from attn_dispatch import aiter, cli
 from attn_dispatch.conformance import draws, pool
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME
@@ -101,7 +101,14 @@ def test_no_such_report(verify, tmp_path):
         assert "expected the JSON file of a report" in str(status) and name in str(status)
 
 
-def test_what_is_refused_is_no_failure_but_proves_nothing(verify):
+def test_an_implementation_that_cannot_run_here(verify):
+    status, printed, report, _ = verify("--implementation", "cudnn")
+    expected = "error: cudnn cannot run here: cuDNN runs on NVIDIA GPUs, and this is CPU (cpu)"
+    assert (status, printed, report) == (expected, "", {})
+
+
+def test_what_is_refused_is_no_failure_but_proves_nothing(verify, monkeypatch):
+    monkeypatch.setattr(aiter, "unusable_reason", lambda device: "")
     status, printed, report, text = verify("--cases", CASES, "--implementation", "aiter")
     assert status == 1
     assert report["counts"]["refused"] == 3

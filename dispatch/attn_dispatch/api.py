@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from attn_dispatch import settings
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call, normalise
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
@@ -333,6 +334,7 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     Args:
       args, kwargs: those of `dot_product_attention`, or with `cu_seqlens_q` those of
         `ragged_dot_product_attention`; a `jax.ShapeDtypeStruct` will do for an array.
+        A window that is an array is static if its values are known, as outside of `jax.jit`.
       target: the device to explain for, as in `attn_dispatch.target`; it need not be here. None
         means the target in force if there is one, else JAX's default device.
 
@@ -340,11 +342,13 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
       An `Explanation`: data, whose str() is a table.
 
     Raises:
-      ValueError: the call is wrong, or the target unknown.
+      ValueError: the call is wrong, the target unknown, or one of several in force is meant.
     """
     if target is not None:
         with target_block(target):
             return explain(*args, **kwargs)
+    if len(targets := settings.current().targets) > 1:
+        raise ValueError(f"explain: expected target= with {targets} in force, got None")
     named = _named(args, kwargs)
     arrays = {
         x: y

@@ -36,15 +36,15 @@ _BETWEEN = tuple(os.sep + name for name in ("contextlib.py", "functools.py"))
 
 _MOST = 4096
 
-_said: set[tuple[str, type[Warning]]] = set()
+_said: set[tuple[str, type[Warning], Line]] = set()
 _lock = Lock()
 
 
 def warn_once(message: str, category: type[Warning], line: Line | None = None) -> None:
-    """Warn, once per message whatever the warning filters say, at this line or the caller's."""
-    if _is_new(message, category):
-        file, number = line or caller() or ("<unknown>", 1)
-        warnings.warn_explicit(message, category, file, number)
+    """Warn at this line or the caller's, there once per message whatever the filters say."""
+    line = line or caller() or ("<unknown>", 1)
+    if _is_new((message, category, line)):
+        warnings.warn_explicit(message, category, *line)
 
 
 def forget() -> None:
@@ -63,11 +63,11 @@ def caller() -> Line | None:
     return None
 
 
-def _is_new(message: str, category: type[Warning]) -> bool:
+def _is_new(saying: tuple[str, type[Warning], Line]) -> bool:
     with _lock:
-        if (message, category) in _said:
+        if saying in _said:
             return False
         if len(_said) >= _MOST:
             _said.clear()
-        _said.add((message, category))
+        _said.add(saying)
         return True

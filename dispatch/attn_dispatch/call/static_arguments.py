@@ -18,7 +18,7 @@ Side = int | jax.Array | None
 Window = int | jax.Array | Sequence[Side] | None
 
 
-def _static_float(name: str, value: Any) -> float:
+def _static_float(name: str, value: Any, expected: str = "a static number") -> float:
     try:
         if isinstance(value, str | bytes | bool | np.bool_):
             raise TypeError
@@ -26,7 +26,7 @@ def _static_float(name: str, value: Any) -> float:
     except OverflowError as error:
         raise ValueError(f"{name}: expected a number that a float holds, got {value}") from error
     except (TypeError, ValueError, jax.errors.ConcretizationTypeError) as error:
-        raise ValueError(f"{name}: expected a static number, got {type(value).__name__}") from error
+        raise ValueError(f"{name}: expected {expected}, got {type(value).__name__}") from error
 
 
 def _check_range(name: str, value: float, dtype: Any) -> None:
@@ -44,7 +44,7 @@ def check_scale(scale: Any, head_dim: int, dtype: Any) -> float:
     if scale is None:
         # 1 / sqrt(d) of arXiv:1706.03762, section 3.2.1; any number will do where d is 0.
         return 1 / math.sqrt(max(head_dim, 1))
-    scale = _static_float("scale", scale)
+    scale = _static_float("scale", scale, "a number or a floating array [] or [N]")
     if not math.isfinite(scale):
         raise ValueError(f"scale: expected a finite number, got {scale}")
     if scale != 0:

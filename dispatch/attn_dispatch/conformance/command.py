@@ -76,6 +76,8 @@ def main(args: argparse.Namespace) -> None:
         screen = _screen_module()
         implementation = args.implementation or default_implementation()
         cases, options = _named(args)
+        if unusable := select.named(implementation).unusable_reason(default_device()):
+            sys.exit(f"error: {implementation} cannot run here: {unusable}")
         if args.random:
             seed = random.randrange(2**32) if args.seed is None else args.seed
             print(

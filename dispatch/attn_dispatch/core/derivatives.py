@@ -46,6 +46,7 @@ def make_differentiable(forward: Primitive, backward: Primitive) -> None:
     """Give attn_fwd and attn_bwd their derivatives."""
     ad.primitive_jvps[forward] = partial(_forward_jvp, forward)
     ad.primitive_jvps[backward] = partial(_backward_jvp, backward)
+    ad.primitive_transposes[forward] = partial(_forward_transpose, forward, backward)
     ad.primitive_transposes[attn_jvp_p] = partial(_transpose, backward)
 
 
@@ -115,6 +116,32 @@ def _transpose(
         gradient if ad.is_undefined_primal(tangent) else None
         for gradient, tangent in zip(gradients, tangents, strict=True)
     ]
+
+
+def _forward_transpose(
+    forward: Primitive, backward: Primitive, cotangents: Arrays, *operands: Any, options
+):
+    """attn_fwd is linear in value alone, and value's gradient is that for any value."""
+    unknown = [
+        name
+        for name, x in zip(options.operands, operands, strict=True)
+        if ad.is_undefined_primal(x)
+    ]
+    if unknown != ["value"]:
+        raise NotImplementedError(
+            f"jax.linear_transpose: attention is linear in value alone, and not in "
+            f"{' and '.join(unknown)}; jax.vjp has the gradients"
+        )
+    out_grad, *_ = cotangents
+    if _is_zero(out_grad):
+        return [None] * len(operands)
+    known = [
+        jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else x for x in operands
+    ]
+    first, second = _both_options(options, ("value",), has_lse_grad=False)
+    out, lse, *_ = forward.bind(*known, options=first)
+    (gradient,) = backward.bind(*known, out, lse, out_grad, options=second)
+    return [gradient if name == "value" else None for name in options.operands]
 
 
 def _backward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, options):

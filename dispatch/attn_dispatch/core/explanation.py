@@ -11,6 +11,7 @@ from jaxlib.version import __version__ as JAXLIB_VERSION
 from attn_dispatch._version import __version__
 from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionSpec, as_partners, backward_options
 from attn_dispatch.core import select
+from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.devices.device import Device
 
 _WIDTH = 100
@@ -57,7 +58,7 @@ class Explanation:
                         lines.extend(_wrapped(" " * len(label) + "rewritten: ", rewrite))
                     continue
                 lines.append(f"{label}cannot run:")
-                for reason in verdict.reasons:
+                for reason in map(with_remedy, verdict.reasons):
                     lines.extend(_wrapped(" " * len(label) + "- ", reason))
         return "\n".join(lines)
 

@@ -6,7 +6,7 @@ import re
 
 _REMEDIES = (
     (r"needs float16 or bfloat16", "cast query, key and value to bfloat16"),
-    (r"segment ids: pass max_segments", "pass max_segments, the most documents that a row holds"),
+    (r"segment ids: pass max_segments", "pass max_segments, the largest id that any row may hold"),
     (r"local_window_size as an array", "jax.lax.switch over calls with static windows"),
     (r"^scale: .* multiplies by it in float32", "multiply query by the scale, and pass scale=1"),
     (

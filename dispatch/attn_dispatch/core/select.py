@@ -47,6 +47,11 @@ def names() -> tuple[str, ...]:
     return tuple(implementation.NAME for implementation in IMPLEMENTATIONS)
 
 
+def named(name: str) -> Implementation:
+    """The implementation of this name, one of `names`."""
+    return next(x for x in IMPLEMENTATIONS if x.NAME == name)
+
+
 def verdicts(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
     """The verdict of every implementation on this call, in order of preference."""
     result = []

@@ -77,6 +77,8 @@ def parse(name: str) -> Device:
     Raises:
       ValueError: for an unknown target.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"target: expected a name like 'sm90', got {name!r}")
     if name in _AMD_NAMES:
         return Device("rocm", name, _AMD_NAMES[name], is_present=False)
     known = _known_nvidia()

@@ -44,7 +44,8 @@ def with_number_as_scale(arguments: dict[str, Any]) -> dict[str, Any]:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
     wide = np.promote_types(query.dtype, np.float32)
-    factor = jnp.asarray(scale).astype(wide)[..., None] * math.sqrt(max(head_dim, 1))
+    by_head = jnp.asarray(scale).astype(wide).reshape((1,) * (query.ndim - 2) + (-1, 1))
+    factor = by_head * math.sqrt(max(head_dim, 1))
     return no_scale | {"query": (factor * query.astype(wide)).astype(query.dtype)}
 
 

@@ -58,7 +58,7 @@ class Chain:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(rewrite.name for rewrite, _ in self.steps)
+        return tuple(dict.fromkeys(rewrite.name for rewrite, _ in self.steps))
 
     def compute(self, operands: Arrays, kernel: Compute, xla: Compute) -> tuple:
         """The results of the call that was rewritten, in order."""
