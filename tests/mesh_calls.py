@@ -27,6 +27,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import attn_dispatch
+from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.core.shards import Shards, own_operands
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
@@ -127,12 +128,11 @@ def seeds() -> int:
         dropout_impl="threefry2x32",
     )  # fmt: skip
     operands = (*arrays((4,)), np.array([[1, 2]], np.uint32))
-    spec = AttentionSpec.of(operands, options)
-    shards = Shards.of(spec, mesh.shape, P("x", None, "y"), P("x", None, "y"))
+    call = LeadingCall.of(operands, options)
+    shards = Shards.of(call, mesh.shape, P("x", None, "y"), P("x", None, "y"))
 
     def seed() -> jax.Array:
-        by_name = dict(zip(options.operands, map(jnp.asarray, operands), strict=True))
-        here, own = own_operands(shards, spec, by_name)
+        here, own = own_operands(shards, call, [jnp.asarray(x) for x in operands])
         mine = dict(zip(here.operands, own, strict=True))
         key = first_dropout_key(AttentionSpec.of(own, here), mine)
         return jax.random.bits(key, (1, 2), jnp.uint32)
