@@ -19,6 +19,7 @@ from attn_dispatch import settings
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.jax_compat import custom_partitioning, set_xla_metadata
+from attn_dispatch.core.mesh_axes import mesh_and_specs
 from attn_dispatch.core.shards import Bind, Shards, layouts, shard_call, whole_call
 from attn_dispatch.core.unsplit import say_unsplit
 
@@ -45,16 +46,17 @@ def _partitioner(
 ) -> Callable[..., Any]:
     inputs, outputs = layouts(call)
 
-    def shards_of(mesh: Any, args: Any) -> Shards:
+    def shards_of(mesh: Any, args: Any) -> tuple[Any, Shards]:
         by_name = dict(zip(call.options.operands, args, strict=True))
-        query, key = by_name["query"].sharding.spec, by_name["key"].sharding.spec
-        return Shards.of(call, mesh.shape, query, key)
+        given = {x: (by_name[x].sharding, len(by_name[x].shape)) for x in ("query", "key")}
+        mesh, specs = mesh_and_specs(mesh, given)
+        return mesh, Shards.of(call, mesh.shape, specs["query"], specs["key"])
 
     def shardings(axes: tuple[str, ...], mesh: Any, shards: Shards) -> Any:
         return tuple(NamedSharding(mesh, shards.spec_of(x)) for x in axes)
 
     def partition(mesh: Any, args: Any, results: Any) -> Any:
-        shards = shards_of(mesh, args)
+        mesh, shards = shards_of(mesh, args)
         say_unsplit(call.spec, shards.unused)
 
         def shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
@@ -66,12 +68,13 @@ def _partitioner(
         return mesh, shard, to, shardings(inputs, mesh, shards)
 
     def infer(mesh: Any, args: Any, results: Any) -> Any:
-        return shardings(outputs, mesh, shards_of(mesh, args))
+        return shardings(outputs, *shards_of(mesh, args))
 
     whole = custom_partitioning(lambda *operands: whole_call(bind, call, operands))
     whole.def_partition(
         partition,
         infer_sharding_from_operands=infer,
+        decode_shardings=False,
         sharding_rule=lambda mesh, *types: _rule(call.spec, mesh, inputs, outputs),
     )
     return whole
