@@ -32,8 +32,8 @@ def mesh_and_specs(
     return candidate, {x: P() if spec is None else spec for x, spec in found.items()}
 
 
-def named(axis: str) -> str:
-    """The mesh axis that an axis is, or is a part of."""
+def name_of(axis: str) -> str:
+    """The mesh axis that this one is, or is a part of."""
     return axis.split(_PART)[0]
 
 
