@@ -127,7 +127,7 @@ def cut() -> dict[str, Any]:
 
             run = jax.jit(partial(_both, call))
             compiled = run.lower(*placed(operands, mesh, spec)).compile()
-            text = compiled.as_text()
+            text = compiled.as_text() or ""
             found[f"{spec} {dims}"] = {
                 "error": error(compiled(*placed(operands, mesh, spec)), run(*operands)),
                 "collectives": [x for x in COLLECTIVES if f" {x}" in text],
@@ -235,8 +235,8 @@ def main() -> None:
         print(json.dumps(cached(sys.argv[-1])))
         return
     found = {
-        "dims": several_dims(), "mapped": mapped(), "cut": cut(), "export": exported(), "unsplit": unsplit(), "nested": nested(),
-        "seeds": seeds(),
+        "dims": several_dims(), "mapped": mapped(), "cut": cut(), "export": exported(),
+        "unsplit": unsplit(), "nested": nested(), "seeds": seeds(),
     }  # fmt: skip
     print(json.dumps(found))
 

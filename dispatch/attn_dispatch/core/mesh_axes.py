@@ -1,7 +1,8 @@
 """Which mesh axes shard the arrays that the partitioner shows.
 
-They may be parts of axes: rows that an axis of 8 devices shards, made [2, 4], lie on a half of it in
-each dim. JAX itself does not decode that. It is told on a mesh whose axes are those parts.
+They may be parts of axes: where an axis of 8 devices shards 8 rows, and these are made [2, 4], one
+dim is sharded by a part of 2 devices and the other by a part of 4. JAX does not decode that; it is
+told of a mesh whose axes are such parts.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _spec(sharding: Any, ndim: int, mesh: Mesh) -> P | None:
 
 
 def _axes(starts: np.ndarray, length: int) -> tuple[int, ...] | None:
-    """The axes along which a dim is sharded, of where it starts on each device; major ones first."""
+    """The axes that shard a dim, major ones first, of where it starts on each device."""
     origin = starts.flat[0]
     along = [
         int(starts[tuple(int(i == axis) for i in range(starts.ndim))] - origin) if size > 1 else 0

@@ -83,7 +83,7 @@ def _partitioner(
 def _rule(
     spec: AttentionSpec, mesh: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> tuple[str, dict[str, Any]]:
-    """The sharding rule, for example "b0 b1 t (k g) h, b0 b1 s k h, b0 b1 s k v -> b0 b1 t (k g) v".
+    """The sharding rule, such as "b0 b1 t (k g) h, b0 b1 s k h, b0 b1 s k v -> b0 b1 t (k g) v".
 
     Query heads are n, apart from k, where a mesh axis might split kv heads and groups at once: JAX
     cannot tell such a sharding to `partition`.

@@ -171,9 +171,7 @@ class Shards:
           key: what lies here of its dropout key.
         """
         number = len(call.dims)
-        own = [
-            size // self.ways(axes) for size, axes in zip(call.dims, self.leading, strict=True)
-        ]
+        own = [size // self.ways(axes) for size, axes in zip(call.dims, self.leading, strict=True)]
         shared = [i for i in range(number) if call.leading("dropout_key")[i] == 1]
         further = max((i for i in shared if own[i] < call.dims[i]), default=0)
         row = jnp.zeros((1,) * number, jnp.int32)
