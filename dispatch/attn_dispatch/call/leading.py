@@ -1,8 +1,8 @@
 """The leading dims of a call's arrays: any number of them in the primitives, one in the spec.
 
-All operands of a primitive have the same number of leading dims, each as long as query's or, where
-all that lies along it shares the operand, 1. So XLA sees each dim that may be sharded, and vmap
-puts one more in front. What one device computes is folded: the dims become one batch axis.
+All operands of a primitive have the same number of leading dims, those of query, or 1 where an
+operand is shared along a dim. So vmap puts one more in front, and XLA sees each dim that may be
+sharded. What one device computes is folded: the dims become one batch axis.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, Operand
 
 SHAREABLE = ("bias", "mask", "window", "alibi_slopes", "sinks")
-"""Operands that may be shared. A dropout key is, but counts the rows that share it: where it has
-dims of 1 none that is longer follows."""
+"""Operands that may be shared along any of the dims. A dropout key may be along the last ones, whose
+rows it counts."""
 
 
 @dataclass(frozen=True)

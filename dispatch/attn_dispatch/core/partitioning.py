@@ -85,8 +85,8 @@ def _rule(
 ) -> tuple[str, dict[str, Any]]:
     """The sharding rule, such as "b0 b1 t (k g) h, b0 b1 s k h, b0 b1 s k v -> b0 b1 t (k g) v".
 
-    Query heads are n, apart from k, where a mesh axis might split kv heads and groups at once: JAX
-    cannot tell such a sharding to `partition`.
+    Query heads are n, apart from k, where a mesh axis might split kv heads and groups at once: kv
+    heads that lie whole would have gradients in parts, which are then gathered.
     """
     kv_heads, groups = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
     sizes = {}
