@@ -20,8 +20,8 @@ import numpy as np
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, Operand
 
 SHAREABLE = ("bias", "mask", "window", "alibi_slopes", "sinks")
-"""Operands that may be shared along any of the dims. A dropout key may be along the last ones, whose
-rows it counts."""
+"""Operands that may be shared along any of the dims. A dropout key may be along the last ones: it
+counts the rows that share it."""
 
 
 @dataclass(frozen=True)
