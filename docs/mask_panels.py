@@ -18,7 +18,7 @@ import numpy as np
 
 from attn_dispatch import dot_product_attention
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, normalise
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
 
@@ -60,8 +60,9 @@ class Panel:
         bound = inspect.signature(dot_product_attention).bind(**arguments)
         bound.apply_defaults()
         call = normalise(**bound.arguments, known_implementations=("xla",))
-        operands = dict(zip(call.options.operands, call.operands, strict=True))
-        spec = AttentionSpec.of(call.operands, call.options)
+        whole = LeadingCall.of(call.operands, call.options)
+        operands = whole.fold(dict(zip(call.options.operands, call.operands, strict=True)))
+        spec = whole.spec
         positions = Positions.of(spec, operands)
         mask = allowed(spec, operands, positions)
         distance = positions.distance() if spec.has("alibi_slopes") else None

@@ -27,10 +27,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import attn_dispatch
+from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.core.shards import Shards, own_operands
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
-from mesh_programs import make_mesh
+from mesh_programs import COLLECTIVES, make_mesh
 
 attention = partial(attn_dispatch.dot_product_attention, is_causal=True)
 
@@ -53,18 +54,84 @@ def error(got: Any, expected: Any) -> float:
 
 
 def several_dims() -> dict[str, float]:
-    """Leading dims of which one or both are sharded, as batch dims and mapped, with dropout."""
+    """Leading dims of which some are sharded, as batch dims and mapped, with dropout."""
     found = {}
-    key = jax.random.key(3)
-    dropping = partial(attention, dropout_rate=0.4, dropout_key=key)
-    for kind in ("Explicit", "Auto"):
-        mesh = make_mesh((2, 4), kind)
-        for spec, leading in ((P(None, "x", None, "y"), (3, 4)), (P("x", "y"), (2, 8))):
-            for how, f in (("dims", dropping), ("vmap", jax.vmap(dropping))):
-                run, operands = jax.jit(partial(_both, f)), arrays(leading)
+    dropping = partial(attention, dropout_rate=0.4, dropout_key=jax.random.key(3))
+    for spec, leading in (
+        (P(None, "x", None, "y"), (3, 4)), (P("x", "y"), (2, 8)), (P("x", None, "y"), (2, 3, 4)),
+    ):  # fmt: skip
+        for how, f in (("dims", dropping), ("vmap", jax.vmap(dropping))):
+            run, operands = jax.jit(partial(_both, f)), arrays(leading)
+            expected = run(*operands)
+            for kind in ("Explicit", "Auto"):
+                mesh = make_mesh((2, 4), kind)
                 with jax.set_mesh(mesh):
                     got = run(*placed(operands, mesh, spec))
-                found[f"{kind} {spec} {how}"] = error(got, run(*operands))
+                found[f"{kind} {spec} {how}"] = error(got, expected)
+    return found
+
+
+def mapped() -> dict[str, float]:
+    """Calls mapped over a whole dim or a sharded one, that share some of their operands."""
+    keys = jax.random.split(jax.random.key(3), 2)
+    bias = np.random.default_rng(1).standard_normal((1, 8, 32, 32)).astype(np.float32)
+    found = {}
+    # Axes of query, key, value, bias and the dropout key.
+    for spec, axes in (
+        (P(None, "y"), (0, 0, 0, None, 0)), (P("x", "y"), (0, None, None, None, None)),
+        (P("x", None, None, "y"), (None, 0, 0, None, 0)),
+    ):  # fmt: skip
+        is_mapped = [axis == 0 for axis in axes]
+        qkv = [x if m else x[0] for x, m in zip(arrays((2, 4)), is_mapped, strict=False)]
+        operands = [*qkv, bias, keys if is_mapped[-1] else keys[0]]
+        specs = [spec if m else P(*spec[1:]) for m in is_mapped[:3]]
+        specs += [P(), P(spec[0]) if is_mapped[-1] else P()]
+        run = jax.jit(partial(_mapped_both_ways, axes))
+        expected = run(*operands)
+        for kind in ("Explicit", "Auto"):
+            mesh = make_mesh((2, 4), kind)
+            with jax.set_mesh(mesh):
+                given = (placed([x], mesh, y)[0] for x, y in zip(operands, specs, strict=True))
+                got = run(*given)
+            found[f"{kind} {spec} {axes}"] = error(got, expected)
+    return found
+
+
+def _mapped_both_ways(axes: tuple[int | None, ...], *operands: Any) -> Any:
+    """The gradients of the mapped call, and the gradients of each call, mapped."""
+
+    def call(*operands: Any) -> jax.Array:
+        *floats, key = operands
+        return attention(*floats, dropout_rate=0.4, dropout_key=key)
+
+    def gradients(*operands: Any) -> Any:
+        *floats, key = operands
+        return _both(lambda *x: call(*x, key), *floats)
+
+    *floats, key = operands
+    outside = _both(lambda *x: jax.vmap(call, in_axes=axes)(*x, key), *floats)
+    return outside, jax.vmap(gradients, in_axes=axes)(*operands)
+
+
+def cut() -> dict[str, Any]:
+    """Rows that a mesh axis shards, made two dims, so that a part of the axis shards each."""
+    found = {}
+    for shape, spec in (((8,), P("x")), ((2, 4), P(("x", "y")))):
+        mesh = make_mesh(shape, "Auto")
+        for dims in ((2, 4), (4, 2), (4, 6)):
+            operands = arrays((dims[0] * dims[1],))
+
+            def call(*operands: Any, dims=dims) -> jax.Array:
+                out = jax.vmap(attention)(*(x.reshape(*dims, *x.shape[1:]) for x in operands))
+                return out.reshape(operands[0].shape)
+
+            run = jax.jit(partial(_both, call))
+            compiled = run.lower(*placed(operands, mesh, spec)).compile()
+            text = compiled.as_text() or ""
+            found[f"{spec} {dims}"] = {
+                "error": error(compiled(*placed(operands, mesh, spec)), run(*operands)),
+                "collectives": [x for x in COLLECTIVES if f" {x}" in text],
+            }
     return found
 
 
@@ -127,12 +194,11 @@ def seeds() -> int:
         dropout_impl="threefry2x32",
     )  # fmt: skip
     operands = (*arrays((4,)), np.array([[1, 2]], np.uint32))
-    spec = AttentionSpec.of(operands, options)
-    shards = Shards.of(spec, mesh.shape, P("x", None, "y"), P("x", None, "y"))
+    call = LeadingCall.of(operands, options)
+    shards = Shards.of(call, mesh.shape, P("x", None, "y"), P("x", None, "y"))
 
     def seed() -> jax.Array:
-        by_name = dict(zip(options.operands, map(jnp.asarray, operands), strict=True))
-        here, own = own_operands(shards, spec, by_name)
+        here, own = own_operands(shards, call, [jnp.asarray(x) for x in operands])
         mine = dict(zip(here.operands, own, strict=True))
         key = first_dropout_key(AttentionSpec.of(own, here), mine)
         return jax.random.bits(key, (1, 2), jnp.uint32)
@@ -169,8 +235,8 @@ def main() -> None:
         print(json.dumps(cached(sys.argv[-1])))
         return
     found = {
-        "dims": several_dims(), "export": exported(), "unsplit": unsplit(), "nested": nested(),
-        "seeds": seeds(),
+        "dims": several_dims(), "mapped": mapped(), "cut": cut(), "export": exported(),
+        "unsplit": unsplit(), "nested": nested(), "seeds": seeds(),
     }  # fmt: skip
     print(json.dumps(found))
 

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 import attn_dispatch
 
 B, T, N, H = 8, 64, 8, 16
+FRONT = 3
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 Attention = Callable[..., jax.Array]
@@ -35,6 +36,8 @@ class Program:
     """Arguments beside query, key and value."""
     options: dict[str, Any] = field(default_factory=dict)
     in_jax_nn: bool = True
+    front: str = ""
+    """How query, key and value have one more dim, whole, in front: as a batch dim, or mapped."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -50,6 +53,9 @@ PROGRAMS = {
     "segment ids": Program(4, ("query_segment_ids",), in_jax_nn=False),
     "sinks, ALiBi, K 2": Program(2, ("sinks", "alibi_slopes"), in_jax_nn=False),
     "dropout, K 2": Program(2, options={"dropout_rate": 0.3, "dropout_key": 5}, in_jax_nn=False),
+    "a whole batch dim in front": Program(4, front="batch dim"),
+    "vmap over a whole dim": Program(4, front="vmap"),
+    "vmap over a whole dim, bias": Program(4, ("bias",), front="vmap"),
 }
 
 LAYOUTS = {
@@ -76,6 +82,8 @@ def arrays(program: Program, dtype: str = "float32") -> dict[str, np.ndarray]:
         "value": (B, T, program.kv_heads, H), "out_grad": (B, T, N, H), "bias": (1, N, T, T),
         "sinks": (N,), "alibi_slopes": (N,),
     }  # fmt: skip
+    if program.front:
+        made |= {x: (FRONT, *made[x]) for x in ("query", "key", "value", "out_grad")}
     floats = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in made.items()}
     for name in ("query", "key", "value", "out_grad", "bias"):
         floats[name] = floats[name].astype(jnp.dtype(dtype))
@@ -100,10 +108,24 @@ def step(program: Program, attention: Attention) -> Callable[..., Any]:
         out_grad = given.pop("out_grad")
         floats = {x: y for x, y in given.items() if jnp.issubdtype(y.dtype, jnp.floating)}
         rest = {x: y for x, y in given.items() if x not in floats}
-        out, pull = jax.vjp(lambda x: attention(**x, **rest, **options, is_causal=True), floats)
+        call = partial(attention, **rest, **options, is_causal=True)
+        # jax.nn's takes one batch dim.
+        is_mapped = program.front == "vmap" or attention is jax.nn.dot_product_attention
+        if program.front and is_mapped:
+            call = _mapped(call)
+        out, pull = jax.vjp(lambda x: call(**x), floats)
         return out, pull(out_grad)[0]
 
     return run
+
+
+def _mapped(call: Attention) -> Attention:
+    """The call mapped over the first dim of query, key and value."""
+
+    def mapped(query: Any, key: Any, value: Any, **shared: Any) -> jax.Array:
+        return jax.vmap(lambda q, k, v: call(query=q, key=k, value=v, **shared))(query, key, value)
+
+    return mapped
 
 
 def specs(program: Program, mesh: jax.sharding.Mesh, spec: P) -> dict[str, P]:
@@ -113,6 +135,8 @@ def specs(program: Program, mesh: jax.sharding.Mesh, spec: P) -> dict[str, P]:
     while program.kv_heads % int(np.prod([mesh.shape[x] for x in axes])):
         axes = axes[:-1]
     key = P(batch, rows, axes or None)
+    if program.front:
+        spec, key = P(None, *spec), P(None, *key)
     return {
         "query": spec, "out_grad": spec, "key": key, "value": key, "bias": P(None, heads),
         "sinks": P(heads), "alibi_slopes": P(heads), "query_seq_lengths": P(batch),
@@ -206,8 +230,11 @@ def cells() -> Iterator[tuple[str, str, str]]:
     """Layout, program and kind of axes of everything in docs/meshes.md."""
     for layout, (shape, _) in LAYOUTS.items():
         for name, program in PROGRAMS.items():
+            if program.front and layout not in ("data", "data and tensor"):
+                continue
             # What goes with batch rows and heads is seen where these are split.
-            if "tensor" not in layout.split() and name not in ("N 8, K 4", "N 8, K 2", "N 8, K 1"):
+            is_plain = name in ("N 8, K 4", "N 8, K 2", "N 8, K 1")
+            if "tensor" not in layout.split() and not (is_plain or program.front):
                 continue
             if layout == "tensor over both axes" and name not in ("N 8, K 4", "N 8, K 2"):
                 continue

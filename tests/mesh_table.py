@@ -40,20 +40,22 @@ kv heads of its own query heads, and their gradients are summed.
 - **Explicit axes**, what `jax.make_mesh` makes by default: types say how a call is split, and it is
   lowered to a `shard_map`. Results are sharded as query is, gradients as their operands. Export and
   the persistent compilation cache need nothing further.
-- **Auto axes**, and a mesh of both: the partitioner is asked, through a sharding rule. With several
-  batch dims, or under `vmap`, shard the first of them: a sharded dim behind one that is whole is
-  gathered. Shard kv heads along with query heads where they divide: if they lie whole, their
-  gradients may be computed in parts and gathered. Another process finds a program in the persistent
-  compilation cache only if `jax_remove_custom_partitioning_ptr_from_cache_key` is set.
+- **Auto axes**, and a mesh of both: the partitioner is asked, through a sharding rule. Shard kv
+  heads along with query heads where they divide: if they lie whole, their gradients may be computed
+  in parts and gathered. Another process finds a program in the persistent compilation cache only if
+  `jax_remove_custom_partitioning_ptr_from_cache_key` is set.
   `jax.export` leaves the splitting to XLA, which an `AttentionShardingWarning` says.
+- **Several batch dims, and `vmap`**: any of the dims may be sharded, by axes of its own or, where
+  a reshape has made several dims of one, by a part of an axis.
 - **Inside `shard_map`** a call is one device's. Where that is manual over some axes only, Auto axes
   are left to XLA, which gathers the operands of a GPU's kernels; Explicit ones split the call as
   above, but JAX gathers them where the shard_map begins and ends.
 - **Dropout**: XLA's mask is the same however a call is split. cuDNN and AITER count rows and heads
   from their own first, so each device draws from a key of its own, and the mask is another for
   another number of devices; `attn_dispatch.sharded_dropout("same")` lets XLA alone compute calls
-  with dropout. Inside a caller's own `shard_map` the key is the caller's: fold the device's number
-  into it.
+  with dropout. Where a batch dim is sharded behind a whole one, and under `vmap`, a call has
+  several keys: XLA computes it. Inside a caller's own `shard_map` the key is the caller's: fold
+  the device's number into it.
 
 Below, a call (batch 8, 64 tokens, head dim 16, 8 query heads, float32) and its gradients. The
 number is the flops of one device as a share of those of the same program on one device (an eighth

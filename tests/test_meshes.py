@@ -94,7 +94,18 @@ def further() -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
 def test_vmap_and_several_batch_dims(further, kind):
     found = {x: y for x, y in further["dims"].items() if x.startswith(kind)}
-    assert len(found) == 4 and max(found.values()) <= TOLERANCE
+    assert len(found) == 6 and max(found.values()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", ["Explicit", "Auto"])
+def test_mapped_calls_that_share_operands(further, kind):
+    found = {x: y for x, y in further["mapped"].items() if x.startswith(kind)}
+    assert len(found) == 3 and max(found.values()) <= TOLERANCE
+
+
+def test_parts_of_mesh_axes_split_calls(further):
+    for found in further["cut"].values():
+        assert found["error"] <= TOLERANCE and not found["collectives"]
 
 
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])

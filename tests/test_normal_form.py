@@ -13,6 +13,7 @@ import pytest
 
 from attn_dispatch import dot_product_attention
 from attn_dispatch.call.arguments import Call, normalise
+from attn_dispatch.call.leading import LeadingCall
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +34,9 @@ def call_of(*args: Any, **kwargs: Any) -> Call:
 
 
 def shapes_of(call: Call) -> dict[str, tuple[int, ...]]:
-    shapes = (x.shape for x in call.operands)
-    return dict(zip(call.options.operands, shapes, strict=True))
+    """Of the operands with one batch axis."""
+    spec = LeadingCall.of(call.operands, call.options).spec
+    return {operand.name: operand.shape for operand in spec.operands}
 
 
 Q, K, V = normal(2, 3, 4, 8), normal(2, 5, 2, 8, seed=1), normal(2, 5, 2, 6, seed=2)

@@ -13,7 +13,8 @@ from jax.typing import ArrayLike
 
 from attn_dispatch import settings
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call, normalise
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, CausalAlignment
+from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.spec import AttentionOptions, CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
 from attn_dispatch.core import select, told
 from attn_dispatch.core.explanation import Explanation, explain_call
@@ -293,10 +294,10 @@ def _normalise_ragged(
 def _run(call: Call, *, return_residual: bool, return_lse: bool, return_max_logits: bool) -> Any:
     told.called_here(call.options)
     out, *rows = attention(call.options, call.operands)
-    results = [_unfold(call, out)]
+    results = [out]
     if rows:
         # Inside lse and the maxima are [B, N, T]; outside they have the layout of query.
-        lse, *row_max = (_unfold(call, jnp.swapaxes(x, 1, 2)) for x in rows)
+        lse, *row_max = (jnp.swapaxes(x, -1, -2) for x in rows)
         if return_residual:
             results.append(jax.lax.stop_gradient(lse).astype(out.dtype))
         if return_lse:
@@ -324,8 +325,7 @@ def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
       NotImplementedError: the implementation that computes the call does not tell its mask.
     """
     call = _named(args, kwargs).normalised(needs_keep=True)
-    keep = attention(call.options, call.operands)[-1]
-    return _unfold(call, keep)
+    return attention(call.options, call.operands)[-1]
 
 
 def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation:
@@ -363,7 +363,7 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
         return call.operands
 
     avals = jax.eval_shape(operands, arrays)
-    spec = AttentionSpec.of(avals, options[0])
+    spec = LeadingCall.of(avals, options[0]).spec
     return explain_call(spec, default_device(), has_lse_grad=named.arguments["return_lse"])
 
 
@@ -388,7 +388,3 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _NamedCall:
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return _NamedCall(is_ragged, bound.arguments)
-
-
-def _unfold(call: Call, x: jax.Array) -> jax.Array:
-    return call.leading.split(x)

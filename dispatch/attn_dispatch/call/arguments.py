@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -11,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.conventions import warn_of_conventions
-from attn_dispatch.call.leading import Leading, with_one_leading_dim
 from attn_dispatch.call.spec import AttentionOptions, CausalAlignment
 from attn_dispatch.call.static_arguments import (
     Side,
@@ -35,8 +33,7 @@ class Call:
 
     options: AttentionOptions
     operands: tuple[jax.Array, ...]
-    leading: Leading
-    """The batch dims of query as given; folded into one in the operands."""
+    """Each with as many leading dims as query was given with; see leading.py."""
 
 
 ARRAY_ARGUMENTS = (
@@ -80,7 +77,6 @@ def normalise(
     for name in ("query", "key", "value"):
         if name not in given:
             raise ValueError(f"{name}: expected an array, got None")
-    given, rows = with_one_leading_dim(given)
     shape = _check_qkv(given["query"], given["key"], given["value"])
     _complete_segment_ids(given, shape)
     if max_segments is not None:
@@ -90,7 +86,7 @@ def normalise(
     left, right = check_window(local_window_size)
     window, sides = _static_window(left, right)
 
-    operands = {name: _fold(given[name]) for name in ("query", "key", "value")}
+    operands = {name: given[name] for name in ("query", "key", "value")}
     for name, x in given.items():
         if name in ("bias", "mask"):
             operands[name] = _score_shaped(name, x, shape)
@@ -103,18 +99,15 @@ def normalise(
         elif name in ("alibi_slopes", "sinks"):
             operands[name] = _per_head(name, x, shape)
     if sides is not None:
-        operands["window"] = sides[None]
+        operands["window"] = shape.shared(sides)
     lengths = shape.seq_len_q, shape.seq_len_kv
     limits = Limits(lengths, max_segments, max_seq_lens)
     check_values(arrays | {"local_window_size": sides}, limits)
     dropout_rate = check_dropout(dropout_rate, "dropout_key" in given)
     dropout_impl = None
     if "dropout_key" in given and dropout_rate > 0:
-        operands["dropout_key"], dropout_impl = _key_data(given["dropout_key"])
-        if not rows.keeps_order:  # each row has the key, and says which row it is
-            row = rows.row_of_each()
-            operands["dropout_key"] = jnp.repeat(operands["dropout_key"], row.shape[0], axis=0)
-            operands["dropout_start"] = jnp.stack([row, jnp.zeros_like(row)], axis=1)
+        words, dropout_impl = _key_data(given["dropout_key"])
+        operands["dropout_key"] = shape.shared(words)
 
     options = AttentionOptions(
         operands=tuple(operands),
@@ -144,7 +137,7 @@ def normalise(
         is_top_left=options.causal_alignment == "top_left",
         has_soft_cap=options.logits_soft_cap is not None,
     )
-    return Call(options, tuple(operands.values()), rows)
+    return Call(options, tuple(operands.values()))
 
 
 @dataclass(frozen=True)
@@ -155,9 +148,9 @@ class _Shape:
     num_heads: int
     head_dim: int
 
-    @property
-    def batch(self) -> int:
-        return math.prod(self.leading)
+    def shared(self, x: jax.Array) -> jax.Array:
+        """x with leading dims of 1."""
+        return x.reshape((1,) * len(self.leading) + x.shape)
 
 
 def _check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> _Shape:
@@ -191,14 +184,8 @@ def _check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> _Shape:
     return _Shape(tuple(leading), t, s, n, h)
 
 
-def _fold(x: jax.Array, inner_dims: int = 3) -> jax.Array:
-    """x with the dims before the last `inner_dims` made one."""
-    inner = x.shape[x.ndim - inner_dims :]
-    return x.reshape(math.prod(x.shape[: x.ndim - inner_dims]), *inner)
-
-
 def _score_shaped(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
-    """bias or mask as [1|B, 1|N, 1|T, 1|S]; lower ranks extend to the left, as in numpy."""
+    """bias or mask as [..., 1|N, 1|T, 1|S]; lower ranks extend to the left, as in numpy."""
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     if name == "mask" and x.dtype != jnp.bool_:
         raise ValueError(
@@ -218,10 +205,7 @@ def _score_shaped(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
             f"{list(full)}, got {list(x.shape)}{_of_batch_and_keys(name, x, full)}"
         )
     x = x.reshape((1,) * (rank - x.ndim) + x.shape)
-    leading = x.shape[:-3]
-    if any(dim != 1 for dim in leading) and leading != full[:-3]:
-        x = jnp.broadcast_to(x, (*full[:-3], *x.shape[-3:]))
-    return _fold(x)
+    return x if shape.leading else x[0]
 
 
 def _of_batch_and_keys(name: str, x: jax.Array, full: tuple[int, ...]) -> str:
@@ -231,14 +215,14 @@ def _of_batch_and_keys(name: str, x: jax.Array, full: tuple[int, ...]) -> str:
 
 
 def _lengths(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
-    """[B] int32."""
+    """[...] int32."""
     _check_integer(name, x)
     allowed = [shape.leading] if shape.leading else [(), (1,)]
     if x.shape not in allowed:
         raise ValueError(
             f"{name}: expected the batch dims {list(allowed[-1])}, got {list(x.shape)}"
         )
-    return _as_int32(x.reshape(shape.batch))
+    return _as_int32(x.reshape(shape.leading))
 
 
 def _complete_segment_ids(given: dict[str, jax.Array], shape: _Shape) -> None:
@@ -294,7 +278,7 @@ def _static_window(
 
 
 def _segment_ids(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
-    """[B, T] or [B, S] int32."""
+    """[..., T] or [..., S] int32."""
     _check_integer(name, x)
     length = shape.seq_len_q if name.startswith("query") else shape.seq_len_kv
     if x.shape != (*shape.leading, length):
@@ -302,11 +286,11 @@ def _segment_ids(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     # One that int32 does not hold is wrong, not the largest that it does.
     if jnp.iinfo(x.dtype).max > jnp.iinfo(jnp.int32).max:
         x = jnp.where(x > jnp.iinfo(jnp.int32).max, jnp.array(-1).astype(x.dtype), x)
-    return _as_int32(_fold(x, inner_dims=1))
+    return _as_int32(x)
 
 
 def _cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array:
-    """[1, M + 1] int32."""
+    """[M + 1] int32."""
     _check_integer(name, x)
     if x.ndim != 1 or x.shape[0] < 2:
         raise ValueError(f"{name}: expected shape [sequences + 1], got {list(x.shape)}")
@@ -314,7 +298,7 @@ def _cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array
         raise ValueError(
             f"{name}: expected cu_seqlens_q's shape {list(expected)}, got {list(x.shape)}"
         )
-    return _as_int32(x[None])
+    return _as_int32(x)
 
 
 def _as_int32(x: jax.Array) -> jax.Array:
@@ -332,7 +316,7 @@ def _check_integer(name: str, x: jax.Array) -> None:
 
 
 def _per_head(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
-    """[1|B, N]."""
+    """[..., N]."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
     if x.shape not in ((shape.num_heads,), (*shape.leading, shape.num_heads)):
@@ -340,11 +324,11 @@ def _per_head(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
             f"{name}: expected shape {[shape.num_heads]} or "
             f"{[*shape.leading, shape.num_heads]}, got {list(x.shape)}"
         )
-    return _fold(x, inner_dims=1)
+    return x if x.ndim > 1 else shape.shared(x)
 
 
 def _key_data(key: jax.Array) -> tuple[jax.Array, str]:
-    """Key data [1, words] uint32, and the name of the PRNG it belongs to."""
+    """Key data [words] uint32, and the name of the PRNG it belongs to."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         impl, data = str(jax.random.key_impl(key)), jax.random.key_data(key)
     elif key.dtype == jnp.uint32 and key.ndim == 1:
@@ -361,4 +345,4 @@ def _key_data(key: jax.Array) -> tuple[jax.Array, str]:
         )
     if data.ndim != 1:
         raise ValueError(f"dropout_key: expected a single key, got keys of shape {key.shape}")
-    return data[None], impl
+    return data, impl

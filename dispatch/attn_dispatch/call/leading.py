@@ -1,122 +1,110 @@
-"""Making one of an array's leading dims, where Explicit mesh axes may shard more than the first.
+"""The leading dims of a call's arrays: any number of them in the primitives, one in the spec.
 
-JAX has no such reshape: the rows that a device holds do not follow one another. Every device makes
-one of the dims of its own part, so that nothing moves, and rows are in another order until they are
-taken apart again.
+All operands of a primitive have the same number of leading dims, those of query, or 1 where an
+operand is shared along a dim. So vmap puts one more in front, and XLA sees each dim that may be
+sharded. What one device computes is folded: the dims become one batch axis.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+import numpy as np
 
-Entry = tuple[str, ...]
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, Operand
+
+SHAREABLE = ("bias", "mask", "window", "alibi_slopes", "sinks")
+"""Operands that may be shared along any of the dims. A dropout key may be along the last ones: it
+counts the rows that share it."""
 
 
 @dataclass(frozen=True)
-class Leading:
-    """The dims that become one, and what shards them."""
+class LeadingCall:
+    """A call as the primitives take it, shapes and options; hashable."""
 
-    shape: tuple[int, ...]
-    axes: tuple[Entry, ...]
-    """Of each dim the Explicit mesh axes."""
-    mesh: Any
+    options: AttentionOptions
+    operands: tuple[Operand, ...]
 
     @staticmethod
-    def of(shape: tuple[int, ...], arrays: Iterable[jax.Array]) -> Leading:
-        """The leading dims `shape` of these arrays, sharded as the first array that is sharded."""
-        for x in arrays:
-            sharding = jax.typeof(x).sharding
-            axes = tuple(map(_entry, sharding.spec[: len(shape)]))
-            if any(axes):
-                return Leading(shape, axes, sharding.mesh)
-        return Leading(shape, ((),) * len(shape), None)
+    def of(avals: Sequence[Any], options: AttentionOptions) -> LeadingCall:
+        """The call with these abstract values, in the order of `options.operands`."""
+        return LeadingCall(options, AttentionSpec.of(avals, options).operands)
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {operand.name: operand.shape for operand in self.operands}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an operand the call has."""
+        return self._shapes[name]
+
+    @cached_property
+    def dims(self) -> tuple[int, ...]:
+        """The leading dims: those of query."""
+        return self.shape("query")[:-3]
+
+    @cached_property
+    def spec(self) -> AttentionSpec:
+        """The spec of the folded call."""
+        folded = (replace(x, shape=self._folded_shape(x.name)) for x in self.operands)
+        return AttentionSpec(self.options, tuple(folded))
+
+    def leading(self, name: str) -> tuple[int, ...]:
+        """The leading dims of an operand."""
+        return self.shape(name)[: len(self.dims)]
+
+    def fold(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The operands with one batch axis."""
+        return {name: self._folded(name, x) for name, x in operands.items()}
+
+    def unfold(self, results: Sequence[jax.Array]) -> list[jax.Array]:
+        """The results of the folded call with the leading dims; of gradients, the operand's."""
+        if not self.options.gradients:
+            return [x.reshape(*self.dims, *x.shape[1:]) for x in results]
+        return [
+            self._gradient(name, x) for name, x in zip(self.options.gradients, results, strict=True)
+        ]
 
     @property
-    def keeps_order(self) -> bool:
-        """Whether the rows are in the order of the dims."""
-        return not any(self.axes[1:])
+    def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What the call returns, in the order of `spec.result_names`."""
+        folded = self.spec.results
+        if self.options.gradients:
+            shapes = [self.shape(name) for name in self.options.gradients]
+        else:
+            shapes = [(*self.dims, *x.shape[1:]) for x in folded]
+        return tuple(
+            jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(shapes, folded, strict=True)
+        )
 
-    def merged(self, x: jax.Array) -> jax.Array:
-        """[*shape, ...] to [rows, ...]."""
-        rest = x.shape[len(self.shape) :]
-        if self.keeps_order:
-            return x.reshape(math.prod(self.shape), *rest)
-        inner = jax.typeof(x).sharding.spec[len(self.shape) :]
-        x = jax.sharding.reshard(x, NamedSharding(self.mesh, P(*self._specs, *inner)))
-        here = math.prod(self._shape_here)
-        return self._on_each(
-            lambda x: x.reshape(here, *x.shape[len(self.shape) :]),
-            P(*self._specs, *inner), P(self._all, *inner), x,
-        )  # fmt: skip
+    def _is_repeated(self, name: str) -> bool:
+        """Whether an operand is shared along some of the dims only, and repeated along them."""
+        leading = self.leading(name)
+        is_shared = all(size == 1 for size in leading)
+        return name in SHAREABLE and not is_shared and leading != self.dims
 
-    def split(self, x: jax.Array) -> jax.Array:
-        """[rows, ...] to [*shape, ...]."""
-        if self.keeps_order:
-            return x.reshape(*self.shape, *x.shape[1:])
-        inner = jax.typeof(x).sharding.spec[1:]
-        x = jax.sharding.reshard(x, NamedSharding(self.mesh, P(self._all, *inner)))
-        return self._on_each(
-            lambda x: x.reshape(*self._shape_here, *x.shape[1:]),
-            P(self._all, *inner), P(*self._specs, *inner), x,
-        )  # fmt: skip
+    def _folded_shape(self, name: str) -> tuple[int, ...]:
+        shape = self.shape(name)
+        leading = self.dims if self._is_repeated(name) else self.leading(name)
+        return (math.prod(leading), *shape[len(leading) :])
 
-    def row_of_each(self) -> jax.Array:
-        """[rows] int32: which row, in the order of the dims, stands where."""
-        rows = math.prod(self.shape)
-        return self.merged(jnp.arange(rows, dtype=jnp.int32).reshape(self.shape))
+    def _folded(self, name: str, x: jax.Array) -> jax.Array:
+        if self._is_repeated(name):
+            x = jnp.broadcast_to(x, (*self.dims, *x.shape[len(self.dims) :]))
+        return x.reshape(self._folded_shape(name))
 
-    @property
-    def _all(self) -> Entry:
-        return tuple(axis for axes in self.axes for axis in axes)
-
-    @property
-    def _specs(self) -> tuple[Entry | None, ...]:
-        return tuple(axes or None for axes in self.axes)
-
-    @property
-    def _shape_here(self) -> tuple[int, ...]:
-        ways = (math.prod(self.mesh.shape[axis] for axis in axes) for axes in self.axes)
-        return tuple(size // n for size, n in zip(self.shape, ways, strict=True))
-
-    def _on_each(
-        self, function: Callable[[jax.Array], jax.Array], source: P, to: P, x: jax.Array
-    ) -> jax.Array:
-        """The function on what each device holds."""
-        kinds = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
-        explicit = {name for name, kind in kinds if kind == AxisType.Explicit}
-        return jax.shard_map(
-            function, mesh=self.mesh, axis_names=explicit, in_specs=source, out_specs=to
-        )(x)
-
-
-def with_one_leading_dim(given: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], Leading]:
-    """The arguments of a call, their leading dims made one where a plain reshape would not do.
-
-    What does not have query's leading dims stays as it is, to be found wrong, or to be broadcast.
-    """
-    query = given["query"]
-    dims = query.shape[:-3]
-    rows = Leading.of(dims, (given[name] for name in ("query", "key", "value")))
-    if rows.keeps_order:
-        return given, rows
-
-    def merged(name: str, x: jax.Array) -> jax.Array:
-        if name in ("bias", "mask") and x.ndim == query.ndim:
-            if set(x.shape[: len(dims)]) == {1}:
-                return x.reshape(1, *x.shape[len(dims) :])
-            x = jnp.broadcast_to(x, (*dims, *x.shape[len(dims) :]))
-        return rows.merged(x) if x.shape[: len(dims)] == dims else x
-
-    return {name: merged(name, x) for name, x in given.items()}, rows
-
-
-def _entry(axes: Any) -> Entry:
-    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+    def _gradient(self, name: str, x: jax.Array) -> jax.Array:
+        """That of what is repeated is a sum, which 16-bit numbers are added up for as float32."""
+        if not self._is_repeated(name):
+            return x.reshape(self.shape(name))
+        leading = self.leading(name)
+        over = tuple(i for i, size in enumerate(leading) if size == 1)
+        x = x.reshape(*self.dims, *x.shape[1:])
+        wide = x.astype(np.promote_types(x.dtype, np.float32))
+        return wide.sum(over, keepdims=True).astype(x.dtype)

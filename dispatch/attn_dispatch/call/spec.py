@@ -3,8 +3,8 @@
 Letters used for shapes here and everywhere: B batch, T query length, S key length, N heads,
 K kv heads, G = N // K, H head dim of query and key, V head dim of value.
 
-The arrays of a call are its *operands*, named in `AttentionOptions.operands`. Inside the
-primitive every operand starts with a batch axis, so that `jax.vmap` can fold into it:
+The arrays of a call are its *operands*, named in `AttentionOptions.operands`. Where a call is
+computed every operand starts with a batch axis, which is made of the leading dims (leading.py):
 
 ====================== ========================== ===================
 operand                shape                      dtype

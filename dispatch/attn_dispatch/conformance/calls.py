@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
@@ -77,7 +78,7 @@ def specs_in(jaxpr: Any) -> list[AttentionSpec]:
     for equation in _equations(jaxpr):
         if equation.primitive in (attn_fwd_p, attn_bwd_p):
             avals = [x.aval for x in equation.invars]
-            found[AttentionSpec.of(avals, equation.params["options"])] = None
+            found[LeadingCall.of(avals, equation.params["options"]).spec] = None
     return list(found)
 
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 
+from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import (
     DIFFERENTIABLE,
     AttentionOptions,
@@ -197,13 +198,14 @@ def _formula(
     forward, _ = _both_options(call, wanted, has_lse_grad=has_lse_grad)
     forward = replace(forward, needs_max=False, needs_keep=False)
     operands = {name: arrays[name] for name in call.operands}
-    spec = AttentionSpec.of(tuple(operands.values()), forward)
-    asked = replace(spec, options=replace(forward, derivative=derivative))
+    whole = LeadingCall.of(tuple(operands.values()), forward)
+    asked = replace(whole.spec, options=replace(forward, derivative=derivative))
 
     def function(*moving: Any) -> tuple[jax.Array, jax.Array]:
         now = operands | dict(zip(wanted, moving, strict=True))
         now["query"] = by_formula_p.bind(now["query"], spec=asked)
-        return select.formula(spec, now)
+        out, lse = whole.unfold(select.formula(whole.spec, whole.fold(now)))
+        return out, lse
 
     return function
 

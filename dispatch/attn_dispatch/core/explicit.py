@@ -13,7 +13,8 @@ import jax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.spec import AttentionOptions
 from attn_dispatch.core import jax_compat
 from attn_dispatch.core.shards import Bind, Shards, layouts, shard_call
 from attn_dispatch.core.unsplit import say_unsplit
@@ -39,15 +40,15 @@ def explicit_lowering(bind: Bind, ctx: Any, operands: Any, options: AttentionOpt
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
         if kind == AxisType.Explicit
     }
-    spec = AttentionSpec.of(ctx.avals_in, options)
+    whole = LeadingCall.of(ctx.avals_in, options)
     by_name = dict(zip(options.operands, ctx.avals_in, strict=True))
     query, key = (by_name[name].sharding.spec for name in ("query", "key"))
-    shards = Shards.of(spec, axes, query, key)
-    say_unsplit(spec, shards.unused)
-    inputs, outputs = (tuple(map(shards.spec_of, side)) for side in layouts(spec))
+    shards = Shards.of(whole, axes, query, key)
+    say_unsplit(whole.spec, shards.unused)
+    inputs, outputs = (tuple(map(shards.spec_of, side)) for side in layouts(whole))
 
     def call(*operands: jax.Array) -> Any:
-        here = partial(shard_call, bind, spec, shards)
+        here = partial(shard_call, bind, whole, shards)
         results = jax.shard_map(
             lambda *own: here(own), mesh=mesh, axis_names=set(axes), in_specs=inputs,
             out_specs=outputs, check_vma=False,

@@ -16,62 +16,66 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, use_abstract_mesh
 
 from attn_dispatch import settings
+from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.jax_compat import custom_partitioning, set_xla_metadata
-from attn_dispatch.core.shards import Bind, Shards, layouts, shard_call
+from attn_dispatch.core.mesh_axes import mesh_and_specs
+from attn_dispatch.core.shards import Bind, Shards, layouts, shard_call, whole_call
 from attn_dispatch.core.unsplit import say_unsplit
 
 _NO_MESH = AbstractMesh((), ())
 
 
-def partitioned(bind: Bind, spec: AttentionSpec, operands: tuple[jax.Array, ...]) -> Any:
-    """bind(spec.options)(*operands), each device binding its own shard where they are sharded.
+def partitioned(bind: Bind, call: LeadingCall, operands: tuple[jax.Array, ...]) -> Any:
+    """The results of the call, each device binding its own shard where operands are sharded.
 
     A call without scores is not split.
     """
-    if spec.is_empty:
-        return bind(spec.options)(*operands)
+    if call.spec.is_empty:
+        return whole_call(bind, call, operands)
     surroundings = settings.current()
     # What JAX's compilation cache goes by. The call itself is nowhere in the program but in a
     # Python object, whose address jax_remove_custom_partitioning_ptr_from_cache_key leaves out.
-    with set_xla_metadata(attn_dispatch=f"{spec!r} {surroundings!r}"):
-        return _partitioner(bind, spec, surroundings)(*operands)
+    with set_xla_metadata(attn_dispatch=f"{call!r} {surroundings!r}"):
+        return _partitioner(bind, call, surroundings)(*operands)
 
 
 @lru_cache(maxsize=4096)
 def _partitioner(
-    bind: Bind, spec: AttentionSpec, surroundings: settings.Settings
+    bind: Bind, call: LeadingCall, surroundings: settings.Settings
 ) -> Callable[..., Any]:
-    inputs, outputs = layouts(spec)
+    inputs, outputs = layouts(call)
 
-    def shards_of(mesh: Any, args: Any) -> Shards:
-        by_name = dict(zip(spec.options.operands, args, strict=True))
-        query, key = by_name["query"].sharding.spec, by_name["key"].sharding.spec
-        return Shards.of(spec, mesh.shape, query, key)
+    def shards_of(mesh: Any, args: Any) -> tuple[Any, Shards]:
+        by_name = dict(zip(call.options.operands, args, strict=True))
+        given = {x: (by_name[x].sharding, len(by_name[x].shape)) for x in ("query", "key")}
+        mesh, specs = mesh_and_specs(mesh, given)
+        return mesh, Shards.of(call, mesh.shape, specs["query"], specs["key"])
 
     def shardings(axes: tuple[str, ...], mesh: Any, shards: Shards) -> Any:
         return tuple(NamedSharding(mesh, shards.spec_of(x)) for x in axes)
 
     def partition(mesh: Any, args: Any, results: Any) -> Any:
-        shards = shards_of(mesh, args)
-        say_unsplit(spec, shards.unused)
+        mesh, shards = shards_of(mesh, args)
+        say_unsplit(call.spec, shards.unused)
 
         def shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
             # This runs when XLA compiles, which may be after a `with` block of settings has ended.
             with settings.restored(surroundings), use_abstract_mesh(_NO_MESH):
-                return shard_call(bind, spec, shards, operands)
+                return shard_call(bind, call, shards, operands)
 
         to = shardings(outputs, mesh, shards)
         return mesh, shard, to, shardings(inputs, mesh, shards)
 
     def infer(mesh: Any, args: Any, results: Any) -> Any:
-        return shardings(outputs, mesh, shards_of(mesh, args))
+        return shardings(outputs, *shards_of(mesh, args))
 
-    whole = custom_partitioning(lambda *operands: tuple(bind(spec.options)(*operands)))
+    whole = custom_partitioning(lambda *operands: whole_call(bind, call, operands))
     whole.def_partition(
         partition,
         infer_sharding_from_operands=infer,
-        sharding_rule=lambda mesh, *types: _rule(spec, mesh, inputs, outputs),
+        decode_shardings=False,
+        sharding_rule=lambda mesh, *types: _rule(call.spec, mesh, inputs, outputs),
     )
     return whole
 
@@ -79,10 +83,10 @@ def _partitioner(
 def _rule(
     spec: AttentionSpec, mesh: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> tuple[str, dict[str, Any]]:
-    """The sharding rule, for example "b t (k g) h, b s k h, b s k v -> b t (k g) v, b (k g) t".
+    """The sharding rule, such as "b0 b1 t (k g) h, b0 b1 s k h, b0 b1 s k v -> b0 b1 t (k g) v".
 
-    Query heads are n, apart from k, where a mesh axis might split kv heads and groups at once: JAX
-    cannot tell such a sharding to `partition`.
+    Query heads are n, apart from k, where a mesh axis might split kv heads and groups at once: kv
+    heads that lie whole would have gradients in parts, which are then gathered.
     """
     kv_heads, groups = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
     sizes = {}
@@ -97,7 +101,7 @@ def _rule(
     )
     # The partitioner wants them in order of appearance.
     factors = dict.fromkeys(re.findall(r"\w+", text))
-    replicated = tuple(factor for factor in factors if factor not in ("b", "k", "g", "n"))
+    replicated = tuple(x for x in factors if not re.fullmatch(r"b\d+|k|g|n", x))
     return text, {"need_replication_factors": replicated, **sizes}
 
 

@@ -12,19 +12,19 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.core import jax_compat, select
-from attn_dispatch.core.batching import fold_batch
+from attn_dispatch.core.batching import batch_call
 from attn_dispatch.core.derivatives import chosen_as_in_training, make_differentiable
 from attn_dispatch.core.explicit import explicit_lowering, is_explicit
 from attn_dispatch.core.jax_compat import batching, mlir
 from attn_dispatch.core.partitioning import partitioned
-from attn_dispatch.core.shards import Bind
+from attn_dispatch.core.shards import Bind, whole_call
 from attn_dispatch.core.unsplit import say_exported
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import device_for
@@ -51,11 +51,11 @@ def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
 
 
 def _abstract_eval(*avals, options: AttentionOptions):
-    spec = AttentionSpec.of(avals, options)
+    call = LeadingCall.of(avals, options)
     # `_vary_alike` has made the operands agree on the varying axes of a surrounding shard_map.
     return [
         jax_compat.sharded_like(x, sharding, avals[0])
-        for x, sharding in zip(spec.results, _result_shardings(spec, avals), strict=True)
+        for x, sharding in zip(call.results, _result_shardings(call.spec, avals), strict=True)
     ]
 
 
@@ -65,13 +65,13 @@ def _result_shardings(spec: AttentionSpec, avals) -> list[NamedSharding]:
     if spec.is_backward:
         return [by_name[name].sharding for name in spec.options.gradients]
     sharding = by_name["query"].sharding
-    batch, rows, heads, _ = sharding.spec
-    by_row = P(batch, heads, rows)
+    *leading, rows, heads, _ = sharding.spec
+    by_row = P(*leading, heads, rows)
     specs = {
-        "out": P(batch, rows, heads, None),
+        "out": P(*leading, rows, heads, None),
         "lse": by_row,
         "row_max": by_row,
-        "keep": P(batch, heads, rows, None),
+        "keep": P(*leading, heads, rows, None),
     }
     return [NamedSharding(sharding.mesh, specs[name]) for name in spec.result_names]
 
@@ -104,27 +104,7 @@ def _lower(ctx, *operands, options: AttentionOptions, platform: str | None = Non
 
 
 def _batch(primitive: Primitive, operands: Sequence[jax.Array], dims, *, options: AttentionOptions):
-    bind = _bind(primitive, options)
-    if options.partner is not None and options.gradients:
-        num_forward = len(options.partner.operands)
-        if all(dim is None for dim in dims[:num_forward]):
-            # The forward call is not mapped. One of another shape might be computed, and its
-            # dropout mask drawn, by another implementation.
-            return _map_calls(bind, operands, dims)
-    options, folded, unfold = fold_batch(options, operands, dims)
-    results = unfold(_bind(primitive, options)(*folded))
-    return results, [0] * len(results)
-
-
-def _map_calls(bind, operands: Sequence[jax.Array], dims):
-    """A call after the other, each with its slice of the operands that are mapped."""
-    mapped = {i: jnp.moveaxis(operands[i], dim, 0) for i, dim in enumerate(dims) if dim is not None}
-
-    def one(slices: dict[int, jax.Array]):
-        return bind(*(slices.get(i, x) for i, x in enumerate(operands)))
-
-    results = jax.lax.map(one, mapped)
-    return results, [0] * len(results)
+    return batch_call(_bind(primitive, options), operands, dims, options)
 
 
 @lru_cache(maxsize=4096)
@@ -139,15 +119,13 @@ def _lower_partitioned(ctx, *operands, bind: Bind, options: AttentionOptions):
 
     # Inside a shard_map, of some axes or all, this is what one device computes.
     is_one = AxisType.Manual in mesh.axis_types or jax_compat.number_of_devices(ctx) == 1
+    whole = LeadingCall.of(ctx.avals_in, options)
+    if not is_one and jax_compat.is_export(ctx):
+        say_exported(whole.spec)
+        is_one = True
 
     def call(*operands):
-        if is_one:
-            return bind(options)(*operands)
-        spec = AttentionSpec.of(operands, options)
-        if jax_compat.is_export(ctx):
-            say_exported(spec)
-            return bind(options)(*operands)
-        return partitioned(bind, spec, operands)
+        return (whole_call if is_one else partitioned)(bind, whole, operands)
 
     return jax_compat.lower_as(call, ctx, operands)
 

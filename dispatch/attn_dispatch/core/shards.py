@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, with_dropout_start
 
 Bind = Callable[[AttentionOptions], Callable[..., list[jax.Array]]]
@@ -37,8 +38,7 @@ LAYOUTS = {
     "window": "b e",
     "alibi_slopes": "b n",
     "sinks": "b n",
-    "dropout_key": "d w",
-    "dropout_start": "d p",
+    "dropout_key": "b w",
     "out": "b t n v",
     "out_grad": "b t n v",
     "lse": "b n t",
@@ -46,17 +46,34 @@ LAYOUTS = {
     "row_max": "b n t",
     "keep": "b n t s",
 }
-"""The axes of operands and results by letter, as in spec.py. Dropout keys lie whole everywhere."""
+"""The axes of operands and results by letter, as in spec.py; b is all leading dims."""
 
 
-def layout(spec: AttentionSpec, name: str) -> str:
+def layout(call: LeadingCall, name: str) -> str:
     """The axes of an operand; one that is broadcast along goes together with no other."""
-    full = {"b": spec.batch, "n": spec.num_heads, "t": spec.seq_len_q, "s": spec.seq_len_kv}
-    position = spec.options.operands.index(name)
+    spec = call.spec
+    full = {"n": spec.num_heads, "t": spec.seq_len_q, "s": spec.seq_len_kv}
+    full |= {f"b{i}": size for i, size in enumerate(call.dims)}
+    position = call.options.operands.index(name)
     return " ".join(
         f"u{position}{letter}" if size == 1 and full.get(letter, 1) != 1 else letter
-        for letter, size in zip(LAYOUTS[name].split(), spec.shape(name), strict=True)
+        for letter, size in zip(_letters(call, name), call.shape(name), strict=True)
     )
+
+
+def layouts(call: LeadingCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The axes of every operand and of every result."""
+    results = (
+        layout(call, name) if call.spec.is_backward else " ".join(_letters(call, name))
+        for name in call.spec.result_names
+    )
+    return tuple(layout(call, name) for name in call.options.operands), tuple(results)
+
+
+def _letters(call: LeadingCall, name: str) -> list[str]:
+    """The axes of an operand or result as if it were broadcast along none: b0, b1, … lead."""
+    _, *inner = LAYOUTS[name].split()
+    return [*(f"b{i}" for i in range(len(call.dims))), *inner]
 
 
 @dataclass(frozen=True)
@@ -65,7 +82,8 @@ class Shards:
 
     sizes: tuple[tuple[str, int], ...]
     """Every mesh axis and its number of devices."""
-    batch: tuple[str, ...]
+    leading: tuple[tuple[str, ...], ...]
+    """Those that split each leading dim."""
     kv_heads: tuple[str, ...]
     """These split kv heads, and query heads with them."""
     groups: tuple[str, ...]
@@ -74,22 +92,34 @@ class Shards:
     """These, with their numbers of devices, split query, and not the call."""
 
     @staticmethod
-    def of(spec: AttentionSpec, sizes: Mapping[str, int], query: P, key: P) -> Shards:
+    def of(call: LeadingCall, sizes: Mapping[str, int], query: P, key: P) -> Shards:
         """Split as query is, as far as its axes divide; where it is whole, as key is.
 
         An axis that splits query otherwise, along its length above all, splits heads in place of
-        that, or else batch.
+        that, or else the first leading dim that it divides.
         """
-        batch, rows, heads, dims = (_entry(query, i) for i in range(4))
-        given = batch + rows + heads + dims
-        batch = batch or tuple(x for x in _entry(key, 0) if x not in rows + heads + dims)
-        heads = heads or tuple(x for x in _entry(key, 2) if x not in batch + rows + dims)
+        spec, number = call.spec, len(call.dims)
+        *leading, rows, heads, dims = (_entry(query, i) for i in range(number + 3))
+        given = sum(leading, ()) + rows + heads + dims
+        if not any(leading):
+            taken = rows + heads + dims
+            leading = [tuple(x for x in _entry(key, i) if x not in taken) for i in range(number)]
+        taken = sum(leading, ()) + rows + dims
+        heads = heads or tuple(x for x in _entry(key, number + 1) if x not in taken)
         heads = _dividing(sizes, heads + rows + dims, spec.num_heads)
-        batch += tuple(x for x in rows + dims if x not in heads)
-        batch = _dividing(sizes, batch, spec.batch)
+        leading = [_dividing(sizes, *x) for x in zip(leading, call.dims, strict=True)]
+        for axis in (x for x in rows + dims if x not in heads):
+            for i, size in enumerate(call.dims):
+                more = (*leading[i], axis)
+                if _dividing(sizes, more, size) == more:
+                    leading[i] = more
+                    break
         kv_heads = _dividing(sizes, heads, spec.num_kv_heads)
-        unused = tuple((x, sizes[x]) for x in given if x not in batch + heads and sizes[x] > 1)
-        return Shards(tuple(sizes.items()), batch, kv_heads, heads[len(kv_heads) :], unused)
+        used = {*sum(leading, ()), *heads}
+        unused = tuple((x, sizes[x]) for x in given if x not in used and sizes[x] > 1)
+        return Shards(
+            tuple(sizes.items()), tuple(leading), kv_heads, heads[len(kv_heads) :], unused
+        )
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -103,15 +133,19 @@ class Shards:
 
     def spec_of(self, axes_by_letter: str) -> P:
         """How an array with these axes lies on the mesh."""
-        split = {"b": self.batch, "n": self.heads, "k": self.kv_heads}
+        split = self._by_letter | {"k": self.kv_heads}
         return P(*(split.get(letter) or None for letter in axes_by_letter.split()))
 
-    def summed(self, spec: AttentionSpec, name: str) -> tuple[str, ...]:
+    def summed(self, call: LeadingCall, name: str) -> tuple[str, ...]:
         """The mesh axes over whose devices the gradient of this operand is a sum."""
-        have, full = layout(spec, name).split(), LAYOUTS[name].split()
-        split = {"b": self.batch, "n": self.heads}
-        shared = [axis for x in full if x not in have for axis in split.get(x, ())]
+        have, full = layout(call, name).split(), _letters(call, name)
+        shared = [a for x in full if x not in have for a in self._by_letter.get(x, ())]
         return (*shared, *(self.groups if "k" in full else ()))
+
+    @property
+    def _by_letter(self) -> dict[str, tuple[str, ...]]:
+        """What splits query's axes."""
+        return {f"b{i}": axes for i, axes in enumerate(self.leading)} | {"n": self.heads}
 
     def own_kv_heads(self, spec: AttentionSpec) -> jax.Array | None:
         """Of the kv heads that lie here, one for each equal run of this device's query heads.
@@ -126,81 +160,88 @@ class Shards:
         run = math.gcd(own, group)
         return (_index(self.groups) * own + jnp.arange(0, own, run)) // group
 
-    def own_dropout(
-        self, spec: AttentionSpec, operands: Mapping[str, jax.Array]
-    ) -> dict[str, jax.Array]:
+    def own_dropout(self, call: LeadingCall, key: jax.Array) -> dict[str, jax.Array]:
         """dropout_key and dropout_start (spec.py) of this device's rows and heads.
 
-        `spec` and `operands` are of the whole call.
+        A key counts the rows of the whole call's dims that share it. Those that lie here follow one
+        another from the last dim on that is split; dims before that have a key for each index.
+
+        Args:
+          call: the whole call.
+          key: what lies here of its dropout key.
         """
-        keys = operands["dropout_key"]
-        starts = operands.get("dropout_start", jnp.zeros((keys.shape[0], 2), jnp.int32))
-        rows_of_a_key = spec.batch // keys.shape[0]
-        own = spec.batch // self.ways(self.batch)
-        run = math.gcd(own, rows_of_a_key)
-        rows = _index(self.batch) * own + jnp.arange(0, own, run)
-        head = _index(self.heads) * (spec.num_heads // self.ways(self.heads))
-        further = jnp.stack([rows % rows_of_a_key, jnp.broadcast_to(head, rows.shape)], axis=1)
-        key = rows // rows_of_a_key
+        number = len(call.dims)
+        own = [size // self.ways(axes) for size, axes in zip(call.dims, self.leading, strict=True)]
+        shared = [i for i in range(number) if call.leading("dropout_key")[i] == 1]
+        further = max((i for i in shared if own[i] < call.dims[i]), default=0)
+        row = jnp.zeros((1,) * number, jnp.int32)
+        for i in shared:
+            first = _index(self.leading[i]) * own[i]
+            at = first + (jnp.arange(own[i]) if i < further else jnp.zeros(1, jnp.int32))
+            at = at * math.prod(call.dims[i + 1 :])
+            row = row + at.astype(jnp.int32).reshape(-1, *(1 for _ in range(i + 1, number)))
+        head = _index(self.heads) * (call.spec.num_heads // self.ways(self.heads))
+        row = row[..., None]
+        leading = jnp.broadcast_shapes(row.shape[:-1], key.shape[:-1])
+        start = jnp.concatenate([row, jnp.full_like(row, head)], axis=-1)
         return {
-            "dropout_key": keys[key],
-            "dropout_start": starts[key] + further.astype(jnp.int32),
+            "dropout_key": jnp.broadcast_to(key, (*leading, *key.shape[-1:])),
+            "dropout_start": jnp.broadcast_to(start, (*leading, 2)),
         }
 
 
 def own_operands(
-    shards: Shards, spec: AttentionSpec, operands: Mapping[str, jax.Array]
+    shards: Shards, call: LeadingCall, operands: Sequence[jax.Array]
 ) -> tuple[AttentionOptions, tuple[jax.Array, ...]]:
     """The call of one device: options and operands, of what lies there of the whole call's."""
-    own, options = dict(operands), spec.options
-    heads = shards.own_kv_heads(spec)
+    own, options = dict(zip(call.options.operands, operands, strict=True)), call.options
+    heads = shards.own_kv_heads(call.spec)
     if heads is not None:
         for name in ("key", "value"):
-            own[name] = jnp.take(own[name], heads, axis=2, mode="clip")
-    if "dropout_key" in own and (shards.batch or shards.heads):
-        own |= shards.own_dropout(spec, own)
+            own[name] = jnp.take(own[name], heads, axis=-2, mode="clip")
+    if "dropout_key" in own and (any(shards.leading) or shards.heads):
+        own |= shards.own_dropout(call, own["dropout_key"])
         options = with_dropout_start(options)
     return options, tuple(own[name] for name in options.operands)
 
 
+def whole_call(
+    bind: Bind, call: LeadingCall, operands: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+    """What one device computes that has the whole call: here its leading dims become one."""
+    by_name = dict(zip(call.options.operands, operands, strict=True))
+    return tuple(call.unfold(bind(call.options)(*call.fold(by_name).values())))
+
+
 def shard_call(
-    bind: Bind, spec: AttentionSpec, shards: Shards, operands: Sequence[jax.Array]
+    bind: Bind, call: LeadingCall, shards: Shards, operands: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
     """What one device computes of the call, the sums of gradients over devices made.
 
     Args:
       bind: makes of options the call that one device computes.
-      spec: the whole call.
+      call: the whole call.
       shards: how it is split.
       operands: of the whole call's operands what lies on this device, as `Shards.spec_of` splits.
     """
-    by_name = dict(zip(spec.options.operands, operands, strict=True))
-    options, own = own_operands(shards, spec, by_name)
-    results = bind(options)(*own)
-    if not spec.is_backward:
-        return tuple(results)
-    heads = shards.own_kv_heads(spec)
-    here = spec.num_kv_heads // shards.ways(shards.kv_heads)
+    options, own = own_operands(shards, call, operands)
+    results = whole_call(bind, LeadingCall.of(own, options), own)
+    if not options.gradients:
+        return results
+    heads = shards.own_kv_heads(call.spec)
+    here = call.spec.num_kv_heads // shards.ways(shards.kv_heads)
     gradients = []
     for name, x in zip(options.gradients, results, strict=True):
-        over = shards.summed(spec, name)
+        over = shards.summed(call, name)
         if over:
             # 16-bit numbers are added up as float32.
             dtype, x = x.dtype, x.astype(np.promote_types(x.dtype, np.float32))
             if heads is not None and name in ("key", "value"):
-                whole = jnp.zeros((*x.shape[:2], here, x.shape[3]), x.dtype)
-                x = whole.at[:, :, heads].add(x)
+                whole = jnp.zeros((*x.shape[:-2], here, x.shape[-1]), x.dtype)
+                x = whole.at[..., heads, :].add(x)
             x = jax.lax.psum(x, over).astype(dtype)
         gradients.append(x)
     return tuple(gradients)
-
-
-def layouts(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The axes of every operand and of every result."""
-    results = (
-        layout(spec, name) if spec.is_backward else LAYOUTS[name] for name in spec.result_names
-    )
-    return tuple(layout(spec, name) for name in spec.options.operands), tuple(results)
 
 
 def _index(axes: tuple[str, ...]) -> Any:

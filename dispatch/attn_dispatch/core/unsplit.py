@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import told
+from attn_dispatch.core.mesh_axes import name_of
 from attn_dispatch.warning import AttentionShardingWarning, warn_once
 
 
 def say_unsplit(spec: AttentionSpec, axes: tuple[tuple[str, int], ...]) -> None:
     """Warn that these mesh axes, each with its number of devices, do not split the call."""
     if axes:
-        named = ", ".join(f"{name!r} ({size} devices)" for name, size in axes)
+        devices: dict[str, int] = {}
+        for axis, size in axes:
+            devices[name_of(axis)] = devices.get(name_of(axis), 1) * size
+        named = ", ".join(f"{name!r} ({size} devices)" for name, size in devices.items())
         warn_once(
             f"attention is split along batch and heads alone: query is sharded along {named}, and "
             f"neither its {spec.num_heads} heads nor its batch of {spec.batch} divide further. The "

@@ -1,0 +1,94 @@
+"""Which mesh axes shard the arrays that the partitioner shows.
+
+They may be parts of axes: where an axis of 8 devices shards 8 rows, and these are made [2, 4], one
+dim is sharded by a part of 2 devices and the other by a part of 4. JAX does not decode that; it is
+told of a mesh whose axes are such parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+
+def mesh_and_specs(
+    mesh: Mesh, shardings: Mapping[str, tuple[Any, int]]
+) -> tuple[Mesh, dict[str, P]]:
+    """How arrays lie, by name, and on which mesh: the one given if its axes say it.
+
+    Args:
+      mesh: the mesh of the program.
+      shardings: of each array the sharding and the number of dims.
+    """
+    for candidate in (mesh, _in_parts(mesh)):
+        found = {x: _spec(sharding, ndim, candidate) for x, (sharding, ndim) in shardings.items()}
+        if all(spec is not None for spec in found.values()):
+            break
+    # What no axes say is handed over whole.
+    return candidate, {x: P() if spec is None else spec for x, spec in found.items()}
+
+
+def name_of(axis: str) -> str:
+    """The mesh axis that this one is, or is a part of."""
+    return axis.split(_PART)[0]
+
+
+_PART = ", part "
+
+
+def _in_parts(mesh: Mesh) -> Mesh:
+    """The same devices along axes of prime sizes."""
+    sizes = {
+        f"{name}{_PART}{i}": prime
+        for name, size in mesh.shape.items()
+        for i, prime in enumerate(_primes(size))
+    }
+    return Mesh(mesh.devices.reshape(*sizes.values()), tuple(sizes))
+
+
+def _primes(size: int) -> list[int]:
+    primes, factor = [], 2
+    while size > 1:
+        while size % factor == 0:
+            primes.append(factor)
+            size //= factor
+        factor += 1
+    return primes
+
+
+def _spec(sharding: Any, ndim: int, mesh: Mesh) -> P | None:
+    """The axes of this mesh that shard each dim; None if none say it."""
+    # Dims as long as there are devices: whatever number of parts there is divides them.
+    length = mesh.devices.size
+    indices = sharding.devices_indices_map((length,) * ndim)
+    entries = []
+    for dim in range(ndim):
+        starts = [indices[device][dim].start or 0 for device in mesh.devices.flat]
+        axes = _axes(np.reshape(starts, mesh.devices.shape), length)
+        if axes is None:
+            return None
+        entries.append(tuple(mesh.axis_names[axis] for axis in axes) or None)
+    return P(*entries)
+
+
+def _axes(starts: np.ndarray, length: int) -> tuple[int, ...] | None:
+    """The axes that shard a dim, major ones first, of where it starts on each device."""
+    origin = starts.flat[0]
+    along = [
+        int(starts[tuple(int(i == axis) for i in range(starts.ndim))] - origin) if size > 1 else 0
+        for axis, size in enumerate(starts.shape)
+    ]
+    axes = sorted((axis for axis, step in enumerate(along) if step), key=lambda x: -along[x])
+    parts = math.prod(starts.shape[axis] for axis in axes)
+    expected, step = np.zeros_like(starts), length
+    for axis in axes:
+        step //= starts.shape[axis]
+        place = np.arange(starts.shape[axis]) * step
+        expected = expected + place.reshape([-1 if i == axis else 1 for i in range(starts.ndim)])
+    is_exact = length % parts == 0 and origin == 0 and np.array_equal(starts, expected)
+    return tuple(axes) if is_exact else None
