@@ -131,7 +131,7 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     # numbers
     ({"scale": float("nan")}, "scale: expected a finite number, got nan"),
     ({"scale": float("inf")}, "scale: expected a finite number, got inf"),
-    ({"scale": "big"}, "scale: expected a static number, got str"),
+    ({"scale": "big"}, "scale: expected a number or a floating array [] or [N], got str"),
     ({"scale": np.zeros(2)}, "scale: expected a number, or an array of shape [] or [4] "
      "(one for each head), got [2]"),
     ({"logits_soft_cap": 0.0}, "logits_soft_cap: expected a positive number or None, got 0.0"),
@@ -152,8 +152,8 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"is_causal": None}, "is_causal: expected True or False, got None"),
     ({"scale": 1e39}, f"scale: {_SIZES}1e+39"),
     ({"scale": -1e-40}, f"scale: {_SIZES}-1e-40"),
-    ({"scale": "0.5"}, "scale: expected a static number, got str"),
-    ({"scale": True}, "scale: expected a static number, got bool"),
+    ({"scale": "0.5"}, "scale: expected a number or a floating array [] or [N], got str"),
+    ({"scale": True}, "scale: expected a number or a floating array [] or [N], got bool"),
     ({"logits_soft_cap": 1e300}, f"logits_soft_cap: {_SIZES}1e+300"),
     (
         {"deterministic_backward": "yes"},

@@ -72,6 +72,16 @@ def test_segment_ids_with_minus_1_as_padding(most: int | None):
     np.testing.assert_array_equal(got[1], expected[1])
 
 
+@pytest.mark.parametrize("most", [None, 3])
+def test_minus_1_that_became_unsigned(most: int | None):
+    ids = np.array([[1, 1, 2, -1], [1, 2, 3, 3]])
+    unsigned = ids.astype(np.uint32)
+    error("query_segment_ids: expected ids below 2^31, got 4294967295",
+          query_segment_ids=unsigned, max_segments=most)  # fmt: skip
+    got, expected = traced(unsigned, max_segments=most), traced(ids, max_segments=most)
+    np.testing.assert_array_equal(got, expected)
+
+
 INTERLEAVED = np.array([[1, 2, 1, 3], [2, 2, 3, 3]])
 
 

@@ -112,6 +112,13 @@ def test_packed_sequences_need_lengths():
             jax.export.export(jax.jit(function))(x, second)
 
 
+def test_a_head_dim_has_to_be_known():
+    (h,) = jax.export.symbolic_shape("h")
+    x = jax.ShapeDtypeStruct((2, 5, 2, h), jnp.float32)
+    with pytest.raises(ValueError, match="expected a head dim that is known, got the symbol h"):
+        jax.export.export(jax.jit(lambda x: dot_product_attention(x, x, x)))(x)
+
+
 @pytest.mark.parametrize(("platform", "device"), [("cuda", "sm90"), ("rocm", "gfx942")])
 def test_kernels_are_planned_for_known_shapes(platform: str, device: str):
     (b,) = jax.export.symbolic_shape("b")

@@ -167,6 +167,8 @@ def _check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> _Shape:
             )
     *leading, t, n, h = query.shape
     *key_leading, s, k, key_h = key.shape
+    if not isinstance(h, int):
+        raise ValueError(f"query: expected a head dim that is known, got the symbol {h}")
     if key_leading != leading:
         raise ValueError(f"key: expected query's batch dims {leading}, got {key_leading}")
     if key_h != h:
@@ -283,10 +285,9 @@ def _segment_ids(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     length = shape.seq_len_q if name.startswith("query") else shape.seq_len_kv
     if x.shape != (*shape.leading, length):
         raise ValueError(f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}")
+    ids, most = _as_int32(x), jnp.iinfo(jnp.int32).max
     # One that int32 does not hold is wrong, not the largest that it does.
-    if jnp.iinfo(x.dtype).max > jnp.iinfo(jnp.int32).max:
-        x = jnp.where(x > jnp.iinfo(jnp.int32).max, jnp.array(-1).astype(x.dtype), x)
-    return _as_int32(x)
+    return jnp.where(x > most, -1, ids) if jnp.iinfo(x.dtype).max > most else ids
 
 
 def _cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array:
