@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +50,8 @@ def devices() -> tuple[str, ...]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(visible.split(","))
+    if not shutil.which("nvidia-smi"):
+        sys.exit("error: no NVIDIA GPU is here")
     listed = subprocess.run(("nvidia-smi", "-L"), capture_output=True, text=True).stdout
     return tuple(map(str, range(len(listed.splitlines()))))
 

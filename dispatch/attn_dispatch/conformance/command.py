@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from attn_dispatch import settings
 from attn_dispatch.conformance import draws, pool
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME, CASES
@@ -90,6 +91,8 @@ def main(args: argparse.Namespace) -> None:
             sys.exit(f"error: no case is {said}")
     except (ModuleNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")
+    if settings.current().rewrites:
+        options |= {"rewrites": True}
     try:
         args.report.mkdir(parents=True, exist_ok=True)
     except OSError as error:
