@@ -20,6 +20,7 @@ _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"
 
 def pytest_configure(config):
     """All but the GPU suite, asked for by name, runs on the CPU, on machines with a GPU too."""
+    _take_own_cores(config)
     paths = [pathlib.Path(argument.split("::")[0]).resolve() for argument in config.args]
     if any(path == _GPU_SUITE or _GPU_SUITE in path.parents for path in paths):
         return
@@ -29,6 +30,20 @@ def pytest_configure(config):
     os.environ.setdefault("XLA_FLAGS", " ".join(quickly))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+
+
+def _take_own_cores(config):
+    """Each of several processes keeps to its share of the cores.
+
+    XLA has a thread for every core that it sees, and on two cores the threads of two processes that
+    wait for each other double what the suite takes.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None or not hasattr(os, "sched_setaffinity"):
+        return
+    count, index = worker["workercount"], int(worker["workerid"].removeprefix("gw"))
+    if own := sorted(os.sched_getaffinity(0))[index::count]:
+        os.sched_setaffinity(0, own)
 
 
 def pytest_collection_modifyitems(items):

@@ -153,7 +153,7 @@ NAMED = (
     Case("window_array_lengths", window_arrays=((2, 1),), kv_lengths=(9, 0), is_causal=True),
     Case("value_128", v=128, lse_grad=True, alibi=1, **_WIDE),
 )
-_ENOUGH = 3
+_ENOUGH = 5
 _WITHOUT = (
     ("sinks", "mask"), ("sinks", "bias gradient"),
     ("row maximum", "narrow heads"), ("lengths", "alibi"), ("packed",),
