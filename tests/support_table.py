@@ -46,17 +46,21 @@ run any of it, and no AMD GPU has.
 _REWRITTEN = "*rewritten*: "
 _TAKES = "*would take* "
 _AS_MASK = _REWRITTEN + "as a mask over pairs of queries and keys, up to 2^27 of them"
+_OTHER_DIMS = (
+    _REWRITTEN
+    + "zeros up to a head dim that there is, or a call for some of the value dims at a time"
+)
 _SCORE_PROGRAM = _TAKES + "score functions traced to the vendor's own terms"
 _ANSWERS = (
     (r"needs float16 or bfloat16", _TAKES + "kernels for other dtypes: the vendors have none"),
-    (r"hidden_dim.* when d_qk != d_v", _REWRITTEN + "a call for some of the value dims at a time"),
+    (r"hidden_dim.* when d_qk != d_v", _OTHER_DIMS),
     (
         r"hidden_dim.* 128 .* of 8 \(",
         _TAKES + "a kernel for wide heads: cuDNN has none here. What the dims past 128 add to a "
         "score could go in as a bias, which is an array [B, N, T, S] of float32",
     ),
-    (r"hidden_dim", _REWRITTEN + "a call for some of the value dims at a time"),
-    (r"head dims up to 256", _REWRITTEN + "a call for some of the value dims at a time"),
+    (r"hidden_dim", _OTHER_DIMS),
+    (r"head dims up to 256", _OTHER_DIMS),
     (
         r"Packed/ragged LSE",
         _REWRITTEN + "as a padded batch of the sequences, where that has no more "
