@@ -342,7 +342,7 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
       An `Explanation`: data, whose str() is a table.
 
     Raises:
-      ValueError: the call is wrong, the target unknown, or one of several in force is meant.
+      ValueError: the call is wrong, the target unknown, or None while several are in force.
     """
     if target is not None:
         with target_block(target):

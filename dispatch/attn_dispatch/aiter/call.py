@@ -8,6 +8,7 @@ from typing import Literal
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 
 HEAD_DIM_MULTIPLE = 8
 """Of AITER's kernels; smaller head dims are padded."""
@@ -95,10 +96,8 @@ def call_of(spec: AttentionSpec) -> AiterCall:
 
 def _sequences(spec: AttentionSpec) -> int | None:
     """How many sequences a batch row is made of; None where it is all there is, whole."""
-    if spec.has("cu_seqlens_q"):
-        return spec.shape("cu_seqlens_q")[1] - 1
-    if spec.has("query_segment_ids"):
-        return spec.options.max_segments or 1  # without it no kernel is asked
+    if is_packed(spec):
+        return most_sequences(spec) or 1  # where nobody knows no kernel is asked
     has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
     return 1 if has_lengths else None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
-from attn_dispatch.semantics.row_ids import is_packed
+from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 from attn_dispatch.semantics.scaled_query import positive_scale
 
 _HEAD_DIM_MULTIPLE = 8
@@ -178,7 +178,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     multiple = _PACKED_HEAD_DIM_MULTIPLE if packed else _HEAD_DIM_MULTIPLE
     extra_columns = lse_grad.COLUMNS if spec.has("lse_grad") else 0
     bias_batch, bias_heads, bias_rows = _bias_extents(spec, rows_q)
-    batch = spec.batch * _sequences(spec)
+    batch = spec.batch * (most_sequences(spec) or 1)
     forward = not spec.is_backward
     return CudnnCall(
         backward=spec.is_backward,
@@ -214,13 +214,6 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         needs_dbias="bias" in o.gradients,
         clears_rows=has_own_lengths(spec),
     )
-
-
-def _sequences(spec: AttentionSpec) -> int:
-    """How many sequences a batch row has at most."""
-    if spec.has("cu_seqlens_q"):
-        return spec.shape("cu_seqlens_q")[1] - 1
-    return spec.options.max_segments or 1
 
 
 def _bias_dtype(spec: AttentionSpec) -> str:

@@ -63,6 +63,13 @@ def is_packed(spec: AttentionSpec) -> bool:
     return spec.has("query_segment_ids") or spec.has("cu_seqlens_q")
 
 
+def most_sequences(spec: AttentionSpec) -> int | None:
+    """How many sequences a batch row of a packed call has at most; None where nobody knows."""
+    if spec.has("cu_seqlens_q"):
+        return spec.shape("cu_seqlens_q")[1] - 1
+    return spec.options.max_segments
+
+
 def row_lengths(spec: AttentionSpec, operands: Arrays, side: str) -> jax.Array:
     """The lengths of batch rows on one side, int32 [B]; 0 where one of the row's is wrong."""
     full = full_length(spec, side)

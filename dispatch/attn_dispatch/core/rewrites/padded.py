@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
+    LENGTHS,
     SEQUENCE_OPERANDS,
     Arrays,
     Calls,
@@ -22,7 +23,7 @@ from attn_dispatch.core.rewrites.rewrite import (
     is_affordable,
 )
 from attn_dispatch.semantics.packing import SequenceRanges
-from attn_dispatch.semantics.row_ids import is_packed, longest_sequence
+from attn_dispatch.semantics.row_ids import is_packed, longest_sequence, most_sequences
 from attn_dispatch.semantics.wrong import marked
 
 _QUERY_ROWS = ("query", "out", "out_grad")
@@ -42,13 +43,13 @@ class PackedAsPadded:
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
         if not is_packed(spec) or any(map(spec.has, _CANNOT_GO)):
             return None
-        number = _number(spec)
+        number = most_sequences(spec)
         t, s = (longest_sequence(spec, side) for side in ("query", "key"))
         if not number or number * t * s > spec.seq_len_q * spec.seq_len_kv:
             return None
         batch = spec.batch * number
         arrays: dict[str, tuple[tuple[int, ...], str]]
-        arrays = {name: ((batch,), "int32") for name in _LENGTHS}
+        arrays = {name: ((batch,), "int32") for name in LENGTHS}
         for x in spec.operands:
             if x.name in _QUERY_ROWS + _KEY_ROWS:
                 length = t if x.name in _QUERY_ROWS else s
@@ -59,13 +60,14 @@ class PackedAsPadded:
                 arrays[x.name] = ((batch, x.shape[1]), x.dtype)
         if not all(is_affordable(shape) for shape, _ in arrays.values()):
             return None
-        without = tuple(x for x in SEQUENCE_OPERANDS if x not in _LENGTHS)
+        without = tuple(x for x in SEQUENCE_OPERANDS if x not in LENGTHS)
         return changed(spec, without=without, arrays=arrays, max_segments=None, max_seq_lens=None)
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)
         assert inner is not None
-        number = _number(spec)
+        number = most_sequences(spec)
+        assert number is not None
         ranges = SequenceRanges.of(spec, operands)
         queries = _Places(
             ranges.starts_q, ranges.lengths_q, ranges.sequence_of_query, inner.seq_len_q
@@ -142,16 +144,6 @@ class _Places:
         """int32 [B, L]: the position inside the sequence."""
         starts = jnp.take_along_axis(self.starts, jnp.maximum(self.sequence - 1, 0), axis=1)
         return jnp.arange(self.sequence.shape[1], dtype=jnp.int32) - starts
-
-
-_LENGTHS = ("query_seq_lengths", "key_value_seq_lengths")
-
-
-def _number(spec: AttentionSpec) -> int:
-    """How many sequences a batch row has at most; 0 where nobody knows."""
-    if spec.has("cu_seqlens_q"):
-        return spec.shape("cu_seqlens_q")[1] - 1
-    return spec.options.max_segments or 0
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:

@@ -20,14 +20,14 @@ Compute = Callable[[AttentionSpec, Mapping[str, jax.Array]], Arrays]
 _DENSE_ELEMENTS = 2**27
 """An array over pairs of queries and keys that a rewrite makes has at most so many elements."""
 
-_LENGTHS = ("query_seq_lengths", "key_value_seq_lengths")
+LENGTHS = ("query_seq_lengths", "key_value_seq_lengths")
 _SEQUENCES = (
     "query_segment_ids",
     "key_value_segment_ids",
     "cu_seqlens_q",
     "cu_seqlens_kv",
 )
-SEQUENCE_OPERANDS = _LENGTHS + _SEQUENCES
+SEQUENCE_OPERANDS = LENGTHS + _SEQUENCES
 _RESIDUALS = ("out", "lse", "out_grad", "lse_grad")
 
 
