@@ -52,6 +52,21 @@ constexpr KnownBad kTable[] = {
      "the deterministic backward pass of a head dim beyond 128 and a smaller value dim can write "
      "garbage into dQ (not seen with 9.28)",
      "measured on an H200 with 9.19"},
+    {kFirst, kStillOpen,
+     [](const SdpaSpec& s, int64_t) {
+       return s.needs_dbias && s.head_dim > 128 && s.head_dim_v < s.head_dim;
+     },
+     "a backward pass with the gradient of a bias, a head dim beyond 128 and a smaller value dim "
+     "can write garbage into every gradient",
+     "measured on an H200 with 9.19"},
+    {kFirst, 92799,
+     [](const SdpaSpec& s, int64_t) {
+       return !s.backward && s.deterministic && s.seq_len_q == 1 && !s.is_packed() &&
+              (s.needs_lse || s.needs_max);
+     },
+     "the kernel that splits the keys of a single query adds up lse in another order from call to "
+     "call (not seen with 9.28)",
+     "measured on an H200 with 9.19"},
     {kFirst, kStillOpen, [](const SdpaSpec& s, int64_t) { return s.needs_dbias && s.soft_cap > 0; },
      "the gradient of a bias under a soft cap is off by orders of magnitude",
      "measured on an H200 with 9.19"},
@@ -74,10 +89,12 @@ constexpr KnownBad kTable[] = {
      "measured on an H200 with 9.19"},
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) {
-       return s.backward && s.soft_cap > 0 && s.has_alibi && s.has_bias();
+       return s.backward && s.soft_cap > 0 && (s.has_alibi || s.has_bias()) &&
+              s.seq_len_kv % 128 != 0 && !s.has_lengths;
      },
-     "a backward pass with soft cap, ALiBi and a bias or mask can return NaN dQ",
-     "measured on an H100 with 9.19"},
+     "a backward pass with soft cap and a bias, a mask or ALiBi returns NaN dQ for rows whose "
+     "log-sum-exp is below -88.7, unless the key length is a multiple of 128",
+     "measured on an H200 with 9.19"},
     {kFirst, 92799,
      [](const SdpaSpec& s, int64_t) {
        return s.backward && s.is_packed() && s.head_dim > 192 && s.head_dim_v < s.head_dim;

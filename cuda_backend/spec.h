@@ -47,7 +47,7 @@ struct Text : std::string {
   FIELD(bool, needs_lse)        /* forward: write the log-sum-exp */            \
   FIELD(bool, needs_max)        /* forward: write row maximum and sum */        \
   FIELD(bool, needs_keep)       /* forward: write the dropout mask */           \
-  FIELD(bool, deterministic)    /* backward */                                  \
+  FIELD(bool, deterministic)    /* the same bits in every call */               \
   FIELD(bool, needs_dbias)      /* backward */                                  \
   FIELD(bool, clears_rows)      /* flags of rows are operands */
 // clang-format on

@@ -20,6 +20,7 @@ from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import Band, CudnnCall, band_of, calls_of, dead_rows
 from attn_dispatch.semantics import lse_grad
+from attn_dispatch.semantics.padding import round_up
 from backend import backward_spec, forward_spec
 
 SPEC_H = Path(__file__).parents[1] / "cuda_backend" / "spec.h"
@@ -208,16 +209,17 @@ def test_cudnn_is_asked_for_positive_scales(scale: float, expected: float):
 
 
 @pytest.mark.parametrize(
-    ("dims", "expected"), [((256, 128), 256), ((200, 48), 208), ((192, 128), 128), ((64, 128), 128)]
+    ("dims", "expected"), [((256, 128), 256), ((200, 48), 208), ((192, 192), 192), ((64, 128), 128)]
 )
 def test_value_may_be_padded_to_wide_heads(dims: tuple[int, int], expected: int):
-    """In a packed backward pass alone, where known_bad.cc refuses the call without."""
+    """In a backward pass alone, where known_bad.cc refuses the call without."""
     h, v = dims
     for direction in (forward_spec, backward_spec):
         calls = calls_of(direction(case("call", h=h, v=v)))
-        assert {call.head_dim_v for call in calls if not call.is_packed} == {v}
         packed = [call.head_dim_v for call in calls if call.is_packed]
         assert packed == ([v, expected] if calls[0].backward and expected > v else [v])
+        dense = [call.head_dim_v for call in calls if not call.is_packed]
+        assert dense == ([v, round_up(h, 8)] * 2 if len(packed) == 2 else [v, v])
 
 
 def test_every_rule_is_broken_here():

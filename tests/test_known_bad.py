@@ -84,6 +84,24 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
             FORWARD | BIAS | {"soft_cap": 3.0},
         ],
     ),
+    "with the gradient of a bias, a head dim beyond 128": (
+        "sm90",
+        [BACKWARD | BIAS | {"needs_dbias": True, "head_dim": 192, "head_dim_v": 112}],
+        [
+            BACKWARD | BIAS | {"needs_dbias": True, "head_dim": 192, "head_dim_v": 192},
+            BACKWARD | BIAS | {"needs_dbias": True, "head_dim": 128, "head_dim_v": 112},
+            BACKWARD | BIAS | {"head_dim": 192, "head_dim_v": 112},
+        ],
+    ),
+    "adds up lse in another order": (
+        "sm90",
+        [FORWARD | {"seq_len_q": 1, "deterministic": True, "needs_lse": True}],
+        [
+            FORWARD | {"seq_len_q": 1, "deterministic": True, "needs_lse": False},
+            FORWARD | {"seq_len_q": 1, "needs_lse": True},
+            FORWARD | {"deterministic": True, "needs_lse": True},
+        ],
+    ),
     "packed sequences of one query": (
         "sm90",
         [FORWARD | PACKED | {"seq_len_q": 1}, BACKWARD | PACKED | {"seq_len_q": 1}],
@@ -117,13 +135,18 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         [FORWARD | {"needs_max": True, "has_sinks": True}],
         [FORWARD | {"needs_max": True}, FORWARD | {"needs_lse": True, "has_sinks": True}],
     ),
-    "soft cap, ALiBi and a bias": (
+    "soft cap and a bias, a mask or ALiBi": (
         "sm90",
-        [BACKWARD | BIAS | {"soft_cap": 3.0, "has_alibi": True}],
         [
-            BACKWARD | BIAS | {"soft_cap": 3.0},
-            BACKWARD | {"soft_cap": 3.0, "has_alibi": True},
-            FORWARD | BIAS | {"soft_cap": 3.0, "has_alibi": True},
+            BACKWARD | BIAS | {"soft_cap": 3.0, "seq_len_kv": 100},
+            BACKWARD | {"soft_cap": 3.0, "has_alibi": True, "seq_len_kv": 257},
+        ],
+        [
+            BACKWARD | BIAS | {"soft_cap": 3.0, "seq_len_kv": 256},
+            BACKWARD | BIAS | {"soft_cap": 3.0, "seq_len_kv": 100} | LENGTHS,
+            BACKWARD | {"soft_cap": 3.0, "seq_len_kv": 100},
+            BACKWARD | BIAS | {"seq_len_kv": 100},
+            FORWARD | BIAS | {"soft_cap": 3.0, "has_alibi": True, "seq_len_kv": 100},
         ],
     ),
     "gets ALiBi wrong": (

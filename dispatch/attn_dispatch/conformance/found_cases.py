@@ -7,6 +7,7 @@ from attn_dispatch.conformance.sizes import CAUSAL, Facts, Packed, Ragged, case
 
 _PACKED: Facts = {"packed": Packed((((1, 0.3), (2, 0.5)), ((1, 0.6), (3, 0.2)))), "max_segments": 3}
 _LENGTHS: Facts = {"q_lengths": (1, 0.4), "kv_lengths": (0.7, 0.3)}
+_SIXTEEN: Facts = {"dtype": "bfloat16", "bias_dtype": "bfloat16"}
 _DIAGONAL: Facts = {"window": (0, 0)}
 """Each row attends one key, so that the exact gradients of query and key are 0."""
 
@@ -77,7 +78,18 @@ FOUND: tuple[Case, ...] = (
     _found("deterministic_wide_heads", t=300, s=300, k=1, h=160, v=100, deterministic=True),
     # A score's products may be added up in any order, and here all have one sign.
     _found("scores_of_one_sign", t=2, s=128, h=256, dtype="float16", score_shift=-150.0),
-    # cuDNN's dQ is NaN where soft cap, ALiBi and a bias meet few keys.
+    # Under a soft cap cuDNN does not hide the keys past the last one: NaN dQ where lse is low.
     _found("soft_cap_alibi_bias", s=2, soft_cap=2.0, bias="bnts", alibi=1),
+    _found("soft_cap_alibi", s=2, soft_cap=30.0, alibi=1),
+    _found("soft_cap_alibi_lengths", s=33, soft_cap=2.0, alibi=1, **_LENGTHS),
+    # Every gradient was garbage.
+    _found("bias_gradient_wide_heads", s=40, h=192, v=112, bias="11ts", **_SIXTEEN, **CAUSAL),
+    _found("bias_gradient_wide_heads_few_keys", s=2, h=136, v=128, bias="bnts", **_SIXTEEN),
+    # Before 9.28 the kernel that splits keys adds up lse in another order from call to call.
+    _found("one_query_deterministic", t=1, s=300, h=8, deterministic=True),
+    # Sinks put in afterwards: their gradient is more exact than out in 16 bits lets it be.
+    _found("sinks_row_max_wide_range", sinks=1, needs_max=True, infinite_bias=True, bias="11ts"),
+    # Rewrites that undid each other went on for ever.
+    _found("soft_cap_dropout_bias_gradient", soft_cap=2.0, dropout=0.5, bias="1n11"),
     _found("mixed_poison_packed", mixed_poison=True, **_PACKED, **CAUSAL),
 )

@@ -143,7 +143,8 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | str:
             # it cannot help with is refused for the first reason.
             refusal = refusal or f"{error} (cuDNN {cudnn_library.find().version_text})"
             continue
-        if call.deterministic and workspace_bytes > (limit := _workspace_limit(spec)):
+        is_limited = call.backward and call.deterministic
+        if is_limited and workspace_bytes > (limit := _workspace_limit(spec)):
             refusal = refusal or (
                 f"deterministic_backward: cuDNN {cudnn_library.find().version_text} would need a "
                 f"workspace of {workspace_bytes:,} bytes, and {limit:,} is what is allowed"

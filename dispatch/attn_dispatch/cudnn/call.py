@@ -15,9 +15,8 @@ _HEAD_DIM_MULTIPLE = 8
 _PACKED_HEAD_DIM_MULTIPLE = 16
 """Else cudnn-frontend sizes the workspace of packed sequences as if each were the longest."""
 
-_WIDE_HEAD_DIM = 192
-"""Beyond it a packed backward pass with a smaller value dim writes garbage with some versions
-(H100, 9.19: dq off by as much as it is large, infinities in dk)."""
+_WIDE_HEAD_DIM = 128
+"""Beyond it some versions write garbage in some backward passes with a smaller value dim."""
 
 _LEAST_PACKED = 2
 """For a longest sequence of one query cuDNN takes a kernel for decoding, whose lse is wrong for
@@ -57,6 +56,7 @@ class CudnnCall:
     needs_max: bool
     needs_keep: bool
     deterministic: bool
+    """Every result has the same bits in every call."""
     needs_dbias: bool
     clears_rows: bool
 
@@ -99,18 +99,18 @@ def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     steers clear of several known bugs, and lifts the rule that a window needs as many keys as
     queries. A third one goes packed, which lifts the rule that a single query has no sink.
     """
-    packed = _packed_calls(spec)
+    packed = _call(spec, packed=True)
     if is_packed(spec):
-        return packed
+        return _also_with_wide_value(packed)
     plain = _call(spec, packed=False)
     if has_own_lengths(spec):
-        return *packed, plain
-    return plain, replace(plain, has_lengths=True), *packed
+        return *_also_with_wide_value(packed), *_also_with_wide_value(plain)
+    ways = (plain, replace(plain, has_lengths=True), packed)
+    return tuple(call for way in ways for call in _also_with_wide_value(way))
 
 
-def _packed_calls(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
-    """The call on packed arrays, and with value as wide as key where known_bad.cc wants that."""
-    call = _call(spec, packed=True)
+def _also_with_wide_value(call: CudnnCall) -> tuple[CudnnCall, ...]:
+    """The call, and it with value as wide as key where known_bad.cc may want that."""
     if call.backward and call.head_dim > _WIDE_HEAD_DIM and call.head_dim_v < call.head_dim:
         return call, replace(call, head_dim_v=call.head_dim)
     return (call,)
@@ -210,7 +210,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         needs_lse=forward and o.needs_lse and not o.needs_max,
         needs_max=forward and o.needs_max,
         needs_keep=forward and o.needs_keep,
-        deterministic=o.deterministic_backward and spec.is_backward,
+        deterministic=o.deterministic_backward,
         needs_dbias="bias" in o.gradients,
         clears_rows=has_own_lengths(spec),
     )
