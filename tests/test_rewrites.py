@@ -113,6 +113,13 @@ def rewrites_of(case: Case, without: tuple[str, ...] = ()) -> set[str]:
     return {name for chain in chains if not chain.reasons for name in chain.names}
 
 
+def test_rewrites_that_undo_each_other_end():
+    """Value as wide as key is too wide, and what is not too wide is narrower than key."""
+    (spec,) = specs_of(Case("undone", h=256, v=200, inference=True), needs_keep=False)
+    chain = chain_of(spec, ("narrow values", "beyond 128"))
+    assert chain.reasons and len(chain.names) == len(chain.steps) == 2
+
+
 def judge(case: Case, without: tuple[str, ...] = ()) -> None:
     """Compares what runs of both directions with the reference."""
     operands, drops = case.operands(), case.dropout > 0

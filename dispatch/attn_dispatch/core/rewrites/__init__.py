@@ -2,7 +2,8 @@
 
 Whoever refuses a call is asked about it again, rewritten: in the order of the list, each rewrite
 that takes away a reason is kept, and again, until none does: what one makes may be another's
-business. What is left without a reason runs, and `explain` says by which.
+business. None goes back to a call that was left: two could undo each other for ever. What is left
+without a reason runs, and `explain` says by which.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _chain(spec: AttentionSpec, reasons_against: Reasons, moves: frozenset[str] 
             if not is_wanted and (is_given or not reasons):
                 continue
             inner = rewrite.inner(spec)
-            if inner is None:
+            if inner is None or inner in (x for _, x in steps):
                 continue
             left = reasons_against(inner)
             if is_wanted or not set(reasons) <= set(left):
