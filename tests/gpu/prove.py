@@ -1,12 +1,13 @@
 """What a version is proven by, on all GPUs of a machine at once: drawn calls and the GPU suite.
 
-usage: python tests/gpu/prove.py FOLDER [--seeds N ...] [--rewritten N ...] [--draws N] [--jobs N]
+usage: python tests/gpu/prove.py FOLDER [--seeds N ...] [--as-they-are N ...] [--draws N] [--jobs N]
                                         [--named] [--suite]
 
 Every seed draws calls of its own for `attn-dispatch verify`, on the GPUs in turn; those of
---rewritten under ATTN_DISPATCH_REWRITES=1. --named adds the named cases to the first seed's.
---suite runs the GPU suite on one GPU, and on two where there are, before the rest. Reports go to
-FOLDER, and so does what each run printed that ended with an error. Exits with 1 if one did.
+--as-they-are under ATTN_DISPATCH_REWRITES=0. --named adds the named cases to the first seed's.
+--suite runs the GPU suite on the first GPU, which it has to itself: some tests measure its memory.
+Then it runs what needs two, beside the draws. Reports go to FOLDER, and so does what each run
+printed that ended with an error. Exits with 1 if one did.
 """
 
 from __future__ import annotations
@@ -23,10 +24,8 @@ from pathlib import Path
 
 from memcheck import devices
 
-_SUITE = (
-    sys.executable, "-m", "pytest", "-q", str(Path(__file__).parent), "-k", "not test_case",
-)  # fmt: skip
-"""`verify` runs the cases."""
+_TESTS = Path(__file__).parent
+_PYTEST = (sys.executable, "-m", "pytest", "-q", "--results")
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,21 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def suites(folder: Path, count: int) -> Iterator[Run]:
-    """The GPU suite on one GPU, then on two."""
-    results = ("--results", str(folder))
-    yield Run("gpu_suite", (*_SUITE, *results), {"CUDA_VISIBLE_DEVICES": "0"})
-    if count > 1:
-        two = ("--results-name", "gpu_suite-two")
-        yield Run("gpu_suite-two", (*_SUITE, *results, *two), {"CUDA_VISIBLE_DEVICES": "0,1"})
+def suite(folder: Path, gpu: str) -> Run:
+    """The GPU suite but for the cases, which `verify` runs."""
+    words = (str(folder), str(_TESTS), "-k", "not test_case")
+    return Run("gpu_suite", (*_PYTEST, *words), {"CUDA_VISIBLE_DEVICES": gpu})
+
+
+def suite_of_two(folder: Path, gpus: tuple[str, ...]) -> Run:
+    """Those of its tests that need two GPUs."""
+    words = (str(folder), "--results-name", "gpu_suite-two", str(_TESTS / "test_several_gpus.py"))
+    return Run("gpu_suite-two", (*_PYTEST, *words), {"CUDA_VISIBLE_DEVICES": ",".join(gpus[:2])})
 
 
 def draws(args: argparse.Namespace, gpus: tuple[str, ...]) -> Iterator[Run]:
-    """A `verify` for each seed."""
-    seeds = [(seed, "0") for seed in args.seeds] + [(seed, "1") for seed in args.rewritten]
+    """A `verify` for each seed, on the last GPU first."""
+    seeds = [(seed, "1") for seed in args.seeds] + [(seed, "0") for seed in args.as_they_are]
     for i, (seed, rewrites) in enumerate(seeds):
         options = {
             "--random": args.draws, "--seed": seed, "--jobs": args.jobs, "--report": args.folder,
@@ -59,7 +61,7 @@ def draws(args: argparse.Namespace, gpus: tuple[str, ...]) -> Iterator[Run]:
         yield Run(
             f"seed {seed}",
             (sys.executable, "-m", "attn_dispatch", "verify", *words),
-            {"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)], "ATTN_DISPATCH_REWRITES": rewrites},
+            {"CUDA_VISIBLE_DEVICES": gpus[-1 - i % len(gpus)], "ATTN_DISPATCH_REWRITES": rewrites},
         )
 
 
@@ -82,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Prove a version on the GPUs that are here.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="*", default=[])
-    parser.add_argument("--rewritten", type=int, nargs="*", default=[])
+    parser.add_argument("--as-they-are", type=int, nargs="*", default=[])
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=15)
     parser.add_argument("--named", action="store_true")
@@ -90,9 +92,17 @@ def main() -> None:
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     gpus = devices()
-    are_good = [run(x, args.folder) for x in (suites(args.folder, len(gpus)) if args.suite else ())]
-    with ThreadPoolExecutor() as pool:
-        are_good += pool.map(lambda x: run(x, args.folder), draws(args, gpus))
+    runs = list(draws(args, gpus))
+    later = [x for x in runs if args.suite and x.environment["CUDA_VISIBLE_DEVICES"] == gpus[0]]
+    with ThreadPoolExecutor(len(runs) + 1) as pool:
+        done = [pool.submit(run, x, args.folder) for x in runs if x not in later]
+        if args.suite:
+            are_good = [run(suite(args.folder, gpus[0]), args.folder)]
+            later += [suite_of_two(args.folder, gpus)] * (len(gpus) > 1)
+        else:
+            are_good = []
+        done += [pool.submit(run, x, args.folder) for x in later]
+        are_good += [x.result() for x in done]
     sys.exit(0 if all(are_good) else 1)
 
 
