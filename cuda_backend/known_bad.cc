@@ -73,6 +73,13 @@ constexpr KnownBad kTable[] = {
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) { return s.is_packed() && s.seq_len_q == 1; },
      "packed sequences of one query get a wrong log-sum-exp", "measured on an H200 with 9.19"},
+    {kFirst, kStillOpen,
+     [](const SdpaSpec& s, int64_t) {
+       return !s.backward && s.soft_cap > 0 && s.has_bias() && s.seq_len_q == 1 &&
+              s.seq_len_kv == 1;
+     },
+     "one query and one key with soft cap and a bias can get a wrong log-sum-exp",
+     "measured on an H200 with 9.19"},
     {92000, kStillOpen, [](const SdpaSpec& s, int64_t) { return s.needs_max && s.has_sinks; },
      "the row maximum counts the sink as a score (right with 9.19)",
      "measured on an H100 with 9.28"},

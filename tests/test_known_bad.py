@@ -130,6 +130,15 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         ],
         [FORWARD | PACKED | {"packed_rows_kv": 2**22 - 1}, FORWARD | {"batch": 2**14}],
     ),
+    "one query and one key with soft cap": (
+        "sm90",
+        [FORWARD | BIAS | {"soft_cap": 3.0, "seq_len_q": 1, "seq_len_kv": 1, "bias_rows": 1}],
+        [
+            FORWARD | {"soft_cap": 3.0, "seq_len_q": 1, "seq_len_kv": 1},
+            FORWARD | BIAS | {"soft_cap": 3.0, "seq_len_q": 1, "seq_len_kv": 2, "bias_rows": 1},
+            FORWARD | BIAS | {"seq_len_q": 1, "seq_len_kv": 1, "bias_rows": 1},
+        ],
+    ),
     "counts the sink as a score": (
         "sm90",
         [FORWARD | {"needs_max": True, "has_sinks": True}],

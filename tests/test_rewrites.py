@@ -46,6 +46,8 @@ from test_cudnn_arrays import SMALL, check, poisoned, rules, to_jax
 
 Arrays = dict[str, Any]
 
+_WIDE = {"h": 16, "t": 6, "s": 7}
+
 
 def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
     """The call by NumPy, in the last of the ways to say it in cuDNN's terms."""
@@ -120,6 +122,19 @@ def test_rewrites_that_undo_each_other_end():
     assert chain.reasons and len(chain.names) == len(chain.steps) == 2
 
 
+def test_wider_heads_draw_their_mask_in_both_directions():
+    """Or in none: the forward call decides, and the backward call follows."""
+    forward, backward = specs_of(Case("wider", dropout=0.5, **_WIDE), needs_keep=False)
+
+    def refuses(refused: AttentionSpec) -> Chain:
+        return rewritten(
+            backward,
+            lambda x: ("narrow",) * (x.head_dim < 256 and x.is_backward >= refused.is_backward),
+        )
+
+    assert [x.reasons for x in map(refuses, (forward, backward))] == [(), ("narrow",)]
+
+
 def judge(case: Case, without: tuple[str, ...] = ()) -> None:
     """Compares what runs of both directions with the reference."""
     operands, drops = case.operands(), case.dropout > 0
@@ -141,9 +156,12 @@ def judge(case: Case, without: tuple[str, ...] = ()) -> None:
         check(spec, results, reference(spec.options, given, keep))
 
 
-_WIDE = {"h": 16, "t": 6, "s": 7}
 NAMED = (
     Case("row_bias_dead", bias=(1, 4, 10, 1), infinite_bias=True, sinks=2, lse_grad=True),
+    Case("row_bias_wrong", bias=(1, 1, 10, 1), infinite_bias=True, q_lengths=(-2, 9)),
+    Case(
+        "row_bias_wrong_sinks", bias=(2, 1, 10, 1), infinite_bias=True, kv_lengths=(15, 3), sinks=1
+    ),
     Case("mask_bias", bias=(1, 4, 10, 14), mask=(2, 1, 10, 14), dead_rows=True),
     Case("slopes_sinks", alibi=1, sinks=1, is_causal=True, lse_grad=True),
     Case("bias_sinks", bias=(2, 4, 10, 14), sinks=2, lse_grad=True),

@@ -87,8 +87,11 @@ FOUND: tuple[Case, ...] = (
     _found("bias_gradient_wide_heads_few_keys", s=2, h=136, v=128, bias="bnts", **_SIXTEEN),
     # Before 9.28 the kernel that splits keys adds up lse in another order from call to call.
     _found("one_query_deterministic", t=1, s=300, h=8, deterministic=True),
-    # Sinks put in afterwards: their gradient is more exact than out in 16 bits lets it be.
-    _found("sinks_row_max_wide_range", sinks=1, needs_max=True, infinite_bias=True, bias="11ts"),
+    # Sinks put in afterwards: XLA took delta from out as it was before it was rounded.
+    _found("sinks_row_max_infinite_bias", sinks=1, needs_max=True, infinite_bias=True, bias="11ts"),
+    _found("sinks_row_max_checkpoint", sinks=1, needs_max=True, scale=4.0, transform="checkpoint"),
+    # Its lse was wrong (9.19).
+    _found("one_query_one_key_soft_cap_bias", t=1, s=1, h=160, soft_cap=2.0, bias="1n11"),
     # Rewrites that undid each other went on for ever.
     _found("soft_cap_dropout_bias_gradient", soft_cap=2.0, dropout=0.5, bias="1n11"),
     _found("mixed_poison_packed", mixed_poison=True, **_PACKED, **CAUSAL),

@@ -48,4 +48,6 @@ def with_sinks(results: Arrays, sinks: jax.Array) -> Arrays:
     whole = jnp.where(is_dead, -jnp.inf, jnp.logaddexp(lse, sinks.astype(lse.dtype)[:, :, None]))
     share = jnp.where(is_dead, 0, jnp.exp(lse - jnp.where(is_dead, 0, whole)))
     out = (out.astype(lse.dtype) * share.swapaxes(1, 2)[..., None]).astype(out.dtype)
-    return results | {"out": out, "lse": whole}
+    # Without a barrier XLA may go on with what out was before it was rounded, and every gradient
+    # is of out as it is returned.
+    return results | {"out": jax.lax.optimization_barrier(out), "lse": whole}

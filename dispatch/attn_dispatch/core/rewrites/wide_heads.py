@@ -21,7 +21,8 @@ class WiderHeads:
     head_dim: int | None = None
     """None: that of the call."""
     is_value_as_wide: bool = False
-    moves_dropout: bool = False
+    # A kernel for wider heads may draw another mask (H200, 9.28: backward 256 after forward 136).
+    moves_dropout: bool = True
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
         head_dim = self.head_dim or spec.head_dim
