@@ -120,5 +120,6 @@ def test_explain_says_it():
     assert refused.chosen_forward == "xla"
     explanation = explain(q, q, q, return_max_logits=True, target="gfx942")
     assert "rewritten: the row maximum: by XLA, beside the kernel" in str(explanation)
+    assert "because:   the row maximum: not run through AITER" in str(explanation)
     assert explanation.chosen_forward == "aiter"
     assert explanation.chosen_backward == "aiter"  # lse has no gradient here

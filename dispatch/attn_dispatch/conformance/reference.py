@@ -8,6 +8,7 @@ softmax with its full Jacobian-vector product. Operands and shapes are those of
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -154,8 +155,11 @@ def poison_padding(
 ) -> Operands:
     """The operands with `poison`, over and over, where only padding looks at them."""
 
+    pattern = np.array(poison).reshape(-1)
+
     def spoil(x: np.ndarray, *where: Any) -> None:
-        x[where] = np.resize(poison, x[where].shape)
+        shape = x[where].shape
+        x[where] = pattern[np.arange(math.prod(shape)) % len(pattern)].reshape(shape)
 
     poisoned = {name: np.array(x) for name, x in operands.items()}
     for batch_row in range(operands["query"].shape[0]):

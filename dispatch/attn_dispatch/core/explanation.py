@@ -56,6 +56,8 @@ class Explanation:
                     lines.extend(_wrapped(label, text))
                     for rewrite in verdict.rewrites:
                         lines.extend(_wrapped(" " * len(label) + "rewritten: ", rewrite))
+                    for reason in map(with_remedy, verdict.reasons_as_it_is):
+                        lines.extend(_wrapped(" " * len(label) + "because:   ", reason))
                     continue
                 lines.append(f"{label}cannot run:")
                 for reason in map(with_remedy, verdict.reasons):

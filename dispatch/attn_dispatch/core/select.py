@@ -36,6 +36,8 @@ class Verdict:
     """How it would run, if eligible."""
     rewrites: tuple[str, ...] = ()
     """What is done to the call before the kernel runs it; see core/rewrites."""
+    reasons_as_it_is: tuple[str, ...] = ()
+    """What speaks against the call as it is, where it runs rewritten."""
 
     @property
     def is_eligible(self) -> bool:
@@ -61,7 +63,8 @@ def verdicts(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
             result.append(Verdict(implementation.NAME, reasons, None))
             continue
         plan = implementation.plan(chain.spec, device)
-        result.append(Verdict(implementation.NAME, (), plan, chain.names))
+        as_it_is = _reasons(implementation, spec, device) if chain.names else ()
+        result.append(Verdict(implementation.NAME, (), plan, chain.names, as_it_is))
     return tuple(result)
 
 
