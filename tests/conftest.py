@@ -56,9 +56,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def without_rewrites():
-    """Kernels run what they take as it is."""
-    with settings.rewrites(False):
+def with_rewrites():
+    """Calls that a kernel refuses run rewritten."""
+    with settings.rewrites():
         yield
 
 
