@@ -141,6 +141,44 @@ def _both(f: Any, *operands: Any) -> Any:
     return out, pull(jnp.sin(out))
 
 
+def derivatives() -> dict[str, float]:
+    """Of each kind of derivative beside a reverse pass the error, as a share of what is largest."""
+
+    def loss(*operands: jax.Array) -> jax.Array:
+        return (attention(*operands) ** 2).sum()
+
+    def along(*operands: jax.Array) -> Any:
+        return jax.jvp(attention, operands, operands)[1]
+
+    def second_along(*operands: jax.Array) -> Any:
+        return jax.jvp(jax.grad(loss, (0, 1, 2)), operands, operands)[1]
+
+    def mapped(*operands: jax.Array) -> Any:
+        times = jnp.arange(1.0, 3.0)[:, None, None, None, None]
+        tangents = [x * times for x in operands]
+        return jax.vmap(lambda *x: jax.jvp(jax.grad(loss, (0, 1, 2)), operands, x)[1])(*tangents)
+
+    def squared(f: Any) -> Any:
+        return jax.grad(lambda *x: sum((y**2).sum() for y in jax.tree.leaves(f(*x))), (0, 1, 2))
+
+    kinds = {
+        "forward": along, "forward of reverse": second_along, "mapped": mapped,
+        "reverse of forward": squared(along), "reverse of reverse": squared(jax.grad(loss)),
+        "third": squared(second_along),
+    }  # fmt: skip
+    operands, found = arrays((4,)), {}
+    for name, f in kinds.items():
+        run = jax.jit(f)
+        expected = run(*operands)
+        largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected))
+        for kind in ("Explicit", "mixed", "Auto"):
+            mesh = make_mesh((2, 4), kind)
+            with jax.set_mesh(mesh):
+                got = run(*placed(operands, mesh, P("x", None, "y")))
+            found[f"{kind} {name}"] = error(got, expected) / largest
+    return found
+
+
 def exported() -> dict[str, Any]:
     found = {}
     for kind in ("Explicit", "Auto"):
@@ -236,6 +274,7 @@ def main() -> None:
         return
     found = {
         "dims": several_dims(), "mapped": mapped(), "cut": cut(), "export": exported(),
+        "derivatives": derivatives(),
         "unsplit": unsplit(), "nested": nested(), "seeds": seeds(),
     }  # fmt: skip
     print(json.dumps(found))

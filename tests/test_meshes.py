@@ -103,6 +103,12 @@ def test_mapped_calls_that_share_operands(further, kind):
     assert len(found) == 3 and max(found.values()) <= TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["Explicit", "mixed", "Auto"])
+def test_derivatives_beside_a_reverse_pass(further, kind):
+    found = {x: y for x, y in further["derivatives"].items() if x.startswith(kind)}
+    assert len(found) == 6 and max(found.values()) <= TOLERANCE
+
+
 def test_parts_of_mesh_axes_split_calls(further):
     for found in further["cut"].values():
         assert found["error"] <= TOLERANCE and not found["collectives"]

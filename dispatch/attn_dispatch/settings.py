@@ -127,7 +127,7 @@ def rewrites(wanted: bool = True) -> Iterator[None]:
     """Within the block, whether calls that a kernel refuses run rewritten, where that is exact.
 
     Args:
-      wanted: False is the default outside of such blocks as long as no GPU has run rewritten calls;
+      wanted: False is the default outside of such blocks until GPUs have run more rewritten calls;
         the environment variable ATTN_DISPATCH_REWRITES=1 makes it True. `explain` names the
         rewrites that a call takes.
 

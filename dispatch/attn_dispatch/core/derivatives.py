@@ -31,6 +31,7 @@ from attn_dispatch.call.spec import (
     backward_options,
 )
 from attn_dispatch.core import jax_compat, select
+from attn_dispatch.core.explicit import with_auto_axes
 from attn_dispatch.core.jax_compat import ad, batching, mlir
 from attn_dispatch.devices.target import device_for
 
@@ -157,14 +158,27 @@ def _backward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, o
     if not moving:
         return gradients, [_no_tangent(x) for x in gradients]
 
-    def gradients_of(*moved: Any) -> list[jax.Array]:
-        arrays = list(operands)
-        for i, x in zip(moving, moved, strict=True):
-            arrays[i] = x
+    def gradients_of(*arrays: Any) -> list[jax.Array]:
         return _gradients(options, dict(zip(options.operands, arrays, strict=True)))
 
-    _, along = jax.jvp(gradients_of, [operands[i] for i in moving], [tangents[i] for i in moving])
-    return gradients, along
+    return gradients, _along(gradients_of, operands, tangents, moving, gradients)
+
+
+def _along(
+    function: Callable[..., list[jax.Array]],
+    arrays: Arrays,
+    tangents: Arrays,
+    moving: Sequence[int],
+    results: Arrays,
+) -> list[jax.Array]:
+    """The derivative of a formula, whose results are sharded like these, along some tangents."""
+    function = with_auto_axes(function, results)
+
+    def of_moving(*moved: Any) -> list[jax.Array]:
+        now = dict(zip(moving, moved, strict=True))
+        return function(*(now.get(i, x) for i, x in enumerate(arrays)))
+
+    return jax.jvp(of_moving, [arrays[i] for i in moving], [tangents[i] for i in moving])[1]
 
 
 def _gradients(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Array]:
@@ -215,14 +229,8 @@ def _second_jvp(primals: Arrays, tangents: Arrays, **params: Any):
     results = attn_jvp_p.bind(*primals, **params)
     moving = [i for i, tangent in enumerate(tangents) if not _is_zero(tangent)]
 
-    def function(*moved: Any) -> list[jax.Array]:
-        arrays = list(primals)
-        for i, x in zip(moving, moved, strict=True):
-            arrays[i] = x
-        return _tangents(*arrays, **params, derivative=SECOND_ORDER)
-
-    _, along = jax.jvp(function, [primals[i] for i in moving], [tangents[i] for i in moving])
-    return results, along
+    function = partial(_tangents, **params, derivative=SECOND_ORDER)
+    return results, _along(function, primals, tangents, moving, results)
 
 
 def _is_zero(tangent: Any) -> bool:
@@ -233,11 +241,14 @@ def _no_tangent(x: Any) -> Any:
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
-def _batch_jvp(arrays: Arrays, dims: Sequence[Any], **params: Any):
+def _batch_jvp(arrays: Arrays, dims: Sequence[Any], *, options: AttentionOptions, wanted):
     # Formulas are mapped as such: where tangents alone are mapped, as by jax.jacfwd, what does not
     # depend on them is computed once.
-    function = partial(_tangents, **params, derivative=FORWARD_MODE)
-    return jax.vmap(function, tuple(dims))(*arrays), [0, 0]
+    function = partial(_tangents, options=options, wanted=wanted, derivative=FORWARD_MODE)
+    n = len(options.operands)
+    mapped = jax.vmap(function, tuple(dims))
+    mapped = with_auto_axes(mapped, arrays[n : n + 2], dims[n : n + 2])
+    return mapped(*arrays), [0, 0]
 
 
 def _lower_jvp(ctx, *arrays, **params):

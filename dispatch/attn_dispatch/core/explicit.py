@@ -6,6 +6,7 @@ is like any other program: it is exported, and found again in the compilation ca
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,32 @@ def explicit_lowering(bind: Bind, ctx: Any, operands: Any, options: AttentionOpt
         return [_resharded(x, mesh, spec) for x, spec in zip(results, to, strict=True)]
 
     return jax_compat.lower_typed_as(call, ctx, operands)
+
+
+def with_auto_axes(
+    function: Callable[..., Any], like: Sequence[Any], mapped: Sequence[int | None] | None = None
+) -> Callable[..., Any]:
+    """The function with Explicit axes Auto inside of it, and results that are sharded like arrays.
+
+    What types say of every operation along a formula is left to the partitioner.
+
+    Args:
+      function: of arrays alone, which it must not close over.
+      like: an array for each result.
+      mapped: the dim of each of these over which `vmap` goes, None without one. The results have it
+        in front, whole.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    axes = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+    if not axes:
+        return function
+    specs = [jax.typeof(x).sharding.spec for x in like]
+    if mapped is not None:
+        dims = zip(specs, mapped, strict=True)
+        specs = [P(None, *(axis for i, axis in enumerate(spec) if i != dim)) for spec, dim in dims]
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
+    return jax.sharding.auto_axes(function, axes=axes, out_sharding=shardings)
 
 
 def _resharded(x: jax.Array, mesh: Any, to: P) -> jax.Array:
