@@ -28,7 +28,10 @@ def pytest_configure(config):
     # take longer than everything that they speed up.
     quickly = (f"--{flag}={str(value).lower()}" for flag, value in COMPILE_QUICKLY.items())
     os.environ.setdefault("XLA_FLAGS", " ".join(quickly))
+    # Where in Python each operation was made: nobody reads that, and to write it down takes time.
+    os.environ.setdefault("JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS", "0")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    jax.config.update("jax_include_full_tracebacks_in_locations", False)
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 
 

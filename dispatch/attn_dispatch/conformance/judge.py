@@ -83,7 +83,7 @@ def allowances(
     Raises:
       ArithmeticError: if naive computation and reference are so far apart that one must be wrong.
     """
-    allowed, spread = {}, plain.fused_spread if is_fused else plain.spread
+    allowed, spread = {}, plain.spread(is_fused=is_fused)
     for name in names:
         plain_error = error(plain.results[name], expected[name])
         size = np.max(np.abs(expected[name]), initial=0, where=np.isfinite(expected[name]))

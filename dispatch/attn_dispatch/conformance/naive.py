@@ -10,8 +10,9 @@ In NumPy, because a program would have to be compiled for every shape.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,18 +37,23 @@ class Naive:
     """The results by name, and how far rounding alone makes gradients be off."""
 
     results: Operands
-    spread: Operands
-    """Standard deviations: what 16 bits take away from the probabilities and from the gradient of
-    the scores is an error of every sum of them, and of the sum itself, which here may by luck be
-    small."""
-    fused_spread: Operands
-    """The same of a fused backward pass, which takes p · (dp - delta) from two sums that a matrix
-    unit and a reduction have rounded apart, so what should cancel to 0 does not."""
     sizes: Operands
     """Of gradients, the sum of their terms' sizes: where terms cancel, the sum itself says nothing
     of how far rounding may be off."""
     score_noise: float
     """How far off the largest score may be whose products are added up in another order."""
+    _spread: Callable[[bool], Operands]
+
+    def spread(self, *, is_fused: bool) -> Operands:
+        """Standard deviations: what 16 bits take away from the probabilities and from the gradient
+        of the scores is an error of every sum of them, and of the sum itself, which here may by
+        luck be small.
+
+        A fused backward pass takes p · (dp - delta) from two sums that a matrix unit and a
+        reduction have rounded apart, so what should cancel to 0 does not.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._spread(is_fused)
 
 
 def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None) -> Naive:
@@ -63,19 +69,14 @@ def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None
         results = {name: np.array(x) for name, x in results.items()}
         mark_wrong(options, operands, results)
         if "out_grad" not in operands:
-            return Naive(results, {}, {}, {}, call.score_noise)
+            return Naive(results, {}, call.score_noise, lambda is_fused: {})
         gradients, narrow = _gradients(call)
         rounding = {
             x: _rounding_variance(gradients[x].astype(call.wide), gradients[x].dtype)
             for x in ("query", "key", "value")
         }
-        return Naive(
-            results | gradients,
-            spread=_spread(call, narrow, rounding, fused=False),
-            fused_spread=_spread(call, narrow, rounding, fused=True),
-            sizes=_sizes(call),
-            score_noise=call.score_noise,
-        )
+        spread = partial(_spread, call, narrow, rounding)
+        return Naive(results | gradients, _sizes(call), call.score_noise, spread)
 
 
 class _Forward:
@@ -205,7 +206,7 @@ def _is_alike_for_all_keys(call: _Forward) -> bool:
     return bias is not None and bias.shape[3] == 1 and call.k.shape[2] > 1
 
 
-def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, *, fused: bool) -> Operands:
+def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bool) -> Operands:
     """See `Naive`: the variances of rounded numbers, carried on to every gradient."""
     operands, scale = call.operands, call.options.scale
     out_grad = call.heads_first("out_grad")
@@ -216,7 +217,7 @@ def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, *, fused: bo
     of_score = _rounding_variance(narrow, call.dtype) + of_float32
     of_p = _rounding_variance(call.p_kept, call.dtype)
     of_delta = np.zeros((1, 1, 1, 1), call.wide)
-    if fused:
+    if is_fused:
         of_products = (out_grad**2 @ (call.v**2).swapaxes(2, 3)) * call.kept**2
         of_delta = ((call.out.astype(call.wide) * out_grad) ** 2).sum(axis=3, keepdims=True)
         of_delta = _FLOAT32_NOISE**2 * of_delta
