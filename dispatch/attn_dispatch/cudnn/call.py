@@ -99,13 +99,11 @@ def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     steers clear of several known bugs, and lifts the rule that a window needs as many keys as
     queries. A third one goes packed, which lifts the rule that a single query has no sink.
     """
-    packed = _call(spec, packed=True)
-    if is_packed(spec):
-        return _also_with_wide_value(packed)
-    plain = _call(spec, packed=False)
-    if has_own_lengths(spec):
-        return *_also_with_wide_value(packed), *_also_with_wide_value(plain)
-    ways = (plain, replace(plain, has_lengths=True), packed)
+    ways = [_call(spec, packed=True)]
+    if not is_packed(spec):
+        plain = _call(spec, packed=False)
+        has_lengths = has_own_lengths(spec)
+        ways = [*ways, plain] if has_lengths else [plain, replace(plain, has_lengths=True), *ways]
     return tuple(call for way in ways for call in _also_with_wide_value(way))
 
 
