@@ -3,8 +3,10 @@
 usage: python tests/gpu/prove.py FOLDER [--seeds N ...] [--as-they-are N ...] [--draws N] [--jobs N]
                                         [--named] [--suite]
 
-Every seed draws calls of its own for `attn-dispatch verify`, on the GPUs in turn; those of
---as-they-are under ATTN_DISPATCH_REWRITES=0. --named adds the named cases to the first seed's.
+Every seed draws calls of its own for `attn-dispatch verify`, on the GPUs in turn: --seeds under
+ATTN_DISPATCH_REWRITES=1, --as-they-are under ATTN_DISPATCH_REWRITES=0. --named adds the named cases
+to the first seed's.
+
 --suite runs the GPU suite on the first GPU, which it has to itself: some tests measure its memory.
 Then it runs what needs two, beside the draws. Reports go to FOLDER, and so does what each run
 printed that ended with an error. Exits with 1 if one did.
