@@ -102,6 +102,15 @@ constexpr KnownBad kTable[] = {
      "a backward pass with soft cap and a bias, a mask or ALiBi returns NaN dQ for rows whose "
      "log-sum-exp is below -88.7, unless the key length is a multiple of 128",
      "measured on an H200 with 9.19"},
+    {kFirst, kStillOpen,
+     [](const SdpaSpec& s, int64_t) {
+       const bool is_its_own = s.head_dim == 192 && s.head_dim_v == 128;
+       return s.backward && !s.has_lengths && s.head_dim > 128 && s.head_dim <= 192 &&
+              s.head_dim_v > 64 && s.head_dim_v <= 128 && !is_its_own;
+     },
+     "the backward pass made for head dim 192 and value dim 128 can return NaN dQ for smaller ones, "
+     "in rows whose log-sum-exp is below -88 (right with value padded to the head dim)",
+     "measured on an H200 with 9.19"},
     {kFirst, 92799,
      [](const SdpaSpec& s, int64_t) {
        return s.backward && s.is_packed() && s.head_dim > 192 && s.head_dim_v < s.head_dim;

@@ -107,6 +107,21 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
         [FORWARD | PACKED | {"seq_len_q": 1}, BACKWARD | PACKED | {"seq_len_q": 1}],
         [FORWARD | PACKED, FORWARD | LENGTHS | {"seq_len_q": 1}],
     ),
+    "made for head dim 192 and value dim 128": (
+        "sm90",
+        [
+            BACKWARD | {"head_dim": x, "head_dim_v": y}
+            for x, y in ((160, 112), (136, 72), (192, 120), (184, 128))
+        ],
+        [
+            BACKWARD | {"head_dim": 192, "head_dim_v": 128},
+            BACKWARD | {"head_dim": 160, "head_dim_v": 160},
+            BACKWARD | {"head_dim": 160, "head_dim_v": 64},
+            BACKWARD | {"head_dim": 200, "head_dim_v": 128},
+            BACKWARD | LENGTHS | {"head_dim": 160, "head_dim_v": 112},
+            FORWARD | {"head_dim": 160, "head_dim_v": 112},
+        ],
+    ),
     "head dim beyond 192 and a smaller value dim": (
         "sm90",
         [BACKWARD | PACKED | {"head_dim": 256, "head_dim_v": x} for x in (48, 128, 240)],

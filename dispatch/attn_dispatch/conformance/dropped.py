@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.reference import Operands, allowed
+from attn_dispatch.conformance.reference import Operands, attended
 
 _UNLIKELY = 1e-8
 
@@ -51,7 +51,7 @@ def probe(forward: Callable[[Operands], np.ndarray], case: Case) -> Draw:
 def check(case: Case, draw: Draw, operands: Operands) -> tuple[np.ndarray, list[str]]:
     """The mask of a case, and what is wrong with it: its rate, and what it depends on."""
     keep = draw(operands)
-    pairs = allowed(case.forward_options(), operands)
+    pairs = attended(case.forward_options(), operands)
     failures = []
     if not np.array_equal(keep & pairs, draw(operands) & pairs):
         failures.append("the same key dropped other entries the second time")

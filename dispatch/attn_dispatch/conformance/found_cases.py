@@ -85,11 +85,41 @@ FOUND: tuple[Case, ...] = (
     # Every gradient was garbage.
     _found("bias_gradient_wide_heads", s=40, h=192, v=112, bias="11ts", **_SIXTEEN, **CAUSAL),
     _found("bias_gradient_wide_heads_few_keys", s=2, h=136, v=128, bias="bnts", **_SIXTEEN),
+    # dQ was NaN where lse is below -88, for head dims up to 192 and value dims up to 128.
+    _found("low_lse_wide_heads", s=256, h=160, v=112, score_shift=-150.0),
+    _found("low_lse_wide_heads_alibi", t=320, s=128, h=136, v=80, alibi=1, **CAUSAL),
+    # Rows that attend nothing were cut off forward, where a band was meant, and backward not.
+    _found(
+        "dropout_wide_values_bottom_right",
+        t=100,
+        s=64,
+        h=20,
+        v=256,
+        dropout=0.1,
+        is_causal=True,
+        alignment="bottom_right",
+        lse_grad=True,
+        magnitude=0.01,
+    ),
+    # What a row bias of -inf hides is not what a mask drops.
+    _found(
+        "dropout_infinite_row_bias_packed",
+        dropout=0.1,
+        bias="bnt1",
+        infinite_bias=True,
+        **_PACKED,
+        **CAUSAL,
+    ),
     # Before 9.28 the kernel that splits keys adds up lse in another order from call to call.
     _found("one_query_deterministic", t=1, s=300, h=8, deterministic=True),
     # Sinks put in afterwards: XLA took delta from out as it was before it was rounded.
     _found("sinks_row_max_infinite_bias", sinks=1, needs_max=True, infinite_bias=True, bias="11ts"),
     _found("sinks_row_max_checkpoint", sinks=1, needs_max=True, scale=4.0, transform="checkpoint"),
+    # Eight probabilities, of which one alone is rounded: luck decides by how much.
+    _found(
+        "one_key_sinks", t=33, s=1, k=1, h=20, v=16, dtype="float16", scale=4.0, sinks=1,
+        kv_lengths=(1, 0), wanted=("value",),
+    ),  # fmt: skip
     # Its lse was wrong (9.19).
     _found("one_query_one_key_soft_cap_bias", t=1, s=1, h=160, soft_cap=2.0, bias="1n11"),
     # Rewrites that undid each other went on for ever.

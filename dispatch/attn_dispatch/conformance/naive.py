@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import jax.numpy as jnp
 import numpy as np
@@ -68,14 +68,18 @@ def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None
             results["row_max"] = call.row_max
         results = {name: np.array(x) for name, x in results.items()}
         mark_wrong(options, operands, results)
+        spread_of_out = {"out": _spread_of_out(call)}
         if "out_grad" not in operands:
-            return Naive(results, {}, call.score_noise, lambda is_fused: {})
+            return Naive(results, {}, call.score_noise, lambda is_fused: spread_of_out)
         gradients, narrow = _gradients(call)
         rounding = {
             x: _rounding_variance(gradients[x].astype(call.wide), gradients[x].dtype)
             for x in ("query", "key", "value")
         }
-        spread = partial(_spread, call, narrow, rounding)
+
+        def spread(is_fused: bool) -> Operands:
+            return spread_of_out | _spread(call, narrow, rounding, is_fused)
+
         return Naive(results | gradients, _sizes(call), call.score_noise, spread)
 
 
@@ -204,6 +208,13 @@ def _sizes(call: _Forward) -> Operands:
 def _is_alike_for_all_keys(call: _Forward) -> bool:
     bias = call.operands.get("bias")
     return bias is not None and bias.shape[3] == 1 and call.k.shape[2] > 1
+
+
+def _spread_of_out(call: _Forward) -> np.ndarray:
+    """See `Naive`. A kernel may round the probabilities before it divides by their sum."""
+    of_p = _rounding_variance(call.p_kept, call.dtype)
+    of_out = _rounding_variance(call.out.astype(call.wide), call.dtype)
+    return np.sqrt(of_p @ call.v**2 + of_out).swapaxes(1, 2)
 
 
 def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bool) -> Operands:

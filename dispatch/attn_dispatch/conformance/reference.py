@@ -150,6 +150,12 @@ def allowed(options: AttentionOptions, operands: Operands) -> np.ndarray:
     return np.array([allowed_pairs(options, operands, row) for row in range(b)])
 
 
+def attended(options: AttentionOptions, operands: Operands) -> np.ndarray:
+    """Those of the `allowed` pairs that a bias of -inf leaves, bool [B, N, T, S]."""
+    may = allowed(options, operands)
+    return may & (operands["bias"] != -np.inf) if "bias" in operands else may
+
+
 def poison_padding(
     options: AttentionOptions, operands: Operands, poison: float | tuple[float, ...] = np.nan
 ) -> Operands:

@@ -27,7 +27,7 @@ from attn_dispatch.conformance.naive import naive
 from attn_dispatch.conformance.outcome import Outcome
 from attn_dispatch.conformance.reference import (
     Operands,
-    allowed,
+    attended,
     poison_padding,
     reference,
     wrong_queries,
@@ -285,9 +285,7 @@ def _not_zero(case: Case, given: Operands, got: Operands) -> list[str]:
     Of wrong queries, which attend nothing, this is so of the gradient alone.
     """
     options = case.forward_options()
-    may = allowed(options, given)
-    if "bias" in given:
-        may &= given["bias"] != -np.inf
+    may = attended(options, given)
     dead_queries = np.asarray(~may.any(axis=3)).swapaxes(1, 2)  # [B, T, N]
     b, n, t, s = may.shape
     groups = may.reshape(b, case.k, n // case.k, t, s)

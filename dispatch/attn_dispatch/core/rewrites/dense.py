@@ -72,7 +72,8 @@ class SlopesAsBias:
 @dataclass(frozen=True)
 class BandAsMask:
     name: str = "causality and window: as a mask"
-    moves_dropout: bool = False
+    # Of a band a kernel may leave out the rows that attend nothing, and count from the next one.
+    moves_dropout: bool = True
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
         if is_packed(spec) or not (spec.has("window") or spec.band != (None, None)):
