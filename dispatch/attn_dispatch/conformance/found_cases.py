@@ -117,9 +117,18 @@ FOUND: tuple[Case, ...] = (
     _found("sinks_row_max_checkpoint", sinks=1, needs_max=True, scale=4.0, transform="checkpoint"),
     # Eight probabilities, of which one alone is rounded: luck decides by how much.
     _found(
-        "one_key_sinks", t=33, s=1, k=1, h=20, v=16, dtype="float16", scale=4.0, sinks=1,
-        kv_lengths=(1, 0), wanted=("value",),
-    ),  # fmt: skip
+        "one_key_sinks",
+        t=33,
+        s=1,
+        k=1,
+        h=20,
+        v=16,
+        dtype="float16",
+        scale=4.0,
+        sinks=1,
+        kv_lengths=(1, 0),
+        wanted=("value",),
+    ),
     # Its lse was wrong (9.19).
     _found("one_query_one_key_soft_cap_bias", t=1, s=1, h=160, soft_cap=2.0, bias="1n11"),
     # Rewrites that undid each other went on for ever.
