@@ -108,8 +108,8 @@ constexpr KnownBad kTable[] = {
        return s.backward && !s.has_lengths && s.head_dim > 128 && s.head_dim <= 192 &&
               s.head_dim_v > 64 && s.head_dim_v <= 128 && !is_its_own;
      },
-     "the backward pass made for head dim 192 and value dim 128 can return NaN dQ for smaller ones, "
-     "in rows whose log-sum-exp is below -88 (right with value padded to the head dim)",
+     "the backward pass made for head dim 192 and value dim 128 can return NaN dQ for smaller "
+     "ones, in rows whose log-sum-exp is below -88 (right with value padded to the head dim)",
      "measured on an H200 with 9.19"},
     {kFirst, 92799,
      [](const SdpaSpec& s, int64_t) {
