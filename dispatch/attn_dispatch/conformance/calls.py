@@ -65,6 +65,16 @@ class Program:
             warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             return traced.lower().compile()
 
+    def runs(self, traced: Any) -> tuple[Callable[[Arrays], Arrays], str]:
+        """What runs the program that `trace` returned, and its text, which names its kernels.
+
+        An eager case runs operation by operation, so it is only lowered.
+        """
+        if self.case.transform == "eager":
+            return self.run, traced.lower().as_text()
+        compiled = self.compile(traced)
+        return compiled, compiled.as_text()
+
 
 def numpy_results(run: Callable[[Arrays], Arrays], operands: Operands) -> Operands:
     """What a compiled program, or a function, makes of these arrays."""
@@ -82,9 +92,9 @@ def specs_in(jaxpr: Any) -> list[AttentionSpec]:
     return list(found)
 
 
-def custom_calls_in(hlo: str) -> set[str]:
-    """The targets of this library's custom calls in a compiled program."""
-    return set(re.findall(r'custom_call_target="(attn_dispatch\w*)"', hlo))
+def custom_calls_in(text: str) -> set[str]:
+    """The targets of this library's custom calls in a program, lowered or compiled."""
+    return set(re.findall(r'custom_call(?:_target="| @)(attn_dispatch\w*)', text))
 
 
 def custom_calls_of(name: str) -> dict[str, str]:

@@ -107,10 +107,9 @@ class Conformance:
         if outcome.status == "refused":
             return outcome
         with self.lowering():
-            compiled = traced.program.compile(traced.traced)
-        run = traced.program.run if case.transform == "eager" else compiled
+            run, text = traced.program.runs(traced.traced)
         outcome = outcome.failed(
-            *self._wrong_kernels(case, traced.program.gradients, compiled.as_text(), outcome)
+            *self._wrong_kernels(case, traced.program.gradients, text, outcome)
         )
 
         keep = None
@@ -185,11 +184,11 @@ class Conformance:
         return next((x for x in found if x.is_eligible), found[0])
 
     def _wrong_kernels(
-        self, case: Case, gradients: tuple[str, ...], hlo: str, outcome: Outcome
+        self, case: Case, gradients: tuple[str, ...], text: str, outcome: Outcome
     ) -> list[str]:
-        """Where the compiled program does not call what it should, or calls what it should not."""
+        """Where the program does not call what it should, or calls what it should not."""
         wanted = custom_calls_of(self.implementation)
-        got = custom_calls_in(hlo)
+        got = custom_calls_in(text)
         # XLA computes a sink's gradient, some others too (core/rewrites), and that of a query
         # whose scale is 0 is 0.
         without_kernel = {"sinks", "alibi_slopes", "bias"} | (

@@ -1,9 +1,10 @@
 """The dropout mask: a function of key, position and shape alone, drawn for one block at a time.
 
-The caller's key may be of any implementation, but it only draws a Threefry key; everything else
-is Threefry, whose draws are the same batched and unbatched. ("rbg" keys differ under `vmap`.)
-Each query row of each head and batch row has its own key, so a block draws what the whole would,
-and so does one of the devices that a call is shared out to.
+The caller's key may be of any implementation; what it draws, or what it is, is a Threefry key, and
+everything else is Threefry, whose draws are the same batched and unbatched. ("rbg" keys differ
+under `vmap`.) Each batch row and head has a key of its own, which hashes the numbers of query row
+and key, so a block draws what the whole would, and so does one of the devices that a call is shared
+out to.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.random import threefry2x32_p
 
 from attn_dispatch.call.spec import AttentionSpec
 
 _IMPL = "threefry2x32"
+
+_OURS = 2**31
+"""Added to batch rows, for counters that jax.random.split and fold_in of the same key never use."""
 
 
 def dropout_head_keys(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:
@@ -24,19 +29,16 @@ def dropout_head_keys(spec: AttentionSpec, operands: Mapping[str, jax.Array]) ->
     if not spec.options.dropout_rate or not spec.has("dropout_key"):
         return None
     b, n, d = spec.batch, spec.num_heads, spec.shape("dropout_key")[0]
-
+    keys = _threefry_keys(operands["dropout_key"], spec.options.dropout_impl)
     starts = operands.get("dropout_start", jnp.zeros((d, 2), jnp.int32))
-    rows, heads = (jnp.arange(x, dtype=jnp.int32) for x in (b // d, n))
 
-    def head_keys(key_and_start: tuple[jax.Array, jax.Array]) -> jax.Array:
-        key_data, (row, head) = key_and_start
-        key = jax.random.wrap_key_data(key_data, impl=spec.options.dropout_impl)
-        words = jax.random.bits(key, (2,), jnp.uint32)
-        return _fold_in(_fold_in(words, row + rows), head + heads)
+    def of_one(key: jax.Array, start: jax.Array) -> jax.Array:
+        rows = start[0] + jnp.arange(b // d, dtype=jnp.int32)
+        heads = start[1] + jnp.arange(n, dtype=jnp.int32)
+        x, y = _all_pairs(rows, heads)
+        return _hash(key[None], x + jnp.uint32(_OURS), y)
 
-    # One after the other, mapped or not: each key draws as it would alone.
-    alone = jax.custom_batching.sequential_vmap(head_keys)
-    return lax.map(alone, (operands["dropout_key"], starts)).reshape(b, n, 2)
+    return jax.vmap(of_one)(keys, starts).reshape(b, n, 2)
 
 
 def dropout_keep_mask(
@@ -48,25 +50,37 @@ def dropout_keep_mask(
     Returns bool [b, n, size, S].
     """
     b, n, _ = head_keys.shape
-    keys = _fold_in(head_keys, start + jnp.arange(size))
-
-    def one_row(key_data: jax.Array) -> jax.Array:
-        key = jax.random.wrap_key_data(key_data, impl=_IMPL)
-        # A flat draw: XLA takes ten times as long to compile one of several axes for the CPU.
-        return jax.random.bits(key, (spec.seq_len_kv,), jnp.uint32)
-
-    bits = jax.vmap(one_row)(keys.reshape(b * n * size, 2))
+    rows, pairs = start + jnp.arange(size), jnp.arange(-(-spec.seq_len_kv // 2))
+    # A hash is of two words: those of an even key and of the next.
+    words = _hash(head_keys.reshape(b * n, 2), *_all_pairs(rows, pairs))
+    bits = words.reshape(b, n, size, 2 * len(pairs))[..., : spec.seq_len_kv]
     dropped_below = min(round(spec.options.dropout_rate * 2**32), 2**32 - 1)
-    return (bits >= jnp.uint32(dropped_below)).reshape(b, n, size, spec.seq_len_kv)
+    return bits >= jnp.uint32(dropped_below)
 
 
-def _fold_in(key_data: jax.Array, numbers: jax.Array) -> jax.Array:
-    """A key for each key and number: uint32 [..., 2] and [M] to [..., M, 2]."""
+def _threefry_keys(key_data: jax.Array, impl: str) -> jax.Array:
+    """A Threefry key for each key of this implementation, uint32 [D, ·] to [D, 2]."""
+    if impl == _IMPL:
+        return key_data
 
-    def fold_in(key_data: jax.Array, number: jax.Array) -> jax.Array:
-        key = jax.random.wrap_key_data(key_data, impl=_IMPL)
-        return jax.random.key_data(jax.random.fold_in(key, number))
+    def words(key_data: jax.Array) -> jax.Array:
+        return jax.random.bits(jax.random.wrap_key_data(key_data, impl=impl), (2,), jnp.uint32)
 
-    of_one = jax.vmap(fold_in, (None, 0))
-    keys = jax.vmap(of_one, (0, None))(key_data.reshape(-1, 2), numbers.astype(jnp.uint32))
-    return keys.reshape(*key_data.shape[:-1], numbers.shape[0], 2)
+    # One after the other, mapped or not: each key draws as it would alone.
+    return lax.map(jax.custom_batching.sequential_vmap(words), key_data)
+
+
+def _hash(keys: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Threefry of each pair of numbers under each key: uint32 [M, 2] and [L] to [M, L, 2]."""
+
+    def of_one(key: jax.Array) -> jax.Array:
+        return jnp.stack(threefry2x32_p.bind(key[0], key[1], x, y), axis=-1)
+
+    return jax.vmap(of_one)(keys)
+
+
+def _all_pairs(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Every x with every y, as uint32, y fastest."""
+    shape = (len(x), len(y))
+    columns = jnp.broadcast_to(x[:, None], shape), jnp.broadcast_to(y[None], shape)
+    return tuple(z.astype(jnp.uint32).ravel() for z in columns)
