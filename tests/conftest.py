@@ -59,9 +59,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def with_rewrites():
-    """Calls that a kernel refuses run rewritten."""
-    with settings.rewrites():
+def without_rewrites():
+    """Kernels run what they take as it is."""
+    with settings.rewrites(False):
         yield
 
 

@@ -23,8 +23,7 @@ REFUSALS = Path(__file__).with_name("planned")
 AMD = ("gfx942", "gfx950")
 
 _WHY_NOT = """\
-Each reason, and what helps: a rewrite, which `attn_dispatch.rewrites()` allows, or what it would
-take."""
+Each reason, and what helps: a rewrite, by which the call runs, or what it would take."""
 _TITLE = "# What runs where"
 _INTRO = """\
 Made by tests/support_table.py, which asks the real rules and has the real cuDNN {version} plan
@@ -33,8 +32,8 @@ say that the forward and the backward pass run there, a number why not. The back
 every gradient there is, unless the row says otherwise; where it is refused, XLA differentiates what
 cuDNN computed.
 
-This is what kernels run as they are. Under `attn_dispatch.rewrites()` much of what they refuse runs
-rewritten (design.md, Rewrites): `explain` says by which, and tests/refusals.py counts what is left.
+This is what kernels run as they are. Much of what they refuse runs rewritten (design.md, Rewrites):
+`explain` says by which, and tests/refusals.py counts what is left.
 
 Calls are bfloat16 and have 8 query heads, 2 kv heads and head dim 64, if the row does not say
 otherwise; segment ids and cu_seqlens are on 32,768 tokens, with 2 query heads and 1 kv head. sm80

@@ -49,6 +49,7 @@ class OnEmulator(Conformance):
             yield
 
 
+@pytest.mark.usefixtures("without_rewrites")
 @pytest.mark.parametrize(("case", "gfx"), CASES_BY_GFX, ids=str)
 def test_cases_of_aiter(case: Case, gfx: str):
     with aiter_emulated.arch(gfx) as emulator:

@@ -212,7 +212,6 @@ def test_what_aiter_does_not_run_is_refused_with_every_reason():
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.usefixtures("with_rewrites")
 def test_what_aiter_runs_rewritten(emulator, options: dict[str, Any]):
     options = dict(options)
     operands = arrays(b=options.pop("b", 2))
@@ -222,7 +221,6 @@ def test_what_aiter_runs_rewritten(emulator, options: dict[str, Any]):
     assert emulator.calls("forward") == 1
 
 
-@pytest.mark.usefixtures("with_rewrites")
 def test_the_gradient_of_slopes_is_xlas_and_the_others_are_aiters(emulator):
     def loss(slopes, *qkv, implementation=None):
         options = {"alibi_slopes": slopes, "is_causal": True, "implementation": implementation}

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention, dropout_mask, explain
+from attn_dispatch import dot_product_attention, dropout_mask, explain, rewrites
+from attn_dispatch.core.select import Verdict
 
 X = np.random.default_rng(0).standard_normal((2, 9, 2, 8)).astype(np.float32)
 WINDOWS = np.array([0, 2, 5, 2**31 - 1], np.int32)
@@ -111,17 +112,25 @@ def test_what_is_known_stays_static():
 
 
 @pytest.mark.parametrize(("target", "name"), [("sm90", "cudnn"), ("gfx942", "aiter")])
-def test_kernels_refuse_it_and_say_so(target: str, name: str):
+def test_kernels_take_it_as_a_mask_and_say_so(target: str, name: str):
     x = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)
     window = jax.ShapeDtypeStruct((), jnp.int32)
-    said: list[Any] = []
 
-    def call(x, window):
-        said.append(explain(x, x, x, local_window_size=(window, None), target=target))
+    def verdict(*, rewritten: bool) -> Verdict:
+        said: list[Any] = []
 
-    jax.eval_shape(call, x, window)
-    (verdict,) = (v for v in said[0].forward if v.implementation == name)
-    assert any("local_window_size as an array" in reason for reason in verdict.reasons)
+        def call(x, window):
+            said.append(explain(x, x, x, local_window_size=(window, None), target=target))
+
+        with rewrites(rewritten):
+            jax.eval_shape(call, x, window)
+        (found,) = (v for v in said[0].forward if v.implementation == name)
+        return found
+
+    refused, runs = verdict(rewritten=False), verdict(rewritten=True)
+    for reasons in (refused.reasons, runs.reasons_as_it_is):
+        assert any("local_window_size as an array" in reason for reason in reasons)
+    assert runs.is_eligible and "causality and window: as a mask" in runs.rewrites
 
 
 def test_switch_over_static_windows_as_the_docs_have_it():

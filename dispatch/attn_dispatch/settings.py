@@ -27,7 +27,7 @@ class Settings:
     sharded_dropout: ShardedDropout
     check: bool = False
     """Look at lengths, ids, cu_seqlens and windows where that costs a wait, too."""
-    rewrites: bool = False
+    rewrites: bool = True
     """Run calls that a kernel refuses rewritten (core/rewrites)."""
 
 
@@ -49,14 +49,14 @@ def _from_environment() -> Settings:
         targets,
         _checked_policy(os.environ.get("ATTN_DISPATCH_FALLBACK", "warn")),
         _checked_dropout(os.environ.get("ATTN_DISPATCH_SHARDED_DROPOUT", "own")),
-        _checked_flag("ATTN_DISPATCH_CHECK"),
-        _checked_flag("ATTN_DISPATCH_REWRITES"),
+        _checked_flag("ATTN_DISPATCH_CHECK", "0"),
+        _checked_flag("ATTN_DISPATCH_REWRITES", "1"),
     )
 
 
-def _checked_flag(variable: str) -> bool:
-    flag = os.environ.get(variable, "0")
-    if flag not in ("", "0", "1"):
+def _checked_flag(variable: str, default: str) -> bool:
+    flag = os.environ.get(variable) or default
+    if flag not in ("0", "1"):
         raise ValueError(f"{variable}: expected 0 or 1, got {flag!r}")
     return flag == "1"
 
@@ -123,12 +123,12 @@ def sharded_dropout(choice: ShardedDropout) -> Iterator[None]:
 
 
 @contextmanager
-def rewrites(wanted: bool = True) -> Iterator[None]:
+def rewrites(wanted: bool) -> Iterator[None]:
     """Within the block, whether calls that a kernel refuses run rewritten, where that is exact.
 
     Args:
-      wanted: False is the default outside of such blocks until GPUs have run more rewritten calls;
-        the environment variable ATTN_DISPATCH_REWRITES=1 makes it True. `explain` names the
+      wanted: True outside of such blocks, unless the environment variable ATTN_DISPATCH_REWRITES
+        is 0: kernels then run what they take as it is, and XLA the rest. `explain` names the
         rewrites that a call takes.
 
     Raises:

@@ -91,8 +91,8 @@ def main(args: argparse.Namespace) -> None:
             sys.exit(f"error: no case is {said}")
     except (ModuleNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")
-    if settings.current().rewrites:
-        options |= {"rewrites": True}
+    if not settings.current().rewrites:
+        options |= {"rewrites": False}
     try:
         args.report.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -58,7 +58,7 @@ def dropout_keep_mask(
     return bits >= jnp.uint32(dropped_below)
 
 
-def _threefry_keys(key_data: jax.Array, impl: str) -> jax.Array:
+def _threefry_keys(key_data: jax.Array, impl: str | None) -> jax.Array:
     """A Threefry key for each key of this implementation, uint32 [D, ·] to [D, 2]."""
     if impl == _IMPL:
         return key_data
@@ -81,6 +81,5 @@ def _hash(keys: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
 
 def _all_pairs(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Every x with every y, as uint32, y fastest."""
-    shape = (len(x), len(y))
-    columns = jnp.broadcast_to(x[:, None], shape), jnp.broadcast_to(y[None], shape)
-    return tuple(z.astype(jnp.uint32).ravel() for z in columns)
+    xs, ys = jnp.meshgrid(x.astype(jnp.uint32), y.astype(jnp.uint32), indexing="ij")
+    return xs.ravel(), ys.ravel()
