@@ -25,7 +25,7 @@ class ScoreMod {
 
   Tensor forward(const Graph& graph, Tensor score) {
     namespace mods = fe::graph::attn::score_modifiers;
-    if (spec_.soft_cap > 0) score = soft_cap_.forward(graph, score, scalar(spec_.soft_cap));
+    if (spec_.soft_cap > 0) score = soft_cap(graph, score);
     if (slopes_) score = alibi(graph, score);
     if (lengths_q_) score = mods::padding_mask(graph, score, lengths_kv_, lengths_q_);
     if (!spec_.has_band()) return score;
@@ -41,7 +41,7 @@ class ScoreMod {
 
   // From the gradient of what forward returned to that of what it was given.
   Tensor backward(const Graph& graph, Tensor grad) {
-    return spec_.soft_cap > 0 ? soft_cap_.backward(graph, grad, scalar(spec_.soft_cap)) : grad;
+    return bent_ ? soft_cap_slope(graph, grad) : grad;
   }
 
  private:
@@ -50,6 +50,21 @@ class ScoreMod {
 
   static Tensor scalar(float value) {
     return std::make_shared<fe::graph::Tensor_attributes>(value);
+  }
+
+  // cap * tanh(score / cap)
+  Tensor soft_cap(const Graph& graph, const Tensor& score) {
+    const Tensor cap = scalar(spec_.soft_cap);
+    bent_ = graph->pointwise(score, cap, op("soft_cap_of", Mode::DIV));
+    bent_ = graph->pointwise(bent_, op("soft_cap_tanh", Mode::TANH_FWD));
+    return graph->pointwise(bent_, cap, op("soft_cap", Mode::MUL));
+  }
+
+  // grad * (1 - tanh²): sm80 and sm120 have no kernel for TANH_BWD.
+  Tensor soft_cap_slope(const Graph& graph, const Tensor& grad) const {
+    const Tensor once = graph->pointwise(grad, bent_, op("soft_cap_once", Mode::MUL));
+    const Tensor twice = graph->pointwise(once, bent_, op("soft_cap_twice", Mode::MUL));
+    return graph->pointwise(grad, twice, op("soft_cap_slope", Mode::SUB));
   }
 
   // score - slope * |row + offset - column|
@@ -69,21 +84,25 @@ class ScoreMod {
     const bool is_one_sided = spec_.window_right >= 0 && spec_.window_right <= spec_.alibi_offset;
     if (is_one_sided) return add(graph, score, scaled(graph, distance, slopes_));
     distance = scaled(graph, distance, scalar(-1));
-    distance = graph->pointwise(distance, Pointwise().set_name("alibi_abs").set_mode(Mode::ABS));
+    distance = graph->pointwise(distance, op("alibi_abs", Mode::ABS));
     distance = scaled(graph, distance, scalar(-1));
     return add(graph, score, scaled(graph, distance, slopes_));
   }
 
   static Tensor scaled(const Graph& graph, const Tensor& x, const Tensor& factor) {
-    return graph->pointwise(x, factor, Pointwise().set_name("alibi_scaled").set_mode(Mode::MUL));
+    return graph->pointwise(x, factor, op("alibi_scaled", Mode::MUL));
   }
 
   static Tensor add(const Graph& graph, const Tensor& x, const Tensor& y) {
-    return graph->pointwise(x, y, Pointwise().set_name("alibi").set_mode(Mode::ADD));
+    return graph->pointwise(x, y, op("alibi", Mode::ADD));
+  }
+
+  static Pointwise op(const char* name, Mode mode) {
+    return Pointwise().set_name(name).set_mode(mode);
   }
 
   static Pointwise integer_op(const char* name, Mode mode) {
-    return Pointwise().set_name(name).set_mode(mode).set_compute_data_type(fe::DataType_t::INT32);
+    return op(name, mode).set_compute_data_type(fe::DataType_t::INT32);
   }
 
   static Tensor integers(Tensor tensor) {
@@ -93,7 +112,7 @@ class ScoreMod {
 
   const SdpaSpec& spec_;
   Tensor lengths_q_, lengths_kv_, slopes_;
-  fe::graph::attn::score_modifiers::Softcap soft_cap_;
+  Tensor bent_;  // tanh of the score over the cap, in the graph that was built last
 };
 
 }  // namespace attn_dispatch
