@@ -224,6 +224,27 @@ def nested() -> float:
     return error(jax.jit(outer)(*arrays((4,))), attention(*arrays((4,))))
 
 
+def set_around() -> float:
+    """A mesh is set, and the arrays of a call, its gradient and a mapped one are on one device."""
+    operands = [jnp.asarray(x) for x in arrays((4,))]
+
+    def gradient(*operands: Any) -> Any:
+        return jax.grad(lambda *x: jnp.sum(attention(*x) ** 2), (0, 1))(*operands)
+
+    def made_inside() -> jax.Array:
+        return attention(*(jnp.ones_like(x) for x in operands))
+
+    mapped = jax.vmap(lambda *x: attention(*x))
+    found = []
+    for function in (attention, gradient, mapped):
+        expected = function(*operands)
+        for kind in ("Auto", "Explicit"):
+            with jax.set_mesh(make_mesh((2, 4), kind)):
+                found += [error(f(*operands), expected) for f in (jax.jit(function), function)]
+                jax.jit(made_inside)()
+    return max(found)
+
+
 def seeds() -> int:
     """The number of different keys that the devices of a mesh seed a kernel's dropout with."""
     mesh = make_mesh((2, 4), "Auto")
@@ -275,7 +296,7 @@ def main() -> None:
     found = {
         "dims": several_dims(), "mapped": mapped(), "cut": cut(), "export": exported(),
         "derivatives": derivatives(),
-        "unsplit": unsplit(), "nested": nested(), "seeds": seeds(),
+        "unsplit": unsplit(), "nested": nested(), "seeds": seeds(), "set_around": set_around(),
     }  # fmt: skip
     print(json.dumps(found))
 

@@ -98,7 +98,7 @@ def test_interleaved_segment_ids_are_compared(options: dict[str, Any]):
 
 def test_interleaved_segment_ids_with_max_segments():
     error("query_segment_ids: expected ids ascending along the row with max_segments, got 1 after "
-          "2; without max_segments ids may stand in any order, which XLA alone runs",
+          "2; without max_segments ids may stand in any order, which kernels run as a mask",
           query_segment_ids=INTERLEAVED, max_segments=3)  # fmt: skip
     got, expected = traced(INTERLEAVED, max_segments=3), traced(INTERLEAVED)
     assert np.isnan(got[0, [0, 2]]).all()

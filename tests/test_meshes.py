@@ -131,6 +131,10 @@ def test_nested_shard_maps(further):
     assert further["nested"] <= TOLERANCE
 
 
+def test_calls_on_one_device_under_a_mesh(further):
+    assert further["set_around"] <= TOLERANCE
+
+
 def test_kernels_draw_from_a_key_of_each_devices_own(further):
     """All of them differ, and the key of one device is the caller's."""
     assert further["seeds"] == 8

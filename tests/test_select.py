@@ -192,12 +192,14 @@ def test_fallback_policy_of_the_environment(implementations, monkeypatch):
         select.choose(spec(), CUDA)
     monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
     assert select.choose(spec(), CUDA).NAME == "last"
-    expected = re.escape("fallback: expected one of ('warn', 'error', 'silent'), got 'loud'")
+    expected = re.escape(": expected one of ('warn', 'error', 'silent'), got 'loud'")
     monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "loud")
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(ValueError, match=f"ATTN_DISPATCH_FALLBACK{expected}"):
         settings.current()
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "")
+    assert settings.current().fallback == "warn"
     monkeypatch.delenv("ATTN_DISPATCH_FALLBACK")
-    with pytest.raises(ValueError, match=expected), attn_dispatch.fallback("loud"):  # pyright: ignore
+    with pytest.raises(ValueError, match=f"fallback{expected}"), attn_dispatch.fallback("loud"):  # pyright: ignore
         pass
 
 

@@ -25,7 +25,7 @@ Q, KV = np.zeros((2, T, 2, 8), np.float32), np.zeros((2, S, 2, 8), np.float32)
 IDS: dict[str, Any] = {"query_segment_ids": [[1, 1, 2, 0], [0, 1, 0, 3]],
        "key_value_segment_ids": [[1, 2, 2, 2, 2, 2], [0, 0, 1, 1, 3, 3]]}  # fmt: skip
 
-_ANY_ORDER = "; without max_segments ids may stand in any order, which XLA alone runs"
+_ANY_ORDER = "; without max_segments ids may stand in any order, which kernels run as a mask"
 
 _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"query_seq_lengths": [4, 5]}, "query_seq_lengths: expected lengths from 0 to 4, got 5"),

@@ -93,7 +93,7 @@ def dot_product_attention(
         Traced ones out of that range likewise.
       local_window_size: w or (left, right), inclusive: query i sees keys j with
         i + offset - left <= j <= i + offset + right; None on a side leaves it open. A side may be a
-        traced integer array [], from a scan over layers for example; XLA runs that.
+        traced integer array [], from a scan over layers for example; kernels take that as a mask.
       logits_soft_cap: c > 0, of a size as for scale; scores become c · tanh(score / c)
         (arXiv:2408.00118).
       alibi_slopes: [N] or [B, N]; slope · |i + offset - j| is subtracted from the score

@@ -47,31 +47,33 @@ def _from_environment() -> Settings:
     targets = tuple(name.strip() for name in targets if name.strip())
     return Settings(
         targets,
-        _checked_policy(os.environ.get("ATTN_DISPATCH_FALLBACK", "warn")),
-        _checked_dropout(os.environ.get("ATTN_DISPATCH_SHARDED_DROPOUT", "own")),
-        _checked_flag("ATTN_DISPATCH_CHECK", "0"),
-        _checked_flag("ATTN_DISPATCH_REWRITES", "1"),
+        _checked_policy(*_variable("ATTN_DISPATCH_FALLBACK", "warn")),
+        _checked_dropout(*_variable("ATTN_DISPATCH_SHARDED_DROPOUT", "own")),
+        _checked_flag(*_variable("ATTN_DISPATCH_CHECK", "0")),
+        _checked_flag(*_variable("ATTN_DISPATCH_REWRITES", "1")),
     )
 
 
-def _checked_flag(variable: str, default: str) -> bool:
-    flag = os.environ.get(variable) or default
+def _variable(name: str, default: str) -> tuple[str, str]:
+    """What an environment variable says, an empty one nothing, and its name for messages."""
+    return os.environ.get(name) or default, name
+
+
+def _checked_flag(flag: str, name: str) -> bool:
     if flag not in ("0", "1"):
-        raise ValueError(f"{variable}: expected 0 or 1, got {flag!r}")
+        raise ValueError(f"{name}: expected 0 or 1, got {flag!r}")
     return flag == "1"
 
 
-def _checked_policy(policy: Any) -> FallbackPolicy:
+def _checked_policy(policy: Any, name: str = "fallback") -> FallbackPolicy:
     if policy not in get_args(FallbackPolicy):
-        raise ValueError(f"fallback: expected one of {get_args(FallbackPolicy)}, got {policy!r}")
+        raise ValueError(f"{name}: expected one of {get_args(FallbackPolicy)}, got {policy!r}")
     return policy
 
 
-def _checked_dropout(choice: Any) -> ShardedDropout:
+def _checked_dropout(choice: Any, name: str = "sharded_dropout") -> ShardedDropout:
     if choice not in get_args(ShardedDropout):
-        raise ValueError(
-            f"sharded_dropout: expected one of {get_args(ShardedDropout)}, got {choice!r}"
-        )
+        raise ValueError(f"{name}: expected one of {get_args(ShardedDropout)}, got {choice!r}")
     return choice
 
 

@@ -137,7 +137,7 @@ def _check_ids(name: str, given: np.ndarray, ends: np.ndarray, limits: Limits, s
             )
 
 
-_ANY_ORDER = "; without max_segments ids may stand in any order, which XLA alone runs"
+_ANY_ORDER = "; without max_segments ids may stand in any order, which kernels run as a mask"
 
 
 def _check_order(name: str, ids: np.ndarray) -> None:

@@ -25,6 +25,8 @@ def mesh_and_specs(
       mesh: the mesh of the program.
       shardings: of each array the sharding and the number of dims.
     """
+    if mesh.empty:  # of a program for one device, whatever mesh is set around it
+        return mesh, {x: P() for x in shardings}
     for candidate in (mesh, _in_parts(mesh)):
         found = {x: _spec(sharding, ndim, candidate) for x, (sharding, ndim) in shardings.items()}
         if all(spec is not None for spec in found.values()):

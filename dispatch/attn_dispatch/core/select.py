@@ -223,6 +223,10 @@ def _announce_fallback(spec: AttentionSpec, device: Device, chosen: str, refused
     headline = f"attention falls back to {chosen}"
     if spec.is_backward:
         headline = f"attention's backward pass falls back to {chosen}"
+    remedy = f'implementation="{chosen}" asks for it without a warning'
+    if spec.options.derivative is not None:
+        headline = f"attention's {spec.options.derivative} is computed by {chosen}, not the call"
+        remedy += ", and for the call as well"
     message = _message(headline, spec, device, refused)
     backward = _backward_refusals(spec, device)
     if any(backward.values()):
@@ -231,13 +235,13 @@ def _announce_fallback(spec: AttentionSpec, device: Device, chosen: str, refused
     if policy == "error":
         raise NotImplementedError(message)
     told.remember(spec, device, refused, backward)
-    message += f'\n  implementation="{chosen}" asks for it without a warning'
-    warn_once(message, AttentionFallbackWarning, told.line_of(spec.options))
+    warn_once(f"{message}\n  {remedy}", AttentionFallbackWarning, told.line_of(spec.options))
 
 
 def _backward_refusals(spec: AttentionSpec, device: Device) -> Refusals:
     """What speaks against the backward pass of a forward call that will have one."""
-    if spec.is_backward or not spec.options.differentiated:
+    is_derivative = spec.options.derivative is not None
+    if spec.is_backward or is_derivative or not spec.options.differentiated:
         return {}
     options = spec.options.partner or backward_options(
         spec.options, spec.options.differentiated, has_lse_grad=False

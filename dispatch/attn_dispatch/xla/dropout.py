@@ -50,10 +50,11 @@ def dropout_keep_mask(
     Returns bool [b, n, size, S].
     """
     b, n, _ = head_keys.shape
-    rows, pairs = start + jnp.arange(size), jnp.arange(-(-spec.seq_len_kv // 2))
+    num_pairs = (spec.seq_len_kv + 1) // 2
+    rows, pairs = start + jnp.arange(size), jnp.arange(num_pairs)
     # A hash is of two words: those of an even key and of the next.
     words = _hash(head_keys.reshape(b * n, 2), *_all_pairs(rows, pairs))
-    bits = words.reshape(b, n, size, 2 * len(pairs))[..., : spec.seq_len_kv]
+    bits = words.reshape(b, n, size, 2 * num_pairs)[..., : spec.seq_len_kv]
     dropped_below = min(round(spec.options.dropout_rate * 2**32), 2**32 - 1)
     return bits >= jnp.uint32(dropped_below)
 
