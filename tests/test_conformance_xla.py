@@ -151,3 +151,18 @@ def test_a_sum_whose_terms_cancel_does_not_put_the_reference_in_doubt():
 def test_a_custom_call_that_should_not_be_there_is_found(monkeypatch):
     monkeypatch.setattr(xla, "FORWARD_TARGET", "attn_dispatch_other", raising=False)
     assert "kernels: expected custom calls ['attn_dispatch_other'], got []" in failures(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("axis", "apart", "what"),
+    [(0, 2, "batch rows"), (1, 2, "heads"), (2, 4, "rows"), (3, 16, "keys")],
+)
+def test_a_mask_that_repeats_itself_is_noticed(axis, apart, what):
+    case = Case(name="mask", b=4, t=64, s=96, dropout=0.1)
+    keep = np.random.default_rng(0).random((4, 4, 64, 96)) >= case.dropout
+    pairs = np.ones_like(keep)
+    assert dropped._not_independent(case, keep, pairs) == []
+    half = np.arange(keep.shape[axis]) // apart % 2 == 0
+    again = np.where(half, np.arange(keep.shape[axis]), np.arange(keep.shape[axis]) - apart)
+    (failure,) = dropped._not_independent(case, keep.take(again, axis), pairs)
+    assert failure.startswith(f"{what} {apart} apart do not drop independently")

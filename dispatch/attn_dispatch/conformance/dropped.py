@@ -13,6 +13,17 @@ from attn_dispatch.conformance.reference import Operands, attended
 
 _UNLIKELY = 1e-8
 
+_APART = {
+    "batch rows": range(1, 4),
+    "heads": range(1, 16),
+    "rows": (1, 2, 4, 8, 16, 32, 64, 128),
+    "keys": (1, 2, 4, 8, 16, 32, 64, 128),
+}
+"""Along which axes of the mask, and how far apart, entries are compared."""
+_MOST_DEVIATIONS = 7
+_LEAST_VARIANCE = 25
+"""Of a sum of products: with fewer, it is not normal enough to tell."""
+
 Draw = Callable[[Operands], np.ndarray]
 """The keep mask, bool [B, N, T, S], of a call with these operands; True = kept."""
 
@@ -84,7 +95,10 @@ def _other_keys(
 
 
 def _not_independent(case: Case, keep: np.ndarray, pairs: np.ndarray) -> list[str]:
-    """Heads, and the batch rows that one key draws for, must not drop the same."""
+    """What is dropped must say nothing of what is dropped elsewhere.
+
+    Heads are compared, the batch rows that one key draws for, and rows and keys some way apart.
+    """
     failures = []
     common = pairs[:, 1:] & pairs[:, :-1]
     if _can_tell(case, common) and not ((keep[:, 1:] != keep[:, :-1]) & common).any():
@@ -95,7 +109,29 @@ def _not_independent(case: Case, keep: np.ndarray, pairs: np.ndarray) -> list[st
     common[part - 1 :: part] = False
     if _can_tell(case, common) and not ((keep[1:] != keep[:-1]) & common).any():
         failures.append("all batch rows drop the same entries")
+    dropped = np.where(pairs, ~keep - case.dropout, 0)[:part]
+    for axis, (what, distances) in enumerate(_APART.items()):
+        for apart in (x for x in distances if x < dropped.shape[axis]):
+            deviations = _deviations(case, dropped, pairs[:part], axis, apart)
+            if abs(deviations) > _MOST_DEVIATIONS:
+                failures.append(
+                    f"{what} {apart} apart do not drop independently: {deviations:+.1f} standard "
+                    "deviations"
+                )
     return failures
+
+
+def _deviations(case: Case, dropped: np.ndarray, pairs: np.ndarray, axis: int, apart: int) -> float:
+    """How far from independent entries are that are so far apart, in standard deviations.
+
+    Args:
+      dropped: less the rate, and 0 where there is no pair.
+    """
+    here, there = np.arange(apart, pairs.shape[axis]), np.arange(pairs.shape[axis] - apart)
+    products = float((dropped.take(here, axis) * dropped.take(there, axis)).sum())
+    count = int((pairs.take(here, axis) & pairs.take(there, axis)).sum())
+    variance = count * (case.dropout * (1 - case.dropout)) ** 2
+    return products / math.sqrt(variance) if variance >= _LEAST_VARIANCE else 0.0
 
 
 def _chance_of(share: float, rate: float, count: int) -> float:
