@@ -135,6 +135,7 @@ def test_nan_in_padding_reaches_no_derivative():
 def test_packed_sequences():
     cu_q, cu_kv = np.array([0, 2, 5]), np.array([0, 3, 6])
 
+    @jax.jit
     def attention(q, k, v):
         return ragged_dot_product_attention(
             q, k, v, cu_seqlens_q=cu_q, cu_seqlens_kv=cu_kv, max_seqlen_q=3, max_seqlen_kv=3
@@ -154,6 +155,7 @@ def test_dropout_under_vmap_draws_each_mask_again(impl: str):
         k, v = (x.astype(np.float32) for x in (K, V))
         return (dot_product_attention(q, k, v, dropout_rate=0.5, dropout_key=key) ** 2).sum()
 
+    @jax.jit
     def all_of(scale, key):
         pushed = jax.jvp(lambda s: loss(s, key), (scale,), (jnp.ones_like(scale),))
         return *pushed, jax.grad(jax.grad(loss))(scale, key)
