@@ -12,6 +12,7 @@ import pytest
 from jax import checkpoint_policies as policies
 
 from attn_dispatch import dot_product_attention, target
+from backend import needs_cudnn
 
 B, T, N, H = 2, 32, 4, 16
 _rng = np.random.default_rng(0)
@@ -58,7 +59,7 @@ def loss(policy: Any, x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize(("name", "policy", "runs"), POLICIES)
-@pytest.mark.parametrize("device", ["sm90", "gfx942"])
+@pytest.mark.parametrize("device", [pytest.param("sm90", marks=needs_cudnn), "gfx942"])
 def test_kernels_in_the_lowered_gradient(name: str, policy: Any, runs: int, device: str):
     """Each of the two layers has `runs` forward kernels and one backward kernel."""
     del name

@@ -11,6 +11,7 @@ import pytest
 
 from attn_dispatch import dot_product_attention, dropout_mask, explain, rewrites
 from attn_dispatch.core.select import Verdict
+from backend import needs_cudnn
 
 X = np.random.default_rng(0).standard_normal((2, 9, 2, 8)).astype(np.float32)
 WINDOWS = np.array([0, 2, 5, 2**31 - 1], np.int32)
@@ -111,7 +112,9 @@ def test_what_is_known_stays_static():
         assert spec.options.window == (5, None) and not spec.has("window")
 
 
-@pytest.mark.parametrize(("target", "name"), [("sm90", "cudnn"), ("gfx942", "aiter")])
+@pytest.mark.parametrize(
+    ("target", "name"), [pytest.param("sm90", "cudnn", marks=needs_cudnn), ("gfx942", "aiter")]
+)
 def test_kernels_take_it_as_a_mask_and_say_so(target: str, name: str):
     x = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)
     window = jax.ShapeDtypeStruct((), jnp.int32)
