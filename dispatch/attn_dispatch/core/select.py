@@ -225,7 +225,7 @@ def _announce_fallback(spec: AttentionSpec, device: Device, chosen: str, refused
         headline = f"attention's backward pass falls back to {chosen}"
     remedy = f'implementation="{chosen}" asks for it without a warning'
     if spec.options.derivative is not None:
-        headline = f"attention's {spec.options.derivative} is computed by {chosen}, not the call"
+        headline = f"attention's {spec.options.derivative} falls back to {chosen}"
         remedy += ", and for the call as well"
     message = _message(headline, spec, device, refused)
     backward = _backward_refusals(spec, device)
