@@ -166,3 +166,16 @@ def test_a_mask_that_repeats_itself_is_noticed(axis, apart, what):
     again = np.where(half, np.arange(keep.shape[axis]), np.arange(keep.shape[axis]) - apart)
     (failure,) = dropped._not_independent(case, keep.take(again, axis), pairs)
     assert failure.startswith(f"{what} {apart} apart do not drop independently")
+
+
+def test_rows_that_share_a_random_number_are_allowed_where_that_is_known():
+    case = Case(name="mask", b=4, t=64, s=96, dropout=0.5)
+    rows = np.arange(64)
+    keep = np.random.default_rng(0).random((4, 4, 64, 96)) >= 0.5
+    keep = keep.take(rows // 8 * 8 + rows % 2, 2)
+    pairs = np.ones_like(keep)
+    assert dropped._not_independent(case, keep, pairs, together=4) == []
+    assert "rows 2 apart" in dropped._not_independent(case, keep, pairs)[0]
+    keep = keep.take(rows // 16 * 16 + rows % 8, 2)
+    (failure,) = dropped._not_independent(case, keep, pairs, together=4)
+    assert failure.startswith("rows 8 apart")

@@ -84,6 +84,14 @@ class Conformance:
         """
         return self.implementation != "xla"
 
+    @property
+    def rows_dropped_together(self) -> int:
+        """How many rows one random number of a dropout mask decides, for each key.
+
+        cuDNN's decides rows t, t + 2, t + 4 and t + 6 of every eight: tests/gpu/test_dropout.py.
+        """
+        return 4 if self.implementation == "cudnn" else 1
+
     @contextmanager
     def lowering(self) -> Iterator[None]:
         """What surrounds the lowering of a call."""
@@ -114,7 +122,8 @@ class Conformance:
 
         keep = None
         if case.dropout:
-            keep, failures = dropped.check(case, self._dropout(case, given), given)
+            draw = self._dropout(case, given)
+            keep, failures = dropped.check(case, draw, given, self.rows_dropped_together)
             outcome = outcome.failed(*(f"dropout: {x}" for x in failures))
         got = numpy_results(run, poisoned)
         outcome = self._judged(case, given, keep, got, outcome)
