@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from backend import needs_cudnn
 from jax.test_util import check_grads
 
 from attn_dispatch import (
@@ -60,19 +61,30 @@ def outputs(options: dict[str, Any], *arrays: Any) -> Any:
 ARRAYS = (Q, K, V, BIAS, SINKS, SLOPES)
 
 
-@pytest.fixture(params=[2**27, 600], ids=["one block", "many blocks"])
-def block_bytes(request, monkeypatch):
-    monkeypatch.setattr(blocks, "SCORE_BYTES", request.param)
+TOGETHER = {
+    "bottom right, mask": ("bottom right, some rows attend nothing", "mask"),
+    "causal window, segments, soft cap, dropout": ("segments", "window and soft cap", "dropout"),
+}
+"""What takes several blocks differs little from option to option: some at a time."""
+
+
+def make_blocks_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "SCORE_BYTES", 600)
     monkeypatch.setattr(blocks, "ENOUGH_ROWS", 2)
 
 
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
-@pytest.mark.usefixtures("block_bytes")
 def test_derivatives_are_those_of_the_numbers(options: dict[str, Any]):
     """Of first order in both modes against differences, of second against differences of those."""
     with jax.enable_x64(True):
         function = jax.jit(partial(outputs, options))
         check_grads(function, ARRAYS, order=2, modes=["fwd", "rev"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("names", TOGETHER.values(), ids=TOGETHER)
+def test_derivatives_of_many_blocks(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    make_blocks_small(monkeypatch)
+    test_derivatives_are_those_of_the_numbers({x: y for n in names for x, y in CALLS[n].items()})
 
 
 @pytest.mark.parametrize("order", ["jacfwd", "jacrev", "hessian", "grad of grad", "rev of fwd"])
@@ -108,8 +120,10 @@ def test_bfloat16_is_as_exact_as_jax_nn():
     assert errors[0] <= 2 * errors[1] + 1e-5
 
 
-@pytest.mark.usefixtures("block_bytes")
-def test_nan_in_padding_reaches_no_derivative():
+@pytest.mark.parametrize("small", [False, True], ids=["one block", "many blocks"])
+def test_nan_in_padding_reaches_no_derivative(small, monkeypatch):
+    if small:
+        make_blocks_small(monkeypatch)
     q, k, v = (x.astype(np.float32) for x in (Q, K, V))
     masked = {**LENGTHS, "is_causal": True}
     real_q = np.arange(5)[:, None, None] < LENGTHS["query_seq_lengths"][:, None, None, None]
@@ -224,7 +238,8 @@ def lower(program: Any, platform: str, device: str) -> str:
 
 @WANTED
 @pytest.mark.parametrize(
-    ("name", "platform", "device"), [("cudnn", "cuda", "sm90"), ("aiter", "rocm", "gfx942")]
+    ("name", "platform", "device"),
+    [pytest.param("cudnn", "cuda", "sm90", marks=needs_cudnn), ("aiter", "rocm", "gfx942")],
 )
 def test_a_kernel_asked_for_by_name_says_what_it_lacks(program, operation, name, platform, device):
     with pytest.raises(NotImplementedError) as error:
@@ -234,7 +249,10 @@ def test_a_kernel_asked_for_by_name_says_what_it_lacks(program, operation, name,
 
 
 @WANTED
-@pytest.mark.parametrize(("platform", "device"), [("cuda", "sm90"), ("rocm", "gfx942")])
+@pytest.mark.parametrize(
+    ("platform", "device"),
+    [pytest.param("cuda", "sm90", marks=needs_cudnn), ("rocm", "gfx942")],
+)
 def test_formulas_stand_in_as_the_policy_says(program, operation, platform, device):
     with pytest.warns(AttentionFallbackWarning, match=operation) as said:
         lower(program, platform, device)
@@ -247,6 +265,7 @@ def test_formulas_stand_in_as_the_policy_says(program, operation, platform, devi
     lower(partial(program, implementation="xla"), platform, device)
 
 
+@needs_cudnn
 @WANTED
 def test_formulas_do_not_draw_a_kernels_dropout_mask(program, operation):
     dropping = partial(program, dropout_rate=0.1, dropout_key=jax.random.key(0))
