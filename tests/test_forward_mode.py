@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from backend import needs_cudnn
 from jax.test_util import check_grads
 
 from attn_dispatch import (
@@ -20,6 +19,7 @@ from attn_dispatch import (
     target,
 )
 from attn_dispatch.xla import blocks
+from backend import needs_cudnn
 
 _rng = np.random.default_rng(0)
 Q, K, V = (_rng.standard_normal(shape) for shape in ((2, 5, 4, 8), (2, 6, 2, 8), (2, 6, 2, 7)))
