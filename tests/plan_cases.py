@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragged, case
+from attn_dispatch.programs.tracing import trace
 from backend import backward_spec, forward_spec
 
 Facts = dict[str, Any]
@@ -41,7 +42,8 @@ class PlanCase:
         return self._changed(spec, needs_keep=self.needs_keep)
 
     def _changed(self, spec: AttentionSpec, **options: Any) -> AttentionSpec:
-        options["score_mod"] = self.score_mod
+        if self.score_mod is not None:
+            options["score_mod"] = trace("score_mod", self.score_mod, (), "float32").program
         return replace(spec, options=replace(spec.options, **options))
 
 
@@ -161,7 +163,7 @@ SECTIONS: dict[str, dict[str, PlanCase]] = {
         "deterministic, segment ids": _call(_SEGMENTS, _DETERMINISTIC),
         "deterministic, dropout": _call({"dropout": 0.2}, _DETERMINISTIC),
     },
-    "score_mod": {"score_mod": _call(score_mod=jnp.tanh)},
+    "score_mod": {"score_mod": _call(score_mod=lambda score, b, n, t, s: jnp.tanh(score))},
 }
 """The rows of docs/support.md."""
 
@@ -176,3 +178,13 @@ CELLS = tuple(
     for arch in ARCHS
 )
 """Everything that is planned, in this order."""
+
+
+def cells_of(half: int | None) -> tuple[tuple[str, str, str], ...]:
+    """Every cell; or half 0 or 1 of them, in which each call is planned in both directions."""
+    labels = list(CASES)
+
+    def number(label: str, direction: str, arch: str) -> int:
+        return labels.index(label) + (direction == "backward") + ARCHS.index(arch)
+
+    return tuple(x for x in CELLS if half is None or number(*x) % 2 == half or x[0] == "causal")

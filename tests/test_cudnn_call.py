@@ -19,6 +19,7 @@ from attn_dispatch.conformance.reference import allowed_pairs, relative_position
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import Band, CudnnCall, band_of, calls_of, dead_rows
+from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
 from backend import backward_spec, forward_spec
@@ -149,12 +150,16 @@ def test_dead_rows_are_cut_off():
 SEGMENTS: dict[str, Any] = {"packed": Packed((((1, 1.0),),) * 2)}
 
 
+MOD = trace("score_mod", lambda score, b, n, t, s: jnp.tanh(score), (), "float32").program
+
+
 def optioned(made: AttentionSpec, **options: Any) -> AttentionSpec:
     return replace(made, options=replace(made.options, **options))
 
 
 BROKEN: dict[str, Callable[[], AttentionSpec]] = {
-    "score_mod": lambda: optioned(spec(), score_mod=jnp.tanh),
+    "score_mod": lambda: optioned(spec(), score_mod=MOD),
+    "mask_mod": lambda: optioned(spec(), mask_mod=MOD),
     "an axis has length zero": lambda: spec(s=0),
     "pass max_segments": lambda: spec(**SEGMENTS),
     "packed sequences: cuDNN counts a bias": lambda: spec(**SEGMENTS, max_segments=1, mask="11ts"),

@@ -237,13 +237,6 @@ def test_real_reasons_are_all_given():
     assert "xla" not in text
 
 
-def test_score_mod_is_refused_by_everyone():
-    x = np.ones((1, 2, 1, 8), np.float32)
-    with pytest.raises(NotImplementedError) as error:
-        dot_product_attention(x, x, x, score_mod=lambda score: score)
-    assert re.search(r"(?s)xla:.*- score_mod", str(error.value))
-
-
 @pytest.mark.parametrize("is_jitted", [False, True])
 def test_one_warning_at_the_line_of_the_call_for_both_passes(implementations, is_jitted):
     implementations(CANNOT, LAST)
@@ -298,7 +291,7 @@ def test_a_backward_pass_with_reasons_of_its_own(implementations):
 def test_every_reason_of_ours_has_its_remedy():
     """Those against kernels' own limits have none but XLA."""
     for _, reason in cudnn_rules._RULES:
-        if not reason.startswith("score_mod"):
+        if not reason.startswith(("score_mod", "mask_mod")):
             assert "(remedy: " in with_remedy(reason), reason
     for reason in (
         "needs float16 or bfloat16, got float32",

@@ -16,6 +16,7 @@ from attn_dispatch.call.spec import (
     as_partners,
     backward_options,
 )
+from attn_dispatch.programs.tracing import trace
 
 SHAPES = {"query": (2, 3, 8, 16), "key": (2, 5, 4, 16), "value": (2, 5, 4, 24)}
 OPTIONS = AttentionOptions(operands=tuple(SHAPES), scale=0.25)
@@ -143,10 +144,13 @@ def test_a_spec_is_a_value():
         spec.options = OPTIONS  # pyright: ignore
 
 
+MOD = trace("score_mod", lambda score, b, n, t, s: jnp.tanh(score), (), "float32").program
+
 _CHANGES = (
     {"scale": 0.5}, {"is_causal": True}, {"causal_alignment": "bottom_right"},
     {"window": (1, None)}, {"logits_soft_cap": 2.0}, {"dropout_rate": 0.5},
-    {"dropout_impl": "rbg"}, {"deterministic_backward": True}, {"score_mod": max},
+    {"dropout_impl": "rbg"}, {"deterministic_backward": True}, {"score_mod": MOD},
+    {"mask_mod": MOD},
     {"implementation": ("xla",)}, {"needs_lse": True}, {"max_seq_lens": (3, 5)},
     {"max_segments": 4}, {"needs_max": True}, {"needs_keep": True}, {"partner": OPTIONS},
     {"derivative": "forward-mode derivative"},
@@ -181,12 +185,13 @@ def test_str():
     assert text == f"forward({arrays}, scale=0.25)"
     options = replace(
         OPTIONS, is_causal=True, causal_alignment="bottom_right", window=(3, None),
-        logits_soft_cap=30.0, dropout_rate=0.1, deterministic_backward=True, score_mod=max,
+        logits_soft_cap=30.0, dropout_rate=0.1, deterministic_backward=True, score_mod=MOD,
         max_segments=7, needs_max=True, needs_keep=True,
     )  # fmt: skip
     assert str(AttentionSpec.of(avals(), options)) == (
         f"forward({arrays}, scale=0.25, causal bottom_right, window=(3, None), "
-        "logits_soft_cap=30, max_segments=7, dropout_rate=0.1, deterministic_backward, score_mod, "
+        "logits_soft_cap=30, max_segments=7, dropout_rate=0.1, deterministic_backward, score_mod "
+        "{ lambda ; a:f32[] b:i32[] c:i32[] d:i32[] e:i32[]. let f:f32[] = tanh a in (f,) }, "
         "row maximum, dropout keep mask)"
     )
     text = str(backward("query", "value"))

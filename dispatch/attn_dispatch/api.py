@@ -24,6 +24,9 @@ from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.semantics.array_scale import with_number_as_scale
 
 ScoreMod = Callable[..., Any]
+"""(score, b, n, t, s, *arguments) -> score, of scalars."""
+MaskMod = Callable[..., Any]
+"""(b, n, t, s, *arguments) -> bool, of scalars."""
 
 
 def dot_product_attention(
@@ -50,6 +53,9 @@ def dot_product_attention(
     max_segments: int | None = None,
     max_segment_len: int | None = None,
     score_mod: ScoreMod | None = None,
+    score_mod_args: Sequence[Any] = (),
+    mask_mod: MaskMod | None = None,
+    mask_mod_args: Sequence[Any] = (),
     implementation: str | Sequence[str] | None = None,
     return_residual: bool = False,
     return_lse: bool = False,
@@ -61,9 +67,9 @@ def dot_product_attention(
     (any number of leading dims, or none), T queries, S keys, N heads, K key/value heads with
     N % K == 0 (query head n uses key/value head n // (N // K)), H and V head dims.
 
-    A score goes through, in this order: scale, soft cap, bias, ALiBi, mask, softmax over the keys
-    and the sink. A row that may attend to no key has output and gradients 0 and lse -inf. NaN and
-    Inf in padding reach nothing.
+    A score goes through, in this order: scale, soft cap, score_mod, bias, ALiBi, mask, softmax over
+    the keys and the sink. A row that may attend to no key has output and gradients 0 and lse -inf.
+    NaN and Inf in padding reach nothing.
 
     Lengths, segment ids and windows are checked where that costs no wait: in NumPy arrays, lists,
     numbers, and JAX arrays on a CPU that are not traced. Elsewhere, under `jax.jit` above all, what
@@ -117,7 +123,14 @@ def dot_product_attention(
       max_segment_len: static, beside max_segments; the most places that a segment may have, among
         queries and among keys. Kernels plan for shorter sequences with it. The rows of a traced
         segment that is longer are NaN.
-      score_mod: reserved; no implementation runs it in this version.
+      score_mod: a function of scalars, (score, b, n, t, s, *score_mod_args) -> score, in plain JAX:
+        n counts query heads, b the batch dims as one, t and s the places inside the sequence or
+        segment. Floating arrays that it is given or captures are differentiable. What it is where
+        the pair may not attend reaches nothing.
+      score_mod_args: what score_mod is given besides: arrays, or pytrees of them.
+      mask_mod: a function of scalars, (b, n, t, s, *mask_mod_args) -> bool, True = attend, as far
+        as causality and the other masks allow.
+      mask_mod_args: what mask_mod is given besides.
       implementation: None takes the best available for the platform, then XLA, and says so where
         that means leaving the vendor's kernel (see `fallback`). A name ("cudnn", "aiter", "xla") or
         a list of names in order of preference takes exactly that, or raises with every reason.
@@ -163,6 +176,9 @@ def dot_product_attention(
             max_segments=max_segments,
             max_segment_len=max_segment_len,
             score_mod=score_mod,
+            score_mod_args=score_mod_args,
+            mask_mod=mask_mod,
+            mask_mod_args=mask_mod_args,
             implementation=implementation,
             return_residual=return_residual,
             return_lse=return_lse,
@@ -193,6 +209,10 @@ def ragged_dot_product_attention(
     dropout_rate: float = 0.0,
     dropout_key: ArrayLike | None = None,
     deterministic_backward: bool = False,
+    score_mod: ScoreMod | None = None,
+    score_mod_args: Sequence[Any] = (),
+    mask_mod: MaskMod | None = None,
+    mask_mod_args: Sequence[Any] = (),
     implementation: str | Sequence[str] | None = None,
     return_lse: bool = False,
     return_max_logits: bool = False,
@@ -221,6 +241,8 @@ def ragged_dot_product_attention(
       scale, is_causal, causal_alignment, local_window_size, logits_soft_cap, dropout_rate,
         dropout_key, deterministic_backward, implementation: as for `dot_product_attention`;
         causality, windows, alignment and ALiBi count positions inside the sequence.
+      score_mod, score_mod_args, mask_mod, mask_mod_args: as for `dot_product_attention`; b is the
+        number of the sequence.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
         [T, N] float32 (float64 for float64 inputs), differentiable.
       return_max_logits: also return the largest score that each row may attend, as for
@@ -254,6 +276,10 @@ def ragged_dot_product_attention(
             dropout_rate=dropout_rate,
             dropout_key=dropout_key,
             deterministic_backward=deterministic_backward,
+            score_mod=score_mod,
+            score_mod_args=score_mod_args,
+            mask_mod=mask_mod,
+            mask_mod_args=mask_mod_args,
             implementation=implementation,
             return_lse=return_lse,
             return_max_logits=return_max_logits,
@@ -286,7 +312,6 @@ def _normalise_ragged(
         **arguments,
         max_seq_lens=max_seq_lens,
         needs_keep=needs_keep,
-        score_mod=None,
         return_residual=False,
     )
 

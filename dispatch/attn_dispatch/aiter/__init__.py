@@ -186,6 +186,7 @@ def _unsupported_options(spec: AttentionSpec) -> list[str]:
         "the row maximum": o.needs_max,
         "the dropout keep mask as a result": o.needs_keep,
         "score_mod": o.score_mod is not None,
+        "mask_mod": o.mask_mod is not None,
         "local_window_size as an array": spec.has("window"),
     }
     reasons = [f"{x}: not run through AITER by this version" for x, yes in not_run.items() if yes]

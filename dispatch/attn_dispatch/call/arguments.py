@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.conventions import warn_of_conventions
-from attn_dispatch.call.spec import AttentionOptions, CausalAlignment
+from attn_dispatch.call.spec import AttentionOptions, CausalAlignment, mod_operands
 from attn_dispatch.call.static_arguments import (
     Side,
     Window,
@@ -20,11 +20,12 @@ from attn_dispatch.call.static_arguments import (
     check_implementation,
     check_positive_int,
     check_scale,
-    check_score_mod,
     check_soft_cap,
     check_window,
 )
 from attn_dispatch.call.values import Limits, check_values
+from attn_dispatch.programs.program import Program
+from attn_dispatch.programs.tracing import trace
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,10 @@ def normalise(
     logits_soft_cap: float | None,
     dropout_rate: float,
     deterministic_backward: bool,
-    score_mod: Callable[..., Any] | None,
+    score_mod: Callable[..., Any] | None = None,
+    score_mod_args: Sequence[Any] = (),
+    mask_mod: Callable[..., Any] | None = None,
+    mask_mod_args: Sequence[Any] = (),
     implementation: str | Sequence[str] | None,
     return_residual: bool,
     return_lse: bool,
@@ -109,6 +113,9 @@ def normalise(
         words, dropout_impl = _key_data(given["dropout_key"])
         operands["dropout_key"] = shape.shared(words)
 
+    functions = {"score_mod": (score_mod, score_mod_args), "mask_mod": (mask_mod, mask_mod_args)}
+    programs = _add_mods(operands, functions, shape, given["query"].dtype)
+
     options = AttentionOptions(
         operands=tuple(operands),
         scale=check_scale(scale, shape.head_dim, given["query"].dtype),
@@ -123,7 +130,8 @@ def normalise(
         dropout_rate=dropout_rate,
         dropout_impl=dropout_impl,
         deterministic_backward=check_bool("deterministic_backward", deterministic_backward),
-        score_mod=check_score_mod(score_mod),
+        score_mod=programs.get("score_mod"),
+        mask_mod=programs.get("mask_mod"),
         implementation=check_implementation(implementation, known_implementations),
         needs_lse=check_bool("return_residual", return_residual)
         | check_bool("return_lse", return_lse)
@@ -326,6 +334,28 @@ def _per_head(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
             f"{[*shape.leading, shape.num_heads]}, got {list(x.shape)}"
         )
     return x if x.ndim > 1 else shape.shared(x)
+
+
+def _add_mods(
+    operands: dict[str, jax.Array],
+    functions: dict[str, tuple[Callable[..., Any] | None, Sequence[Any]]],
+    shape: _Shape,
+    dtype: jnp.dtype,
+) -> dict[str, Program]:
+    """The programs of the mods by name; what they read becomes operands."""
+    programs = {}
+    for name, (function, arguments) in functions.items():
+        if function is None:
+            if len(arguments):
+                raise ValueError(f"{name}_args: expected none without {name}, got {arguments!r}")
+            continue
+        mod = trace(name, function, arguments, jnp.promote_types(dtype, jnp.float32).name)
+        programs[name] = mod.program
+        names = mod_operands(name, len(mod.arrays))
+        operands |= zip(names, map(shape.shared, mod.arrays), strict=True)
+    if programs:
+        operands["mods_start"] = shape.shared(jnp.zeros(2, jnp.int32))
+    return programs
 
 
 def _key_data(key: jax.Array) -> tuple[jax.Array, str]:

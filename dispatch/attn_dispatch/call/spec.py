@@ -24,6 +24,9 @@ alibi_slopes           [1|B, N]                   floating
 sinks                  [1|B, N]                   floating
 dropout_key            [D, words], B % D == 0     uint32 key data
 dropout_start          [D, 2]                     int32
+score_mod_0, …         [C, ...]                   any; what score_mod reads
+mask_mod_0, …          [C, ...]                   any; what mask_mod reads
+mods_start             [C, 2], B % C == 0         int32
 out, out_grad          [B, T, N, V]               the call's dtype
 lse, lse_grad          [B, N, T]                  `lse_dtype`
 ====================== ========================== ===================
@@ -31,7 +34,8 @@ lse, lse_grad          [B, N, T]                  `lse_dtype`
 The last row pairs belong to the backward pass alone (`lse_grad` only where lse was returned).
 Row d of dropout_key draws the mask of the B / D consecutive batch rows starting at d·B/D. Where the
 call is one device's part of a larger one, dropout_start has for each key which of the key's batch
-rows, and which head, come first here.
+rows, and which head, come first here. Likewise row c of what score_mod and mask_mod read is that of
+B / C consecutive batch rows, which b counts; mods_start has what b and n begin with.
 
 Forward returns, in this order and as far as the options ask for them:
 
@@ -51,13 +55,16 @@ out and lse are differentiable, row_max and keep are not. Backward returns the g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+
+from attn_dispatch.programs.program import Program
 
 CausalAlignment = Literal["top_left", "bottom_right"]
 
@@ -84,7 +91,10 @@ class AttentionOptions:
     dropout_impl: str | None = None
     """Name of the PRNG implementation that dropout_key's words belong to."""
     deterministic_backward: bool = False
-    score_mod: Callable[..., Any] | None = None
+    score_mod: Program | None = None
+    """Applied to scores after the soft cap, before bias, ALiBi and masks."""
+    mask_mod: Program | None = None
+    """True where the pair may attend, the other masks allowing."""
     implementation: tuple[str, ...] = ()
     """The caller's preference list; empty means the best available for the platform."""
     needs_lse: bool = False
@@ -104,12 +114,42 @@ class AttentionOptions:
     """With dropout, where gradients are wanted: the options of the call of the other direction.
     Whatever computes the one must compute the other, because each draws a mask of its own."""
 
+    @property
+    def mods(self) -> dict[str, Program]:
+        """score_mod and mask_mod, as far as there are any, by name."""
+        mods = {"score_mod": self.score_mod, "mask_mod": self.mask_mod}
+        return {name: program for name, program in mods.items() if program is not None}
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """The operands that have gradients, in their order."""
+        arrays = () if self.score_mod is None else self.score_mod.arrays
+        names = mod_operands("score_mod", len(arrays))
+        floating = {
+            name
+            for name, (_, dtype) in zip(names, arrays, strict=True)
+            if jnp.issubdtype(dtype, jnp.floating)
+        }
+        return tuple(x for x in self.operands if x in DIFFERENTIABLE or x in floating)
+
 
 RESIDUALS = ("out", "lse", "out_grad", "lse_grad")
 """The operands that backward calls alone have."""
 
 DIFFERENTIABLE = ("query", "key", "value", "bias", "alibi_slopes", "sinks")
-"""The operands that have gradients."""
+"""The operands that have gradients, beside what a score_mod reads."""
+
+_MOD_OPERAND = re.compile(r"(score|mask)_mod_\d+")
+
+
+def mod_operands(mod: str, count: int) -> tuple[str, ...]:
+    """The names of the arrays that a mod reads."""
+    return tuple(f"{mod}_{i}" for i in range(count))
+
+
+def is_mod_operand(name: str) -> bool:
+    """Whether an operand is an array that a mod reads."""
+    return _MOD_OPERAND.fullmatch(name) is not None
 
 
 def backward_options(
@@ -344,8 +384,7 @@ class AttentionSpec:
             features.append(f"dropout_rate={o.dropout_rate:g}")
         if o.deterministic_backward:
             features.append("deterministic_backward")
-        if o.score_mod is not None:
-            features.append("score_mod")
+        features += [f"{name} {program}" for name, program in o.mods.items()]
         if o.needs_max:
             features.append("row maximum")
         if o.needs_keep:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -103,12 +103,6 @@ def check_soft_cap(cap: Any, dtype: Any) -> float | None:
         raise ValueError(f"logits_soft_cap: expected a positive number or None, got {cap}")
     _check_range("logits_soft_cap", cap, dtype)
     return cap
-
-
-def check_score_mod(score_mod: Any) -> Callable[..., Any] | None:
-    if score_mod is not None and not callable(score_mod):
-        raise ValueError(f"score_mod: expected a function or None, got {score_mod!r}")
-    return score_mod
 
 
 def check_implementation(

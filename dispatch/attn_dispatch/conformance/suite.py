@@ -88,7 +88,7 @@ class Conformance:
     def rows_dropped_together(self) -> int:
         """How many rows one random number of a dropout mask decides, for each key.
 
-        cuDNN's decides rows t, t + 2, t + 4 and t + 6 of every eight: tests/gpu/test_dropout_rows.py.
+        cuDNN's decides rows t, t + 2, t + 4, t + 6 of every eight: tests/gpu/test_dropout_rows.py.
         """
         return 4 if self.implementation == "cudnn" else 1
 

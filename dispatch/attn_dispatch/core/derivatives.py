@@ -24,7 +24,6 @@ from jax.extend.core import Primitive
 
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import (
-    DIFFERENTIABLE,
     AttentionOptions,
     AttentionSpec,
     as_partners,
@@ -60,7 +59,7 @@ def chosen_as_in_training(options: AttentionOptions) -> AttentionOptions:
     """
     if not options.dropout_rate or len(options.implementation) == 1:
         return options
-    wanted = tuple(name for name in options.operands if name in DIFFERENTIABLE)
+    wanted = options.differentiable
     _, backward = _both_options(options, wanted, has_lse_grad=options.needs_lse)
     return replace(options, partner=backward)
 
@@ -78,7 +77,7 @@ def _forward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, op
     along = {
         name: tangent
         for name, tangent in zip(options.operands, tangents, strict=True)
-        if name in DIFFERENTIABLE and not _is_zero(tangent)
+        if name in options.differentiable and not _is_zero(tangent)
     }
     if not along:
         results = primitive.bind(*operands, options=options)

@@ -9,7 +9,7 @@ import jax
 from jaxlib.version import __version__ as JAXLIB_VERSION
 
 from attn_dispatch._version import __version__
-from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionSpec, as_partners, backward_options
+from attn_dispatch.call.spec import AttentionSpec, as_partners, backward_options
 from attn_dispatch.core import select
 from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.devices.device import Device
@@ -74,7 +74,7 @@ def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> 
     options = spec.options
     # As primitive.py has it: in dropout the forward pass must know, and so counts every lse.
     has_lse_grad |= options.dropout_rate > 0 and options.needs_lse
-    wanted = tuple(name for name in options.operands if name in DIFFERENTIABLE)
+    wanted = options.differentiable
     options = replace(options, differentiated=wanted)
     forward, backward = as_partners(
         options, backward_options(options, wanted, has_lse_grad=has_lse_grad)

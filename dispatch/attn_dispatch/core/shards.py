@@ -18,7 +18,13 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, with_dropout_start
+from attn_dispatch.call.spec import (
+    AttentionOptions,
+    AttentionSpec,
+    is_mod_operand,
+    with_dropout_start,
+)
+from attn_dispatch.semantics.sums import sum_like
 
 Bind = Callable[[AttentionOptions], Callable[..., list[jax.Array]]]
 """Of options the call that one device computes, of its operands."""
@@ -39,6 +45,7 @@ LAYOUTS = {
     "alibi_slopes": "b n",
     "sinks": "b n",
     "dropout_key": "b w",
+    "mods_start": "b w",
     "out": "b t n v",
     "out_grad": "b t n v",
     "lse": "b n t",
@@ -72,7 +79,12 @@ def layouts(call: LeadingCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _letters(call: LeadingCall, name: str) -> list[str]:
     """The axes of an operand or result as if it were broadcast along none: b0, b1, … lead."""
-    _, *inner = LAYOUTS[name].split()
+    if is_mod_operand(name):
+        # Whole on every device: a mod may read any of it.
+        position, rank = call.options.operands.index(name), len(call.shape(name)) - len(call.dims)
+        inner = [f"m{position}x{i}" for i in range(rank)]
+    else:
+        _, *inner = LAYOUTS[name].split()
     return [*(f"b{i}" for i in range(len(call.dims))), *inner]
 
 
@@ -140,6 +152,8 @@ class Shards:
         """The mesh axes over whose devices the gradient of this operand is a sum."""
         have, full = layout(call, name).split(), _letters(call, name)
         shared = [a for x in full if x not in have for a in self._by_letter.get(x, ())]
+        if is_mod_operand(name):
+            return (*shared, *self.heads)
         return (*shared, *(self.groups if "k" in full else ()))
 
     @property
@@ -163,16 +177,44 @@ class Shards:
     def own_dropout(self, call: LeadingCall, key: jax.Array) -> dict[str, jax.Array]:
         """dropout_key and dropout_start (spec.py) of this device's rows and heads.
 
-        A key counts the rows of the whole call's dims that share it. Those that lie here follow one
-        another from the last dim on that is split; dims before that have a key for each index.
-
         Args:
           call: the whole call.
           key: what lies here of its dropout key.
         """
+        start = self._start(call, "dropout_key")
+        leading = jnp.broadcast_shapes(start.shape[:-1], key.shape[:-1])
+        return {
+            "dropout_key": jnp.broadcast_to(key, (*leading, *key.shape[-1:])),
+            "dropout_start": jnp.broadcast_to(start, (*leading, 2)),
+        }
+
+    def own_mods(self, call: LeadingCall, own: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """mods_start, and what the mods read, of this device's rows and heads.
+
+        Args:
+          call: the whole call.
+          own: what lies here of its operands.
+        """
+        start = own["mods_start"] + self._start(call, "mods_start")
+        number = len(call.dims)
+        leading = start.shape[:number]
+        read = {
+            name: jnp.broadcast_to(x, (*leading, *x.shape[number:]))
+            for name, x in own.items()
+            if is_mod_operand(name)
+        }
+        return {"mods_start": start, **read}
+
+    def _start(self, call: LeadingCall, name: str) -> jax.Array:
+        """Which row and head come first here, int32 [*leading dims, 2].
+
+        An operand of this name counts the rows of the whole call's dims that share it. Those that
+        lie here follow one another from the last dim on that is split; dims before that have a row
+        of it for each index.
+        """
         number = len(call.dims)
         own = [size // self.ways(axes) for size, axes in zip(call.dims, self.leading, strict=True)]
-        shared = [i for i in range(number) if call.leading("dropout_key")[i] == 1]
+        shared = [i for i in range(number) if call.leading(name)[i] == 1]
         further = max((i for i in shared if own[i] < call.dims[i]), default=0)
         row = jnp.zeros((1,) * number, jnp.int32)
         for i in shared:
@@ -182,12 +224,7 @@ class Shards:
             row = row + at.astype(jnp.int32).reshape(-1, *(1 for _ in range(i + 1, number)))
         head = _index(self.heads) * (call.spec.num_heads // self.ways(self.heads))
         row = row[..., None]
-        leading = jnp.broadcast_shapes(row.shape[:-1], key.shape[:-1])
-        start = jnp.concatenate([row, jnp.full_like(row, head)], axis=-1)
-        return {
-            "dropout_key": jnp.broadcast_to(key, (*leading, *key.shape[-1:])),
-            "dropout_start": jnp.broadcast_to(start, (*leading, 2)),
-        }
+        return jnp.concatenate([row, jnp.full_like(row, head)], axis=-1)
 
 
 def own_operands(
@@ -202,6 +239,8 @@ def own_operands(
     if "dropout_key" in own and (any(shards.leading) or shards.heads):
         own |= shards.own_dropout(call, own["dropout_key"])
         options = with_dropout_start(options)
+    if "mods_start" in own:
+        own |= shards.own_mods(call, own)
     return options, tuple(own[name] for name in options.operands)
 
 
@@ -236,6 +275,8 @@ def shard_call(
         if over:
             # 16-bit numbers are added up as float32.
             dtype, x = x.dtype, x.astype(np.promote_types(x.dtype, np.float32))
+            if is_mod_operand(name):
+                x = sum_like(x, operands[call.options.operands.index(name)].shape)
             if heads is not None and name in ("key", "value"):
                 whole = jnp.zeros((*x.shape[:-2], here, x.shape[-1]), x.dtype)
                 x = whole.at[..., heads, :].add(x)

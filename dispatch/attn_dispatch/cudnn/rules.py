@@ -20,6 +20,7 @@ _INT32_LIMIT = 2**31
 
 _RULES: tuple[Rule, ...] = (
     (lambda s: s.options.score_mod is not None, "score_mod: not run through cuDNN by this version"),
+    (lambda s: s.options.mask_mod is not None, "mask_mod: not run through cuDNN by this version"),
     (
         lambda s: s.is_empty or 0 in (s.head_dim, s.head_dim_v),
         "an axis has length zero, so there is nothing to compute",

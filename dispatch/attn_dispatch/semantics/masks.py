@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
 
 
@@ -41,6 +42,11 @@ def allowed(
             conditions.append((sides >= 0).all(axis=1))
     if spec.has("mask"):
         conditions.append(operands["mask"])
+    program = spec.options.mask_mod
+    if program is not None:
+        assert positions.indices is not None
+        arrays = mods.arrays_of("mask_mod", program, operands)
+        conditions.append(mods.may_attend(program, positions.indices, arrays))
     if not conditions:
         return None
     result = conditions[0]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.packing import Runs
+from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.semantics.ranks import Ranks
 from attn_dispatch.semantics.row_ids import RowIds, is_packed, row_lengths
 
@@ -33,6 +34,8 @@ class Positions:
     """[1|B, T]; i + offset: the key position that query i of its segment lines up with."""
     key_positions: jax.Array | None
     """[1|B, S]; position of the key inside its segment."""
+    indices: PairIndices | None = None
+    """What score_mod and mask_mod are told of a pair."""
 
     @staticmethod
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Positions:
@@ -41,14 +44,15 @@ class Positions:
         if not _needs_positions(spec):
             return Positions(query_ids, key_ids, None, None)
         if query_ids is not None and key_ids is not None and is_packed(spec):
-            return _inside_segments(spec, query_ids, key_ids)
-        diagonal = _iota(spec.seq_len_q)
+            return _inside_segments(spec, operands, query_ids, key_ids)
+        diagonal, keys = _iota(spec.seq_len_q), _iota(spec.seq_len_kv)
+        indices = PairIndices.of(spec, operands, diagonal, keys)
         if spec.options.causal_alignment == "bottom_right" and _has_lengths(spec):
             query_length, key_length = (row_lengths(spec, operands, x) for x in ("query", "key"))
             diagonal = diagonal + (key_length - query_length)[:, None]
         elif spec.options.causal_alignment == "bottom_right":
             diagonal = diagonal + (spec.seq_len_kv - spec.seq_len_q)
-        return Positions(query_ids, key_ids, diagonal, _iota(spec.seq_len_kv))
+        return Positions(query_ids, key_ids, diagonal, keys, indices)
 
     def part(self, take: Callable[[jax.Array, str], jax.Array]) -> Positions:
         """The same of some batch rows and queries: take(x, axes), axes being "bt" or "bs"."""
@@ -61,6 +65,7 @@ class Positions:
             part(self.key_ids, "bs"),
             part(self.diagonal, "bt"),
             part(self.key_positions, "bs"),
+            None if self.indices is None else self.indices.part(take),
         )
 
     def distance(self) -> jax.Array:
@@ -70,7 +75,8 @@ class Positions:
 
 
 def _needs_positions(spec: AttentionSpec) -> bool:
-    return spec.band != (None, None) or spec.has("alibi_slopes") or spec.has("window")
+    has_distances = spec.has("alibi_slopes") or spec.has("window")
+    return spec.band != (None, None) or has_distances or spec.has("mods_start")
 
 
 def _has_lengths(spec: AttentionSpec) -> bool:
@@ -92,12 +98,18 @@ def _ids(
     return ids.query, ids.key
 
 
-def _inside_segments(spec: AttentionSpec, query_ids: jax.Array, key_ids: jax.Array) -> Positions:
+def _inside_segments(
+    spec: AttentionSpec,
+    operands: Mapping[str, jax.Array],
+    query_ids: jax.Array,
+    key_ids: jax.Array,
+) -> Positions:
     """Positions counted inside each segment, and each segment's own bottom-right offset."""
     is_any_order = spec.has("query_segment_ids") and spec.options.max_segments is None
     of = Ranks.of if is_any_order else Runs.of
     queries, keys = of(query_ids), of(key_ids)
-    diagonal = queries.positions(query_ids)
+    diagonal, key_positions = queries.positions(query_ids), keys.positions(key_ids)
+    indices = PairIndices.of(spec, operands, diagonal, key_positions, query_ids)
     if spec.options.causal_alignment == "bottom_right":
         diagonal = diagonal + (keys.count(query_ids) - queries.count(query_ids))
-    return Positions(query_ids, key_ids, diagonal, keys.positions(key_ids))
+    return Positions(query_ids, key_ids, diagonal, key_positions, indices)

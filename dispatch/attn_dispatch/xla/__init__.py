@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU
@@ -48,8 +48,11 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...
     """Why this call cannot run here; empty means that it can."""
     del device  # XLA compiles for all of them
     reasons = []
-    if spec.options.score_mod is not None:
-        reasons.append("score_mod is not run by this version of the XLA implementation")
+    if spec.options.mods and spec.has_symbolic_length:
+        reasons.append(
+            f"{' and '.join(spec.options.mods)}: lengths must be known, and one of "
+            f"{', '.join(spec.symbols)} is a symbol in a length of query or key"
+        )
     if is_packed(spec) and spec.has_symbolic_length:
         reasons.append(
             "packed sequences (segment ids, cu_seqlens) need lengths that are known, and one of "
@@ -105,7 +108,7 @@ def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax
         operands["query"] = jnp.where(live, operands["query"], 0)
 
     def rows_again(call: Call, block: Block, q: jax.Array) -> Results:
-        return jax.checkpoint(lambda: _rows(call, block, q))()
+        return jax.checkpoint(lambda: _rows(call, block, q, is_differentiated=True))()
 
     out, lse = _forward(spec, CPU, operands, rows_again)
     return out, lse
@@ -140,10 +143,10 @@ def _forward(
     return tuple(results[name] for name in spec.result_names)
 
 
-def _rows(call: Call, block: Block, q: jax.Array) -> Results:
+def _rows(call: Call, block: Block, q: jax.Array, *, is_differentiated: bool = False) -> Results:
     """The results of one block of queries, [B, N, R, ...]; q are all of them, heads first."""
     scores = call.scores(block)
-    score, _ = scores.masked(block.take(q, "bnt"))
+    score, _ = scores.masked(block.take(q, "bnt"), is_differentiated=is_differentiated)
     # The softmax is the same whatever is taken off the scores: it needs no derivative.
     row_max = lax.stop_gradient(score).max(axis=-1)
     is_dead = row_max == -jnp.inf
@@ -187,7 +190,7 @@ def backward(
         def add(name: str, grad: jax.Array, axes: str) -> None:
             grads[name] = block.add(grads[name], grad, axes)
 
-        score, cap_slope = scores.masked(q)
+        score, pull = scores.masked(q)
         p, p_sink = _probabilities(score, lse, scores.sinks)
         if "value" in wanted:
             add("value", scores.sum_over_rows(scores.drop(p), out_grad), "bk")
@@ -203,8 +206,9 @@ def backward(
         if "alibi_slopes" in wanted:
             moved = score_grad * scores.positions.distance().astype(call.wide)
             add("alibi_slopes", -sum_like(moved, grads["alibi_slopes"].shape), "bn")
-        if cap_slope is not None:
-            score_grad = score_grad * cap_slope
+        score_grad, read = pull(score_grad)
+        for name in wanted & read.keys():
+            grads[name] = grads[name] + read[name].astype(call.wide)
         if "query" in wanted:
             q_grad = spec.options.scale * scores.sum_over_keys(score_grad, scores.k)
             grads["query"] = block.put(grads["query"], q_grad, "bnt")
@@ -322,6 +326,8 @@ def _zero_grads(call: Call, wanted: set[str]) -> Results:
         zeros["sinks"] = ((*spec.shape("sinks"), 1), wide)
     if "alibi_slopes" in wanted:
         zeros["alibi_slopes"] = ((*spec.shape("alibi_slopes"), 1, 1), wide)
+    for name in filter(is_mod_operand, wanted):
+        zeros[name] = (spec.shape(name), wide)
     return {
         name: jnp.zeros(*zero)
         for name, zero in zeros.items()

@@ -7,16 +7,17 @@ its one matrix product, so K and V are never repeated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec, is_mod_operand, mod_operands
 from attn_dispatch.devices.device import Device
 from attn_dispatch.semantics.masks import allowed
+from attn_dispatch.semantics.mods import modified
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.xla.blocks import Block, BlockSizes
 from attn_dispatch.xla.dropout import dropout_head_keys, dropout_keep_mask
@@ -31,6 +32,11 @@ _AXES = {
     "sinks": "bn",
 }
 """Leading axes of the operands that scores are made of."""
+
+
+Pull = Callable[[jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
+"""From the gradient of scores as the softmax sees them, 0 where a pair may not attend, to that of
+scale · q · k, and to those of what score_mod reads, by name."""
 
 
 def heads_first(x: jax.Array) -> jax.Array:
@@ -74,6 +80,7 @@ class Call:
             for name, axes in _AXES.items()
             if self.spec.has(name)
         }
+        operands |= {x: y for x, y in self.operands.items() if is_mod_operand(x)}
         positions = self.positions.part(block.take)
         keys = self.whole_keys or _keys(operands, positions, self.narrow)
         head_keys = None if self.head_keys is None else block.take(self.head_keys, "bn")
@@ -115,26 +122,57 @@ class Scores:
             return None
         return self.operands["sinks"].astype(self.call.wide)[:, :, None]
 
-    def masked(self, q: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Scores of the rows q, wide [B, N, R, S], -inf where not allowed.
+    def masked(self, q: jax.Array, *, is_differentiated: bool = False) -> tuple[jax.Array, Pull]:
+        """Scores of the rows q, wide [B, N, R, S], -inf where not allowed; and how to go back.
 
-        The second result is d score / d (scale · q · k), None without a soft cap.
+        With `is_differentiated` JAX may differentiate them, too.
         """
         spec, wide = self.call.spec, self.call.wide
-        cap, cap_slope = spec.options.logits_soft_cap, None
-        score = self._scaled_dot(q)
-        if cap is not None:
-            bent = jnp.tanh(score / cap)
-            score, cap_slope = cap * bent, 1 - bent * bent
+        may_attend = allowed(spec, self.operands, self.positions)
+        safe = may_attend if is_differentiated else None
+        score, pull = self._modified(self._scaled_dot(q), may_attend, safe)
         if "bias" in self.operands:
             score = score + self.operands["bias"].astype(wide)
         if "alibi_slopes" in self.operands:
             slopes = self.operands["alibi_slopes"].astype(wide)[:, :, None, None]
             score = score - slopes * self.positions.distance().astype(wide)
-        may_attend = allowed(spec, self.operands, self.positions)
         if may_attend is not None:
             score = jnp.where(may_attend, score, -jnp.inf)
-        return score, cap_slope
+        return score, pull
+
+    def _modified(
+        self, score: jax.Array, may_attend: jax.Array | None, safe: jax.Array | None
+    ) -> tuple[jax.Array, Pull]:
+        """Scores after the soft cap and score_mod, and how to go back from there."""
+        options, factor = self.call.spec.options, None
+        cap, program = options.logits_soft_cap, options.score_mod
+        if cap is not None:
+            bent = jnp.tanh(score / cap)
+            score, factor = cap * bent, 1 - bent * bent
+
+        def through_cap(grad: jax.Array) -> jax.Array:
+            return grad if factor is None else grad * factor
+
+        if program is None:
+            return score, lambda grad: (through_cap(grad), {})
+        assert self.positions.indices is not None
+        indices = self.positions.indices
+        names = mod_operands("score_mod", len(program.arrays))
+        arrays = {name: self.operands[name] for name in names}
+        moving = {x: y for x, y in arrays.items() if jnp.issubdtype(y.dtype, jnp.floating)}
+
+        def function(
+            score: jax.Array, moving: dict[str, jax.Array], safe: jax.Array | None
+        ) -> jax.Array:
+            read = tuple((arrays | moving).values())
+            return modified(program, score, indices, read, safe)
+
+        def pull(grad: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+            _, back = jax.vjp(lambda x, y: function(x, y, may_attend), score, moving)
+            score_grad, read = back(grad)
+            return through_cap(score_grad), read
+
+        return function(score, moving, safe), pull
 
     def _scaled_dot(self, q: jax.Array) -> jax.Array:
         scale = self.call.spec.options.scale

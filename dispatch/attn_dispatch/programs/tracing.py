@@ -1,0 +1,172 @@
+"""From a function that a person writes to its program, and the arrays that it reads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from attn_dispatch.programs.flat import flat
+from attn_dispatch.programs.program import INDICES, Program
+
+_EXAMPLE = {
+    "score_mod": "def score_mod(score, b, n, t, s): return score - 0.5 * jnp.abs(t - s)",
+    "mask_mod": "def mask_mod(b, n, t, s): return s <= t",
+}
+_OF_PYTHON = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+@dataclass(frozen=True)
+class Mod:
+    """A program, and its arrays in their order."""
+
+    program: Program
+    arrays: tuple[jax.Array, ...]
+
+
+def trace(
+    name: str, function: Callable[..., Any], arguments: Sequence[Any], score_dtype: str
+) -> Mod:
+    """The program of a score_mod or mask_mod.
+
+    Args:
+      name: "score_mod" or "mask_mod".
+      function: of scalars: the score (score_mod alone), b, n, t, s, and the arguments.
+      arguments: what it is given besides: arrays, or pytrees of them.
+      score_dtype: name of the score's dtype.
+
+    Raises:
+      ValueError: it is no such function; says how to write one.
+    """
+    if not callable(function):
+        raise ValueError(f"{name}: expected a function or None, got {function!r}")
+    if not isinstance(arguments, Sequence):
+        raise ValueError(f"{name}_args: expected a tuple of arrays, got {arguments!r}")
+    takes_score = name == "score_mod"
+    _check_arity(name, function, takes_score, len(arguments))
+    given, tree = jax.tree.flatten(tuple(arguments))
+    given = [jnp.asarray(x) for x in given]
+
+    def of_leaves(*inputs: Any) -> Any:
+        scalars, leaves = inputs[: -len(given) or None], inputs[len(inputs) - len(given) :]
+        return function(*scalars, *jax.tree.unflatten(tree, leaves))
+
+    scalars = [jax.ShapeDtypeStruct((), jnp.int32) for _ in INDICES]
+    if takes_score:
+        scalars.insert(0, jax.ShapeDtypeStruct((), score_dtype))
+    avals = [*scalars, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given)]
+    closed = _traced(name, of_leaves, avals)
+    _check_result(name, closed)
+    closed, captured = _without_constants(closed, len(avals))
+    arrays = (*given, *captured)
+    body = flat(closed)
+    text = str(body.jaxpr)
+    if takes_score:
+        text += "\n" + _derivative_text(closed, len(scalars))
+    if " at 0x" in text:
+        raise ValueError(
+            f"{name}: expected operations that two processes can compare, got one that holds a "
+            f"Python object: {text}"
+        )
+    shapes = tuple((x.shape, x.dtype.name) for x in arrays)
+    return Mod(Program(text, shapes, closed, body), arrays)
+
+
+def _check_arity(name: str, function: Callable[..., Any], takes_score: bool, more: int) -> None:
+    names = (*(("score",) if takes_score else ()), *INDICES)
+    names += tuple(f"{name}_args[{i}]" for i in range(more))
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        raise ValueError(
+            f"{name}: expected a function of ({', '.join(names)}), got one of {signature}"
+        ) from error
+
+
+def _traced(name: str, function: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
+    try:
+        closed = jax.make_jaxpr(function)(*avals)
+    except _OF_PYTHON as error:
+        raise ValueError(
+            f"{name}: expected operations of jax.numpy on scalars; Python's if, and, or, int() and "
+            "NumPy arrays need values that are not known here: write jnp.where, &, |, and "
+            f"jnp.asarray(array)[index]. {_where(error)}"
+        ) from error
+    except TypeError as error:
+        if "ndexer" not in str(error):
+            raise
+        raise ValueError(
+            f"{name}: expected arrays to be indexed with b, n, t, s or other integers; {error}"
+        ) from error
+    if closed.effects:
+        effects = ", ".join(sorted(map(str, closed.effects)))
+        raise ValueError(f"{name}: expected a function without side effects, got {effects}")
+    return closed
+
+
+def _where(error: Exception) -> str:
+    return next((x for x in str(error).splitlines() if x.startswith("The error occurred")), "")
+
+
+def _check_result(name: str, closed: ClosedJaxpr) -> None:
+    wanted = "a floating scalar" if name == "score_mod" else "a bool scalar"
+    kind = jnp.floating if name == "score_mod" else jnp.bool_
+    results = closed.out_avals
+    if len(results) == 1 and results[0].shape == () and jnp.issubdtype(results[0].dtype, kind):
+        return
+    got = ", ".join(f"{x.dtype.name}{list(x.shape)}" for x in results) or "nothing"
+    raise ValueError(
+        f"{name}: expected {wanted} as the result, got {got}; it is called for one pair, such as "
+        f"{_EXAMPLE[name]}"
+    )
+
+
+def _without_constants(
+    closed: ClosedJaxpr, number: int
+) -> tuple[ClosedJaxpr, tuple[jax.Array, ...]]:
+    """The function of the arrays as well that it has captured; these come last."""
+    captured = tuple(jnp.asarray(x) for x in closed.consts)
+    if not captured:
+        return closed, ()
+    jaxpr = closed.jaxpr
+
+    def of_all(*inputs: Any) -> Any:
+        return jaxpr_as_fun(ClosedJaxpr(jaxpr, inputs[number:]))(*inputs[:number])
+
+    types = (*closed.in_avals, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in captured))
+    return jax.make_jaxpr(of_all)(*types), captured
+
+
+def _derivative_text(closed: ClosedJaxpr, scalars: int) -> str:
+    """The operations of the gradient: a function's own rules for it are part of what it is."""
+    function = jaxpr_as_fun(closed)
+    moving = [0, *range(scalars, len(closed.in_avals))]
+    moving = [i for i in moving if jnp.issubdtype(closed.in_avals[i].dtype, jnp.floating)]
+
+    def gradient(cotangent: Any, *inputs: Any) -> Any:
+        def of_moving(*moved: Any) -> Any:
+            now = dict(zip(moving, moved, strict=True))
+            return function(*(now.get(i, x) for i, x in enumerate(inputs)))[0]
+
+        return jax.vjp(of_moving, *(inputs[i] for i in moving))[1](cotangent)
+
+    try:
+        derivative = jax.make_jaxpr(gradient)(closed.out_avals[0], *closed.in_avals)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        # It can still be computed: a loop whose length is not known has no gradient, for one.
+        return f"no gradient: {type(error).__name__}"
+    return str(flat(derivative).jaxpr)

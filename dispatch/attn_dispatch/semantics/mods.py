@@ -1,0 +1,90 @@
+"""score_mod and mask_mod, computed for all pairs of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
+
+from attn_dispatch.call.spec import mod_operands
+from attn_dispatch.programs.program import Program
+from attn_dispatch.semantics.pair_indices import PairIndices
+
+
+def arrays_of(
+    mod: str, program: Program, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, ...]:
+    """What a mod reads, each [C, ...]."""
+    return tuple(operands[name] for name in mod_operands(mod, len(program.arrays)))
+
+
+def may_attend(program: Program, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:
+    """What a mask_mod says, bool [1|B, 1|N, 1|T, 1|S]."""
+    return _of_pairs(program, _pairs(indices), indices, arrays)
+
+
+def modified(
+    program: Program,
+    score: jax.Array,
+    indices: PairIndices,
+    arrays: Sequence[jax.Array],
+    may_attend: jax.Array | None = None,
+) -> jax.Array:
+    """Scores as a score_mod makes them, of the same shape and dtype.
+
+    Args:
+      score: [B, N, T, S].
+      may_attend: where it is given, the other pairs are computed with a key that the query may
+        attend: they may be NaN else, and in a gradient 0 · NaN is NaN.
+    """
+    pairs = _pairs(indices)
+    if may_attend is not None:
+        *others, keys = pairs
+        first = jnp.argmax(may_attend, axis=-1, keepdims=True)
+        keys = jnp.broadcast_to(keys, (*first.shape[:-1], keys.shape[-1]))
+        pairs = (*others, jnp.where(may_attend, keys, jnp.take_along_axis(keys, first, axis=-1)))
+        score = jnp.where(may_attend, score, 0)
+    result = _of_pairs(program, (score, *pairs), indices, arrays).astype(score.dtype)
+    return jnp.broadcast_to(result, score.shape)
+
+
+def _pairs(indices: PairIndices) -> tuple[jax.Array, ...]:
+    """b, n, t and s, each [1|B, 1|N, 1|T, 1|S]."""
+    return (
+        indices.b[:, None, :, None],
+        indices.n[:, :, None, None],
+        indices.t[:, None, :, None],
+        indices.s[:, None, None, :],
+    )
+
+
+def _of_pairs(
+    program: Program,
+    pairs: tuple[jax.Array, ...],
+    indices: PairIndices,
+    arrays: Sequence[jax.Array],
+) -> jax.Array:
+    shape = jnp.broadcast_shapes(*(x.shape for x in pairs))
+    is_shared = all(x.shape[0] == 1 for x in arrays)
+    rows = [x[0] if is_shared else jnp.take(x, indices.copies, axis=0) for x in arrays]
+
+    def of_one(*inputs: jax.Array) -> jax.Array:
+        (result,) = jaxpr_as_fun(program.jaxpr)(*inputs)
+        return result
+
+    function: Callable[..., jax.Array] = of_one
+    mapped = []
+    # Each vmap takes the first of the axes that are left, so the last one is made first.
+    for axis in reversed(range(4)):
+        axes = [None if x.shape[axis] == 1 else 0 for x in pairs]
+        axes += [None if axis or is_shared or shape[0] == 1 else 0 for _ in rows]
+        if any(x is not None for x in axes):
+            function = jax.vmap(function, tuple(axes))
+            mapped.append(axis)
+    if shape[0] == 1 and not is_shared:
+        rows = [x[0] for x in rows]
+    inputs = [x.reshape(tuple(n for n in x.shape if n != 1)) for x in pairs]
+    result = function(*inputs, *rows)
+    return result.reshape(tuple(n if i in mapped else 1 for i, n in enumerate(shape)))
