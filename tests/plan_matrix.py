@@ -22,7 +22,7 @@ from attn_dispatch import cudnn
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.devices.target import parse
-from plan_cases import CASES, CELLS
+from plan_cases import CASES, cells_of
 
 INSTALLED = "installed"
 """The cuDNN that JAX would use."""
@@ -61,9 +61,13 @@ class Matrix:
 class Planning:
     """Processes that plan with one cuDNN, one after the other; the first is started at once."""
 
-    def __init__(self, library: str = INSTALLED, script: Path = Path(__file__)) -> None:
+    def __init__(
+        self, library: str = INSTALLED, script: Path = Path(__file__), half: int | None = None
+    ) -> None:
         self._environment = _environment(library)
         self._script = script
+        self._half = "" if half is None else str(half)
+        self.keys = cells_of(half)
         self._start()
 
     def matrix(self) -> Matrix:
@@ -76,11 +80,11 @@ class Planning:
                 raise RuntimeError(f"planning did not begin:\n{errors}")
             version, path = lines[0]
             cells += [Cell(tuple(x.pop("reasons")), **x) for x in lines[1:]]
-            if len(cells) == len(CELLS) and code == 0:
-                matrix = Matrix(version, path, dict(zip(CELLS, cells, strict=True)))
+            if len(cells) == len(self.keys) and code == 0:
+                matrix = Matrix(version, path, dict(zip(self.keys, cells, strict=True)))
                 return replace(matrix, cells=_without_patch(matrix))
             crashes += 1
-            if crashes > _MOST_CRASHES or len(cells) == len(CELLS):
+            if crashes > _MOST_CRASHES or len(cells) == len(self.keys):
                 raise RuntimeError(
                     f"planning ended {crashes} times, at last with {code}:\n{errors}"
                 )
@@ -96,8 +100,8 @@ class Planning:
     def _start(self, skip: int = 0) -> None:
         self._out = tempfile.TemporaryFile("w+")  # a pipe would fill before anyone reads it
         self._process = subprocess.Popen(
-            [sys.executable, self._script, str(skip)], stdout=self._out, stderr=subprocess.PIPE,
-            text=True, env=self._environment,
+            [sys.executable, self._script, str(skip), self._half], stdout=self._out,
+            stderr=subprocess.PIPE, text=True, env=self._environment,
         )  # fmt: skip
 
     def _finish(self) -> tuple[int, list[Any], str]:
@@ -133,7 +137,8 @@ def main() -> None:
     library = cudnn_library.find()
     print(json.dumps([library.version, library.path]), flush=True)
     spec_of = cache(lambda label, direction: CASES[label].spec(direction))
-    for label, direction, arch in CELLS[int(sys.argv[1]) :]:
+    skip, half = int(sys.argv[1]), sys.argv[2]
+    for label, direction, arch in cells_of(int(half) if half else None)[skip:]:
         print(json.dumps(asdict(cell(spec_of(label, direction), arch))), flush=True)
 
 

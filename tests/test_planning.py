@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -20,13 +21,19 @@ pytestmark = needs_cudnn
 OTHERS = [path for path in os.environ.get("ATTN_DISPATCH_TEST_CUDNN", "").split(os.pathsep) if path]
 LIBRARIES = [INSTALLED, *OTHERS]
 
+EVERY_PLAN = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_PLAN"))
+"""Else each version plans half of all cells: another half than the one before."""
+
 Matrices = Callable[[str], Matrix]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def matrices() -> Iterator[Matrices]:
     """library -> what it makes of everything. All versions plan at the same time."""
-    running = {library: Planning(library) for library in LIBRARIES}
+    running = {
+        library: Planning(library, half=None if EVERY_PLAN else i % 2)
+        for i, library in enumerate(LIBRARIES)
+    }
     finished: dict[str, Matrix] = {}
 
     def matrix(library: str) -> Matrix:
@@ -43,15 +50,14 @@ def matrices() -> Iterator[Matrices]:
 def test_what_is_refused(matrices: Matrices, library: str):
     """Every refusal is one that is written down, for the versions that were asked before."""
     matrix = matrices(library)
-    assert set(matrix.cells) == set(CELLS)
     got = refusals(matrix)
     path = REFUSALS / f"cudnn-{matrix.version_text}.json"
     if not path.exists():
         pytest.skip(f"cuDNN {matrix.version_text} has not been written down; it refuses {got}")
-    expected = json.loads(path.read_text())
-    assert got.keys() == expected.keys()
-    for label, cells in expected.items():
-        assert got[label] == cells, label
+    planned = {(label, f"{direction} {arch}") for label, direction, arch in matrix.cells}
+    for label in {*(expected := json.loads(path.read_text())), *got}:
+        cells = {x: why for x, why in expected.get(label, {}).items() if (label, x) in planned}
+        assert got.get(label, {}) == cells, label
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -107,8 +113,8 @@ def test_packed_calls_keep_no_scores(matrices: Matrices, library: str, label: st
     assert case.t == case.s == 32768
     arrays = 2 * case.b * case.t * (3 * case.n + 2 * case.k) * case.h
     for direction, arch in product(("forward", "backward"), ARCHS):
-        if not label.startswith(DROPS) or arch != "sm100":
-            cell = matrices(library).cells[label, direction, arch]
+        cell = matrices(library).cells.get((label, direction, arch))
+        if cell and not (label.startswith(DROPS) and arch == "sm100"):
             assert cell.workspace_bytes < 2 * arrays, (direction, arch, cell)
 
 
@@ -116,8 +122,20 @@ def test_packed_calls_keep_no_scores(matrices: Matrices, library: str, label: st
 def test_deterministic_is_bounded_or_refused(matrices: Matrices, library: str):
     arrays = 2 * 2 * 8192 * 64 * (3 * 8 + 2 * 2)
     for arch in ARCHS:
-        cell = matrices(library).cells["deterministic, 8,192 tokens", "backward", arch]
-        assert cell.reasons or cell.workspace_bytes <= 4 * arrays + 2**24, (arch, cell)
+        cell = matrices(library).cells.get(("deterministic, 8,192 tokens", "backward", arch))
+        if cell is not None and not cell.reasons:
+            assert cell.workspace_bytes <= 4 * arrays + 2**24, (arch, cell)
+
+
+def with_written_down(matrix: Matrix) -> Matrix:
+    """The cells that were not planned now, as they were when they were written down."""
+    path = REFUSALS / f"cudnn-{matrix.version_text}.json"
+    written = json.loads(path.read_text()) if path.exists() else {}
+    known = {
+        (label, direction, arch): Cell(tuple(written.get(label, {}).get(f"{direction} {arch}", ())))
+        for label, direction, arch in CELLS
+    }
+    return replace(matrix, cells=known | matrix.cells)
 
 
 def test_versions_are_those_asked_for(matrices: Matrices):
@@ -129,7 +147,7 @@ def test_versions_are_those_asked_for(matrices: Matrices):
 
 def test_support_page_is_up_to_date(matrices: Matrices):
     said = DOCUMENT.read_text()
-    matrix = matrices(INSTALLED)
+    matrix = with_written_down(matrices(INSTALLED))
     if f"the real cuDNN {matrix.version_text} plan\n" in said:
         assert said == document(matrix)
     for label in CASES:
