@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct OptionTensors {
   Tensor lengths_q, lengths_kv;
   Tensor offsets_query, offsets_key, offsets_value, offsets_out, offsets_lse;
   Tensor bias, slopes, sinks, seed, seed_offset;
+  std::vector<Tensor> node_arrays;
 };
 
 // Makes tensors, each of which takes the next buffer of the call. Queries and keys are BTNH / BSKH,
@@ -95,6 +97,14 @@ class CallTensors {
       lay_out_bias(t.bias, s_.bias_rows);
     }
     if (s_.has_alibi) t.slopes = operand("slopes", Type::FLOAT, {1, s_.num_heads, 1, 1});
+    std::istringstream arrays(s_.node_arrays);
+    for (std::string array; std::getline(arrays, array, ',');) {
+      std::istringstream words(array);
+      std::string type;
+      Dims dims(4);
+      words >> type >> dims[0] >> dims[1] >> dims[2] >> dims[3];
+      t.node_arrays.push_back(operand("node_array", type == "f" ? Type::FLOAT : Type::INT32, dims));
+    }
     if (s_.has_sinks) t.sinks = operand("sinks", Type::FLOAT, {1, s_.num_heads, 1, 1});
     if (s_.dropout_rate > 0) {
       t.seed = operand("seed", Type::INT64, {1, 1, 1, 1});

@@ -2,6 +2,8 @@
 
 #include <cudnn_frontend.h>
 
+#include <stdexcept>
+
 #include "call_tensors.h"
 #include "score_mod.h"
 
@@ -121,7 +123,8 @@ class GraphBuilder {
     if (t.seed) attributes.set_dropout(s_.dropout_rate, t.seed, t.seed_offset);
     if (t.lengths_q) attributes.set_seq_len_q(t.lengths_q).set_seq_len_kv(t.lengths_kv);
     if (ScoreMod::is_needed_by(s_)) {
-      score_mod_ = std::make_shared<ScoreMod>(s_, t.lengths_q, t.lengths_kv, t.slopes);
+      score_mod_ =
+          std::make_shared<ScoreMod>(s_, t.lengths_q, t.lengths_kv, t.slopes, t.node_arrays);
       attributes.set_score_mod(
           [mod = score_mod_](auto graph, auto score) { return mod->forward(graph, score); });
       return;
@@ -168,7 +171,11 @@ Status check(const SdpaSpec& s) {
 Result<SdpaGraph> make_graph(const SdpaSpec& spec, DeviceFacts device) {
   ATTN_RETURN_IF_ERROR(check(spec));
   GraphBuilder builder(spec, device);
-  spec.backward ? builder.backward() : builder.forward();
+  try {
+    spec.backward ? builder.backward() : builder.forward();
+  } catch (const std::out_of_range&) {
+    return Status{Code::kWrongCall, "a node that is not known in " + spec.key()};
+  }
   return builder.finish();
 }
 

@@ -1,5 +1,5 @@
 // What cuDNN has no attribute for, as a subgraph over the scores: the soft cap, and ALiBi with the
-// caller's own slopes. Where there is one, cuDNN wants all masks to be part of it.
+// caller's own slopes, and a score_mod. Where there is one, cuDNN wants all masks to be part of it.
 #pragma once
 
 #include <cudnn_frontend.h>
@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "score_program.h"
 #include "spec.h"
 
 namespace attn_dispatch {
@@ -17,15 +18,23 @@ class ScoreMod {
   using Graph = std::shared_ptr<fe::graph::Graph>;
   using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-  static bool is_needed_by(const SdpaSpec& spec) { return spec.soft_cap > 0 || spec.has_alibi; }
+  static bool is_needed_by(const SdpaSpec& spec) {
+    return spec.soft_cap > 0 || spec.has_alibi || spec.has_score_program();
+  }
 
   // Tensors are null where the spec has none of them. It must outlive the building of the graph.
-  ScoreMod(const SdpaSpec& spec, Tensor lengths_q, Tensor lengths_kv, Tensor slopes)
-      : spec_(spec), lengths_q_(lengths_q), lengths_kv_(lengths_kv), slopes_(slopes) {}
+  ScoreMod(const SdpaSpec& spec, Tensor lengths_q, Tensor lengths_kv, Tensor slopes,
+           const std::vector<Tensor>& arrays)
+      : spec_(spec),
+        lengths_q_(lengths_q),
+        lengths_kv_(lengths_kv),
+        slopes_(slopes),
+        program_(arrays) {}
 
   Tensor forward(const Graph& graph, Tensor score) {
     namespace mods = fe::graph::attn::score_modifiers;
     if (spec_.soft_cap > 0) score = soft_cap(graph, score);
+    if (spec_.has_score_program()) score = program_.forward(graph, spec_.score_nodes, score);
     if (slopes_) score = alibi(graph, score);
     if (lengths_q_) score = mods::padding_mask(graph, score, lengths_kv_, lengths_q_);
     if (!spec_.has_band()) return score;
@@ -41,6 +50,9 @@ class ScoreMod {
 
   // From the gradient of what forward returned to that of what it was given.
   Tensor backward(const Graph& graph, Tensor grad) {
+    if (!spec_.gradient_nodes.empty()) {
+      grad = program_.backward(graph, spec_.gradient_nodes, grad);
+    }
     return bent_ ? soft_cap_slope(graph, grad) : grad;
   }
 
@@ -112,6 +124,7 @@ class ScoreMod {
 
   const SdpaSpec& spec_;
   Tensor lengths_q_, lengths_kv_, slopes_;
+  ScoreProgram program_;
   Tensor bent_;  // tanh of the score over the cap, in the graph that was built last
 };
 

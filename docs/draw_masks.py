@@ -1,4 +1,4 @@
-"""Draws docs/masks/*.svg, the pictures of docs/semantics.md.
+"""Draws docs/masks/*.svg, the pictures of docs/semantics.md and docs/mods.md.
 
     python docs/draw_masks.py
 
@@ -13,9 +13,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import mask_panels
 import matplotlib
+import mod_panels
 import numpy as np
-from mask_panels import FIGURES, Figure, Panel, Picture
+from mask_panels import Figure, Panel, Picture, shortened
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
@@ -86,7 +88,7 @@ def _draw_panel(axes: Any, panel: Panel, left: float, top: float) -> None:
                      clip_on=False)  # fmt: skip
         return
     for i, j in np.argwhere(picture.mask):
-        number = f"{picture.numbers[i, j]:g}"
+        number = shortened(picture.numbers[i, j])
         axes.text(left + j + 0.5, top + i + 0.5, number, color="white", **_CENTRED)
 
 
@@ -113,5 +115,5 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, default=FOLDER)
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    for each in FIGURES:
+    for each in (*mask_panels.FIGURES, *mod_panels.FIGURES):
         print(draw(each, folder))

@@ -1,6 +1,7 @@
 """The calls whose masks docs/semantics.md shows, and what the library's own code says of them.
 
-draw_masks.py draws them; tests/test_draw_masks.py asks real calls whether they are so.
+draw_masks.py draws them, and those of mod_panels.py; tests/test_draw_masks.py asks real calls
+whether they are so.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from attn_dispatch import dot_product_attention
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, normalise
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.semantics.masks import allowed
+from attn_dispatch.semantics.mods import arrays_of, modified
 from attn_dispatch.semantics.positions import Positions
 
 
@@ -37,7 +39,7 @@ class Panel:
     def call(self) -> dict[str, Any]:
         """Arguments of a `dot_product_attention` whose output is its probabilities, [1, T, N, S].
 
-        query · key is 0, so that they tell of bias, ALiBi and mask alone.
+        query · key is 0 unless they are given, so that they tell of bias, ALiBi and mods alone.
         """
         t, s, n = self.seq_len_q, self.seq_len_kv, self.num_heads
         unit_vectors = np.eye(s, dtype=np.float32)[None, :, None]
@@ -72,6 +74,12 @@ class Panel:
             "padding": _padding(positions),
             "numbers": operands.get("bias", distance),
         }
+        program = spec.options.score_mod
+        if program is not None:
+            assert positions.indices is not None
+            score = jnp.einsum("btnh,bsnh->bnts", operands["query"], operands["key"])
+            read = arrays_of("score_mod", program, operands)
+            shown["numbers"] = modified(program, score, positions.indices, read)
         shape = (1, self.num_heads, self.seq_len_q, self.seq_len_kv)
         return {
             name: None if x is None else jnp.broadcast_to(x, shape)[0, self.head]
@@ -90,12 +98,17 @@ class Picture:
     padding: jax.Array
     """bool [T, S]; the query or the key is padding."""
     numbers: jax.Array | None
-    """[T, S]; ALiBi's distances or the bias, where the call has one."""
+    """[T, S]; ALiBi's distances, the bias or what score_mod returns, where the call has one."""
 
     def text(self) -> str:
         """A line of characters for each query; . where it does not attend to the key."""
-        shown = "x" if self.numbers is None else np.asarray(self.numbers, int).astype(str)
+        shown = "x" if self.numbers is None else np.vectorize(shortened)(self.numbers)
         return "\n".join("".join(row) for row in np.where(self.mask, shown, "."))
+
+
+def shortened(number: Any) -> str:
+    """A number as pictures have it."""
+    return f"{round(float(number), 1):g}"
 
 
 def _diagonal(positions: Positions) -> jax.Array | bool:

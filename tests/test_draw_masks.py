@@ -1,4 +1,4 @@
-"""The pictures of docs/semantics.md show what calls do, and the committed ones are up to date."""
+"""The pictures of the docs show what calls do, and the committed ones are up to date."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from attn_dispatch.call.arguments import ARRAY_ARGUMENTS
 DOCS = Path(__file__).parents[1] / "docs"
 sys.path.append(str(DOCS))
 import mask_panels  # noqa: E402
+import mod_panels  # noqa: E402
 
-FIGURES = {figure.name: figure for figure in mask_panels.FIGURES}
+PAGES = {"semantics.md": mask_panels.FIGURES, "mods.md": mod_panels.FIGURES}
+FIGURES = {figure.name: figure for figures in PAGES.values() for figure in figures}
 PANELS = {
     f"{figure.name}: {panel.title}": panel
-    for figure in mask_panels.FIGURES
+    for figure in FIGURES.values()
     for row in figure.rows
     for panel in row
 }
@@ -64,10 +66,12 @@ def test_drawing(name: str, tmp_path: Path):
         assert drawn.read_bytes() == committed.read_bytes()
 
 
-def test_each_file_is_shown_on_the_page():
-    page = (DOCS / "semantics.md").read_text("utf-8")
-    files = {path.stem for path in (DOCS / "masks").glob("*.svg")}
-    assert files == set(FIGURES) == {name for name in FIGURES if f"(masks/{name}.svg)" in page}
+def test_each_file_is_shown_on_its_page():
+    assert {path.stem for path in (DOCS / "masks").glob("*.svg")} == FIGURES.keys()
+    for name, figures in PAGES.items():
+        page = (DOCS / name).read_text("utf-8")
+        shown = {figure for figure in FIGURES if f"(masks/{figure}.svg)" in page}
+        assert shown == {figure.name for figure in figures}, name
 
 
 def _described(path: Path) -> str:

@@ -1,5 +1,6 @@
 """One attention call for JAX: cuDNN on NVIDIA, AITER on AMD, XLA everywhere else."""
 
+from attn_dispatch import mods
 from attn_dispatch._version import __version__
 from attn_dispatch.aiter import register as register_aiter_calls
 from attn_dispatch.api import (
@@ -28,6 +29,7 @@ __all__ = [
     "dropout_mask",
     "explain",
     "fallback",
+    "mods",
     "ragged_dot_product_attention",
     "register_aiter_calls",
     "register_cudnn_calls",

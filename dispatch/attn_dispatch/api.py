@@ -28,6 +28,8 @@ ScoreMod = Callable[..., Any]
 MaskMod = Callable[..., Any]
 """(b, n, t, s, *arguments) -> bool, of scalars."""
 
+_READ_BY_MODS = ("score_mod_args", "mask_mod_args")
+
 
 def dot_product_attention(
     query: ArrayLike,
@@ -125,8 +127,9 @@ def dot_product_attention(
         segment that is longer are NaN.
       score_mod: a function of scalars, (score, b, n, t, s, *score_mod_args) -> score, in plain JAX:
         n counts query heads, b the batch dims as one, t and s the places inside the sequence or
-        segment. Floating arrays that it is given or captures are differentiable. What it is where
-        the pair may not attend reaches nothing.
+        segment; inside `jax.shard_map` b and n are those of the device's own call. Floating arrays
+        that it is given or captures are differentiable. What it is where the pair may not attend
+        reaches nothing.
       score_mod_args: what score_mod is given besides: arrays, or pytrees of them.
       mask_mod: a function of scalars, (b, n, t, s, *mask_mod_args) -> bool, True = attend, as far
         as causality and the other masks allow.
@@ -378,7 +381,7 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     arrays = {
         x: y
         for x, y in named.arguments.items()
-        if x in ARRAY_ARGUMENTS or isinstance(y, jax.ShapeDtypeStruct)
+        if x in ARRAY_ARGUMENTS or x in _READ_BY_MODS or isinstance(y, jax.ShapeDtypeStruct)
     }
     options: list[AttentionOptions] = []
 

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attn_dispatch.call.conventions import warn_of_conventions
 from attn_dispatch.call.spec import AttentionOptions, CausalAlignment, mod_operands
@@ -349,7 +350,8 @@ def _add_mods(
             if len(arguments):
                 raise ValueError(f"{name}_args: expected none without {name}, got {arguments!r}")
             continue
-        mod = trace(name, function, arguments, jnp.promote_types(dtype, jnp.float32).name)
+        # NumPy's, because JAX's promotion may be strict.
+        mod = trace(name, function, arguments, np.promote_types(dtype, np.float32).name)
         programs[name] = mod.program
         names = mod_operands(name, len(mod.arrays))
         operands |= zip(names, map(shape.shared, mod.arrays), strict=True)

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, Operand
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, Operand, is_mod_operand
 
 SHAREABLE = ("bias", "mask", "window", "alibi_slopes", "sinks")
 """Operands that may be shared along any of the dims. A dropout key may be along the last ones: it
-counts the rows that share it."""
+counts the rows that share it. So does mods_start, and what the mods read may be shared further."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,22 @@ class LeadingCall:
         """Whether an operand is shared along some of the dims only, and repeated along them."""
         leading = self.leading(name)
         is_shared = all(size == 1 for size in leading)
-        return name in SHAREABLE and not is_shared and leading != self.dims
+        return not is_shared and leading != self._unshared(name)
+
+    def _unshared(self, name: str) -> tuple[int, ...]:
+        """The leading dims of an operand that is shared along none that it need not be."""
+        if is_mod_operand(name):
+            return self.leading("mods_start")
+        return self.dims if name in SHAREABLE else self.leading(name)
 
     def _folded_shape(self, name: str) -> tuple[int, ...]:
         shape = self.shape(name)
-        leading = self.dims if self._is_repeated(name) else self.leading(name)
+        leading = self._unshared(name) if self._is_repeated(name) else self.leading(name)
         return (math.prod(leading), *shape[len(leading) :])
 
     def _folded(self, name: str, x: jax.Array) -> jax.Array:
         if self._is_repeated(name):
-            x = jnp.broadcast_to(x, (*self.dims, *x.shape[len(self.dims) :]))
+            x = jnp.broadcast_to(x, (*self._unshared(name), *x.shape[len(self.dims) :]))
         return x.reshape(self._folded_shape(name))
 
     def _gradient(self, name: str, x: jax.Array) -> jax.Array:
@@ -105,6 +111,6 @@ class LeadingCall:
             return x.reshape(self.shape(name))
         leading = self.leading(name)
         over = tuple(i for i, size in enumerate(leading) if size == 1)
-        x = x.reshape(*self.dims, *x.shape[1:])
+        x = x.reshape(*self._unshared(name), *x.shape[1:])
         wide = x.astype(np.promote_types(x.dtype, np.float32))
         return wide.sum(over, keepdims=True).astype(x.dtype)

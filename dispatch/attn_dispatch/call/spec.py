@@ -24,8 +24,8 @@ alibi_slopes           [1|B, N]                   floating
 sinks                  [1|B, N]                   floating
 dropout_key            [D, words], B % D == 0     uint32 key data
 dropout_start          [D, 2]                     int32
-score_mod_0, …         [C, ...]                   any; what score_mod reads
-mask_mod_0, …          [C, ...]                   any; what mask_mod reads
+score_mod_0, …         [1|C, ...]                 any; what score_mod reads
+mask_mod_0, …          [1|C, ...]                 any; what mask_mod reads
 mods_start             [C, 2], B % C == 0         int32
 out, out_grad          [B, T, N, V]               the call's dtype
 lse, lse_grad          [B, N, T]                  `lse_dtype`

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import SHAREABLE
-from attn_dispatch.call.spec import AttentionOptions
+from attn_dispatch.call.spec import AttentionOptions, is_mod_operand
 
 Dims = Sequence[int | None]
 Bound = Callable[..., list[jax.Array]]
@@ -41,7 +41,7 @@ def batch_call(
     def in_front(name: str, x: jax.Array, dim: int | None) -> jax.Array:
         if dim is not None:
             return jnp.moveaxis(x, dim, 0)
-        if name in SHAREABLE and name not in wanted:
+        if (name in SHAREABLE or is_mod_operand(name)) and name not in wanted:
             return x[None]
         # Of what is not mapped, each mapped call has a gradient, and counts a dropout key's rows.
         return front.repeated(x)

@@ -24,7 +24,6 @@ from attn_dispatch.call.spec import (
     is_mod_operand,
     with_dropout_start,
 )
-from attn_dispatch.semantics.sums import sum_like
 
 Bind = Callable[[AttentionOptions], Callable[..., list[jax.Array]]]
 """Of options the call that one device computes, of its operands."""
@@ -181,31 +180,14 @@ class Shards:
           call: the whole call.
           key: what lies here of its dropout key.
         """
-        start = self._start(call, "dropout_key")
+        start = self.start(call, "dropout_key")
         leading = jnp.broadcast_shapes(start.shape[:-1], key.shape[:-1])
         return {
             "dropout_key": jnp.broadcast_to(key, (*leading, *key.shape[-1:])),
             "dropout_start": jnp.broadcast_to(start, (*leading, 2)),
         }
 
-    def own_mods(self, call: LeadingCall, own: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """mods_start, and what the mods read, of this device's rows and heads.
-
-        Args:
-          call: the whole call.
-          own: what lies here of its operands.
-        """
-        start = own["mods_start"] + self._start(call, "mods_start")
-        number = len(call.dims)
-        leading = start.shape[:number]
-        read = {
-            name: jnp.broadcast_to(x, (*leading, *x.shape[number:]))
-            for name, x in own.items()
-            if is_mod_operand(name)
-        }
-        return {"mods_start": start, **read}
-
-    def _start(self, call: LeadingCall, name: str) -> jax.Array:
+    def start(self, call: LeadingCall, name: str) -> jax.Array:
         """Which row and head come first here, int32 [*leading dims, 2].
 
         An operand of this name counts the rows of the whole call's dims that share it. Those that
@@ -240,7 +222,7 @@ def own_operands(
         own |= shards.own_dropout(call, own["dropout_key"])
         options = with_dropout_start(options)
     if "mods_start" in own:
-        own |= shards.own_mods(call, own)
+        own["mods_start"] = own["mods_start"] + shards.start(call, "mods_start")
     return options, tuple(own[name] for name in options.operands)
 
 
@@ -275,8 +257,6 @@ def shard_call(
         if over:
             # 16-bit numbers are added up as float32.
             dtype, x = x.dtype, x.astype(np.promote_types(x.dtype, np.float32))
-            if is_mod_operand(name):
-                x = sum_like(x, operands[call.options.operands.index(name)].shape)
             if heads is not None and name in ("key", "value"):
                 whole = jnp.zeros((*x.shape[:-2], here, x.shape[-1]), x.dtype)
                 x = whole.at[..., heads, :].add(x)

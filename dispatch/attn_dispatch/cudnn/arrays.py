@@ -9,12 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.cudnn.call import CudnnCall, dead_rows, has_own_lengths
+from attn_dispatch.cudnn.call import (
+    CudnnCall,
+    dead_rows,
+    has_own_lengths,
+    mods_of,
+    node_array_extents,
+)
+from attn_dispatch.programs.kernel import KernelProgram
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from attn_dispatch.semantics.live import Live
 from attn_dispatch.semantics.lse_grad import with_lse_grad
+from attn_dispatch.semantics.mods import arrays_of, outside
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
 from attn_dispatch.semantics.padding import pad_last, prepend, round_up
+from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
@@ -228,12 +237,27 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax
         arrays.append(_score_bias(spec, call, operands))
     if call.has_alibi:
         arrays.append(operands["alibi_slopes"].astype(jnp.float32)[0])
+    if spec.options.mods:
+        arrays += _node_arrays(spec, operands)
     if call.has_sinks:
         arrays.append(operands["sinks"].astype(jnp.float32)[0])
     if call.dropout_rate:
         seed = _seed(spec, operands)
         arrays += [seed, jnp.zeros_like(seed)]
     return arrays
+
+
+def _node_arrays(spec: AttentionSpec, operands: Arrays) -> list[jax.Array]:
+    """What score_mod and mask_mod read, as XLA computes it beforehand."""
+    mods, indices = mods_of(spec), Positions.of(spec, operands).indices
+    assert isinstance(mods, KernelProgram) and indices is not None
+    found = []
+    for array in mods.outside:
+        program = spec.options.mods[array.mod]
+        x = outside(array, indices, arrays_of(array.mod, program, operands)).astype(array.dtype)
+        x = x[:, :, dead_rows(spec) :] if "t" in array.axes else x
+        found.append(jnp.broadcast_to(x, node_array_extents(spec, array)))
+    return found
 
 
 def _lengths_and_offsets(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:

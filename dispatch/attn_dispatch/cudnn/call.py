@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.programs.kernel import KernelProgram, kernel_program
+from attn_dispatch.programs.nodes import Outside
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
@@ -46,6 +48,9 @@ class CudnnCall:
     soft_cap: float
     has_alibi: bool
     alibi_offset: int
+    score_nodes: str
+    gradient_nodes: str
+    node_arrays: str
     bias_dtype: str
     bias_batch: int
     bias_heads: int
@@ -99,7 +104,8 @@ def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     steers clear of several known bugs, and lifts the rule that a window needs as many keys as
     queries. A third one goes packed, which lifts the rule that a single query has no sink.
     """
-    ways = [_call(spec, packed=True)]
+    # What a mod reads is laid out for a batch of sequences.
+    ways = [] if spec.options.mods else [_call(spec, packed=True)]
     if not is_packed(spec):
         plain = _call(spec, packed=False)
         has_lengths = has_own_lengths(spec)
@@ -167,6 +173,42 @@ def band_of(spec: AttentionSpec) -> Band | None:
     return Band(from_left, from_right, bottom_right=False, offset=offset)
 
 
+def mods_of(spec: AttentionSpec) -> KernelProgram | str:
+    """score_mod and mask_mod as cuDNN is told of them, or why it cannot be."""
+    o, band = spec.options, spec.band
+    offset: int | None = 0
+    if o.causal_alignment == "bottom_right" and band != (None, None):
+        offset = None if has_own_lengths(spec) else spec.seq_len_kv - spec.seq_len_q
+    left, right = band
+    return kernel_program(
+        o.score_mod,
+        o.mask_mod,
+        first_row=dead_rows(spec),
+        band=None
+        if offset is None
+        else (
+            None if left is None else left - offset,
+            None if right is None else right + offset,
+        ),
+        is_backward=spec.is_backward,
+    )
+
+
+def node_array_extents(spec: AttentionSpec, array: Outside) -> tuple[int, int, int, int]:
+    """Batch, heads, rows and keys of an array that a mod reads, 1 where it is the same for all."""
+    has_copies = spec.shape("mods_start")[0] > 1
+    rows = spec.seq_len_q - dead_rows(spec)
+    extents = {"b": spec.batch, "n": spec.num_heads, "t": rows, "s": spec.seq_len_kv}
+    axes = array.axes + ("bt" if has_copies else "")  # b alone it does not read: programs/nodes.py
+    b, n, t, s = (extents[x] if x in axes else 1 for x in "bnts")
+    return b, n, t, s
+
+
+def _node_array_text(spec: AttentionSpec, array: Outside) -> str:
+    letter = "f" if array.dtype == "float32" else "i"
+    return " ".join([letter, *map(str, node_array_extents(spec, array))])
+
+
 def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     o, band = spec.options, band_of(spec)
     if band is None:
@@ -178,6 +220,9 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     bias_batch, bias_heads, bias_rows = _bias_extents(spec, rows_q)
     batch = spec.batch * (most_sequences(spec) or 1)
     forward = not spec.is_backward
+    mods = mods_of(spec) if o.mods else KernelProgram("", "", ())
+    if isinstance(mods, str):
+        raise ValueError(f"expected mods that cuDNN can be told of: {mods}")
     return CudnnCall(
         backward=spec.is_backward,
         dtype=spec.dtype,
@@ -198,6 +243,9 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         soft_cap=o.logits_soft_cap or 0.0,
         has_alibi=spec.has("alibi_slopes"),
         alibi_offset=band.offset,
+        score_nodes=mods.forward,
+        gradient_nodes=mods.backward,
+        node_arrays=", ".join(_node_array_text(spec, x) for x in mods.outside),
         bias_dtype=_bias_dtype(spec),
         bias_batch=bias_batch,
         bias_heads=bias_heads,

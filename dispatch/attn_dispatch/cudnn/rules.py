@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
 from attn_dispatch.cudnn.call import (
     CudnnCall,
     band_of,
     counts_alibi_from_lengths,
     has_score_bias,
+    mods_of,
 )
 from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.scaled_query import is_out_of_range
@@ -19,8 +20,14 @@ Rule = tuple[Callable[[AttentionSpec], bool], str]
 _INT32_LIMIT = 2**31
 
 _RULES: tuple[Rule, ...] = (
-    (lambda s: s.options.score_mod is not None, "score_mod: not run through cuDNN by this version"),
-    (lambda s: s.options.mask_mod is not None, "mask_mod: not run through cuDNN by this version"),
+    (
+        lambda s: bool(s.options.mods) and is_packed(s),
+        "score_mod and mask_mod: not run through cuDNN for packed sequences by this version",
+    ),
+    (
+        lambda s: any(is_mod_operand(x) for x in s.options.gradients),
+        "the gradient of what score_mod reads",
+    ),
     (
         lambda s: s.is_empty or 0 in (s.head_dim, s.head_dim_v),
         "an axis has length zero, so there is nothing to compute",
@@ -78,6 +85,8 @@ def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
     reasons = [reason for breaks, reason in _RULES if breaks(spec)]
     if spec.dtype not in ("float16", "bfloat16"):
         reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
+    if spec.options.mods and isinstance(why := mods_of(spec), str):
+        reasons.append(why)
     return tuple(reasons)
 
 

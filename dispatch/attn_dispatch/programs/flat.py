@@ -1,33 +1,51 @@
-"""A jaxpr without calls: what `jax.jit` and custom derivatives wrap stands in line."""
+"""A jaxpr made again: without calls, without what has no effect, and without a mesh around it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-_CALLS = {
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "checkpoint",
-}
+_RULES = {"custom_jvp_call", "custom_vjp_call"}
+_CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint"} | _RULES
 _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+# What JAX adds under shard_map, where one of two arrays is the same on all devices.
+_OF_SHARD_MAP = {"pvary", "pcast"}
 
 
-def flat(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same function, its derivatives being those of its operations."""
-    return jax.make_jaxpr(lambda *inputs: _evaluate(closed.jaxpr, closed.consts, inputs))(
-        *closed.in_avals
+def flat(closed: ClosedJaxpr, *, keeps_rules: bool = False) -> ClosedJaxpr:
+    """The same function of its inputs and, after them, of its constants; what calls do in line.
+
+    Loops and branches are flat inside as well.
+
+    Args:
+      keeps_rules: leave custom derivatives in it; else its derivatives are those of its operations.
+    """
+    jaxpr, number = closed.jaxpr, len(closed.in_avals)
+    kept = _RULES if keeps_rules else set[str]()
+    types = [plain_type(x.aval) for x in (*jaxpr.invars, *jaxpr.constvars)]
+    return jax.make_jaxpr(lambda *xs: _evaluate(jaxpr, xs[number:], xs[:number], kept))(*types)
+
+
+def has_rules(jaxpr: Jaxpr) -> bool:
+    """Whether there are custom derivatives in it."""
+    return any(
+        x.primitive.name in _RULES
+        or any(has_rules(inner.jaxpr) for value in x.params.values() for inner in _jaxprs(value))
+        for x in jaxpr.eqns
     )
 
 
-def _evaluate(jaxpr: Jaxpr, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+def plain_type(aval: Any) -> jax.ShapeDtypeStruct:
+    """Its type without what a mesh adds to that."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _evaluate(
+    jaxpr: Jaxpr, constants: Sequence[Any], inputs: Sequence[Any], kept: set[str]
+) -> list[Any]:
     values: dict[Var, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
     values |= zip(jaxpr.invars, inputs, strict=True)
 
@@ -35,23 +53,43 @@ def _evaluate(jaxpr: Jaxpr, constants: Sequence[Any], inputs: Sequence[Any]) -> 
         return x.val if isinstance(x, Literal) else values[x]
 
     for equation in _needed(jaxpr):
-        given = [value(x) for x in equation.invars]
-        inner = _inner(equation)
-        if inner is None:
-            results = equation.primitive.bind(*given, **equation.params)
-            results = results if equation.primitive.multiple_results else [results]
-        else:
-            results = _evaluate(inner.jaxpr, inner.consts, given)
+        results = _result(equation, [value(x) for x in equation.invars], kept)
         values |= zip(equation.outvars, results, strict=True)
     return [value(x) for x in jaxpr.outvars]
 
 
-def _inner(equation: JaxprEqn) -> ClosedJaxpr | None:
-    """What a call calls."""
-    if equation.primitive.name not in _CALLS:
-        return None
-    inner = next(equation.params[name] for name in _INNER if name in equation.params)
-    return inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
+def _result(equation: JaxprEqn, given: list[Any], kept: set[str]) -> Sequence[Any]:
+    primitive, params = equation.primitive, equation.params
+    if primitive.name in _OF_SHARD_MAP:
+        return given
+    if primitive.name in _CALLS - kept:
+        inner = next(params[name] for name in _INNER if name in params)
+        (inner,) = _jaxprs(inner)
+        return _evaluate(inner.jaxpr, inner.consts, given, kept)
+    if primitive.name not in kept:
+        params = {name: _flat_inside(x, bool(kept)) for name, x in params.items()}
+    results = primitive.bind(*given, **primitive.get_bind_params(params))
+    return results if primitive.multiple_results else [results]
+
+
+def _flat_inside(value: Any, keeps_rules: bool) -> Any:
+    """A parameter of a loop or a branch, if it is a function, flat."""
+    if isinstance(value, ClosedJaxpr) and not value.consts:
+        return flat(value, keeps_rules=keeps_rules)
+    if type(value) is tuple:
+        return tuple(_flat_inside(x, keeps_rules) for x in value)
+    return value
+
+
+def _jaxprs(value: Any) -> Iterator[ClosedJaxpr]:
+    """The functions in a parameter."""
+    if isinstance(value, ClosedJaxpr):
+        yield value
+    elif isinstance(value, Jaxpr):
+        yield ClosedJaxpr(value, ())
+    elif isinstance(value, tuple | list):
+        for x in value:
+            yield from _jaxprs(x)
 
 
 def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:

@@ -10,14 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import AbstractMesh, get_abstract_mesh, use_abstract_mesh
 
-from attn_dispatch.programs.flat import flat
+from attn_dispatch.programs.flat import flat, has_rules, plain_type
 from attn_dispatch.programs.program import INDICES, Program
 
 _EXAMPLE = {
     "score_mod": "def score_mod(score, b, n, t, s): return score - 0.5 * jnp.abs(t - s)",
     "mask_mod": "def mask_mod(b, n, t, s): return s <= t",
 }
+# One program serves on every mesh: the operations of scalars have no shardings.
+_NO_MESH = AbstractMesh((), ())
 _OF_PYTHON = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -55,31 +58,59 @@ def trace(
     takes_score = name == "score_mod"
     _check_arity(name, function, takes_score, len(arguments))
     given, tree = jax.tree.flatten(tuple(arguments))
-    given = [jnp.asarray(x) for x in given]
+    given = [_array(f"{name}_args", x) for x in given]
 
     def of_leaves(*inputs: Any) -> Any:
         scalars, leaves = inputs[: -len(given) or None], inputs[len(inputs) - len(given) :]
-        return function(*scalars, *jax.tree.unflatten(tree, leaves))
+        return function(*map(_varying, scalars), *jax.tree.unflatten(tree, leaves))
 
     scalars = [jax.ShapeDtypeStruct((), jnp.int32) for _ in INDICES]
     if takes_score:
         scalars.insert(0, jax.ShapeDtypeStruct((), score_dtype))
-    avals = [*scalars, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given)]
-    closed = _traced(name, of_leaves, avals)
+    avals = [*scalars, *(plain_type(jax.typeof(x)) for x in given)]
+    with use_abstract_mesh(_mesh_to_trace_under()):
+        closed = _traced(name, of_leaves, avals)
     _check_result(name, closed)
-    closed, captured = _without_constants(closed, len(avals))
-    arrays = (*given, *captured)
-    body = flat(closed)
-    text = str(body.jaxpr)
-    if takes_score:
-        text += "\n" + _derivative_text(closed, len(scalars))
+    with use_abstract_mesh(_NO_MESH):
+        body = jaxpr = flat(closed)
+        text = str(body.jaxpr)
+        # Of plain operations the derivative is known when they are.
+        if takes_score and has_rules(closed.jaxpr):
+            jaxpr = flat(closed, keeps_rules=True)
+            text += "\n" + _derivative_text(jaxpr, len(scalars))
+    arrays = (*given, *(_array(f"{name}: a captured array", x) for x in closed.consts))
     if " at 0x" in text:
         raise ValueError(
             f"{name}: expected operations that two processes can compare, got one that holds a "
             f"Python object: {text}"
         )
     shapes = tuple((x.shape, x.dtype.name) for x in arrays)
-    return Mod(Program(text, shapes, closed, body), arrays)
+    return Mod(Program(text, shapes, jaxpr, body), arrays)
+
+
+def _mesh_to_trace_under() -> AbstractMesh:
+    """Under shard_map its mesh, which what varies over the devices is a matter of; else none."""
+    mesh = get_abstract_mesh()
+    return mesh if mesh.manual_axes else _NO_MESH
+
+
+def _varying(x: jax.Array) -> jax.Array:
+    """Under shard_map, of the type of what varies over the devices: a loop may add such to it."""
+    axes = get_abstract_mesh().manual_axes
+    return jax.lax.pcast(x, axes, to="varying") if axes else x
+
+
+def _array(what: str, x: Any) -> jax.Array:
+    try:
+        array = jnp.asarray(x)
+    except TypeError as error:
+        raise ValueError(f"{what}: expected arrays or pytrees of them, got {x!r}") from error
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        raise ValueError(
+            f"{what}: expected numbers, got a PRNG key; pass jax.random.key_data(key), of which "
+            "jax.random.wrap_key_data makes a key inside"
+        )
+    return array
 
 
 def _check_arity(name: str, function: Callable[..., Any], takes_score: bool, more: int) -> None:
@@ -112,6 +143,13 @@ def _traced(name: str, function: Callable[..., Any], avals: Sequence[Any]) -> Cl
         raise ValueError(
             f"{name}: expected arrays to be indexed with b, n, t, s or other integers; {error}"
         ) from error
+    except Exception as error:
+        if type(error).__name__ != "ShardingTypeError":  # which has no public name
+            raise
+        raise ValueError(
+            f"{name}: expected a captured array to lie whole on every device where mesh axes are "
+            f"Explicit; one that is sharded pass in {name}_args; {error}"
+        ) from error
     if closed.effects:
         effects = ", ".join(sorted(map(str, closed.effects)))
         raise ValueError(f"{name}: expected a function without side effects, got {effects}")
@@ -133,22 +171,6 @@ def _check_result(name: str, closed: ClosedJaxpr) -> None:
         f"{name}: expected {wanted} as the result, got {got}; it is called for one pair, such as "
         f"{_EXAMPLE[name]}"
     )
-
-
-def _without_constants(
-    closed: ClosedJaxpr, number: int
-) -> tuple[ClosedJaxpr, tuple[jax.Array, ...]]:
-    """The function of the arrays as well that it has captured; these come last."""
-    captured = tuple(jnp.asarray(x) for x in closed.consts)
-    if not captured:
-        return closed, ()
-    jaxpr = closed.jaxpr
-
-    def of_all(*inputs: Any) -> Any:
-        return jaxpr_as_fun(ClosedJaxpr(jaxpr, inputs[number:]))(*inputs[:number])
-
-    types = (*closed.in_avals, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in captured))
-    return jax.make_jaxpr(of_all)(*types), captured
 
 
 def _derivative_text(closed: ClosedJaxpr, scalars: int) -> str:

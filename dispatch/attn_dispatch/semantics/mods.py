@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from attn_dispatch.call.spec import mod_operands
+from attn_dispatch.programs.nodes import Outside
 from attn_dispatch.programs.program import Program
 from attn_dispatch.semantics.pair_indices import PairIndices
 
@@ -22,7 +23,7 @@ def arrays_of(
 
 def may_attend(program: Program, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:
     """What a mask_mod says, bool [1|B, 1|N, 1|T, 1|S]."""
-    return _of_pairs(program, _pairs(indices), indices, arrays)
+    return _of_pairs(program.jaxpr, _pairs(indices), indices, arrays)
 
 
 def modified(
@@ -46,7 +47,7 @@ def modified(
         keys = jnp.broadcast_to(keys, (*first.shape[:-1], keys.shape[-1]))
         pairs = (*others, jnp.where(may_attend, keys, jnp.take_along_axis(keys, first, axis=-1)))
         score = jnp.where(may_attend, score, 0)
-    result = _of_pairs(program, (score, *pairs), indices, arrays).astype(score.dtype)
+    result = _of_pairs(program.jaxpr, (score, *pairs), indices, arrays).astype(score.dtype)
     return jnp.broadcast_to(result, score.shape)
 
 
@@ -60,18 +61,32 @@ def _pairs(indices: PairIndices) -> tuple[jax.Array, ...]:
     )
 
 
+def outside(array: Outside, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:
+    """A value of a program that a kernel reads, [1|B, 1|N, 1|T, 1|S]."""
+    axes = zip("bnts", _pairs(indices), strict=True)
+    pairs = [x if name in array.axes else jnp.zeros((1, 1, 1, 1), x.dtype) for name, x in axes]
+    scores = len(array.body.in_avals) - len(pairs) - len(arrays)
+    nothing = jnp.zeros((1, 1, 1, 1), jnp.float32)
+    return _of_pairs(array.body, (*scores * [nothing], *pairs), indices, arrays)
+
+
 def _of_pairs(
-    program: Program,
+    body: ClosedJaxpr,
     pairs: tuple[jax.Array, ...],
     indices: PairIndices,
     arrays: Sequence[jax.Array],
 ) -> jax.Array:
     shape = jnp.broadcast_shapes(*(x.shape for x in pairs))
-    is_shared = all(x.shape[0] == 1 for x in arrays)
-    rows = [x[0] if is_shared else jnp.take(x, indices.copies, axis=0) for x in arrays]
+    is_shared = [x.shape[0] == 1 for x in arrays]
+    rows = [
+        x[0] if shared else jnp.take(x, indices.copies, axis=0)
+        for x, shared in zip(arrays, is_shared, strict=True)
+    ]
+    if not all(is_shared):
+        shape = (indices.copies.shape[0], *shape[1:])
 
     def of_one(*inputs: jax.Array) -> jax.Array:
-        (result,) = jaxpr_as_fun(program.jaxpr)(*inputs)
+        (result,) = jaxpr_as_fun(body)(*inputs)
         return result
 
     function: Callable[..., jax.Array] = of_one
@@ -79,12 +94,10 @@ def _of_pairs(
     # Each vmap takes the first of the axes that are left, so the last one is made first.
     for axis in reversed(range(4)):
         axes = [None if x.shape[axis] == 1 else 0 for x in pairs]
-        axes += [None if axis or is_shared or shape[0] == 1 else 0 for _ in rows]
+        axes += [None if axis or shared else 0 for shared in is_shared]
         if any(x is not None for x in axes):
             function = jax.vmap(function, tuple(axes))
             mapped.append(axis)
-    if shape[0] == 1 and not is_shared:
-        rows = [x[0] for x in rows]
     inputs = [x.reshape(tuple(n for n in x.shape if n != 1)) for x in pairs]
     result = function(*inputs, *rows)
     return result.reshape(tuple(n if i in mapped else 1 for i, n in enumerate(shape)))

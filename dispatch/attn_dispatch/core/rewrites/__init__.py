@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart
+from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadGradientsApart
 from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesAsMask, SlopesAsBias
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.empty import NoScores
@@ -29,6 +29,7 @@ REWRITES: tuple[Rewrite, ...] = (
     # Before sinks are left out: XLA takes it that its lse is of all it is given.
     GradientApart("alibi_slopes"),
     GradientApart("bias"),
+    ReadGradientsApart(),
     RowBias(),
     SinksAfterwards(),
     MaximumApart(),

@@ -1,4 +1,4 @@
-"""What XLA computes beside the kernel: one gradient, or the row maximum, in blocks of its own.
+"""What XLA computes beside the kernel: some gradients, or the row maximum, in blocks of its own.
 
 It forms the scores once more, but the kernel has all the rest. Not a gradient under dropout: only
 the kernel knows its mask.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_, gradients_without
 
 
@@ -32,6 +32,24 @@ class GradientApart:
         inner = self.inner(spec)
         assert inner is not None
         own = changed(spec, gradients=(self.operand,))
+        return calls.kernel(inner, operands) | calls.xla(own, operands)
+
+
+@dataclass(frozen=True)
+class ReadGradientsApart:
+    name: str = "the gradients of what score_mod reads: by XLA, beside the kernel"
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        read = tuple(x for x in spec.options.gradients if is_mod_operand(x))
+        if not read or spec.options.dropout_rate:
+            return None
+        return changed(spec, gradients=gradients_without(spec, *read))
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner = self.inner(spec)
+        assert inner is not None
+        own = changed(spec, gradients=gradients_without(spec, *inner.options.gradients))
         return calls.kernel(inner, operands) | calls.xla(own, operands)
 
 

@@ -1,0 +1,55 @@
+"""The checks of what mods are made with: each returns its value in normal form."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+_KINDS = {"floating": jnp.floating, "integer": jnp.integer}
+
+
+def check_array(name: str, value: ArrayLike, kind: str, *shapes: tuple[str, ...]) -> jax.Array:
+    """An array of that kind ("floating" or "integer") with as many axes as one of the shapes."""
+    array = jnp.asarray(value)
+    is_kind = jnp.issubdtype(array.dtype, _KINDS[kind])
+    if not is_kind or array.ndim not in {len(shape) for shape in shapes}:
+        expected = " or ".join(f"[{', '.join(shape)}]" for shape in shapes)
+        raise ValueError(
+            f"{name}: expected an array {expected} of {kind} dtype, got "
+            f"{array.dtype.name}{list(array.shape)}"
+        )
+    return array
+
+
+def check_int(name: str, value: Any, least: int) -> int:
+    """A static int, `least` or above."""
+    try:
+        number = operator.index(value)
+    except (TypeError, jax.errors.ConcretizationTypeError):
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise ValueError(f"{name}: expected a static int from {least} on, got {value!r}")
+    if number >= 2**31:
+        raise ValueError(f"{name}: expected a static int below 2^31, got {number}")
+    return number
+
+
+class RowNumber:
+    """A number for each batch row: an int, an integer array [], or one [B]."""
+
+    def __init__(self, name: str, value: ArrayLike):
+        # An int stays one: it becomes part of the program, and need not be read from memory.
+        self._value: jax.Array | int = (
+            check_int(name, value, 0)
+            if isinstance(value, int)
+            else check_array(name, value, "integer", (), ("B",))
+        )
+
+    def of(self, b: jax.Array) -> jax.Array | int:
+        if isinstance(self._value, int) or self._value.ndim == 0:
+            return self._value
+        return self._value[b]

@@ -1,0 +1,71 @@
+"""Mods made of other mods."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from attn_dispatch.api import MaskMod, ScoreMod
+from attn_dispatch.mods.checks import RowNumber
+
+
+def all_of(*masks: MaskMod) -> MaskMod:
+    """Attend where all masks do. A mask is any function (b, n, t, s) -> bool of scalars."""
+    return _joined("all_of", operator.and_, masks)
+
+
+def any_of(*masks: MaskMod) -> MaskMod:
+    """Attend where one mask or more does."""
+    return _joined("any_of", operator.or_, masks)
+
+
+def not_(mask: MaskMod) -> MaskMod:
+    """Attend where the mask does not."""
+    _check_mods("not_", [mask])
+
+    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        return jnp.logical_not(mask(b, n, t, s))
+
+    return mask_mod
+
+
+def with_query_offset(mod: Callable[..., Any], offset: ArrayLike) -> ScoreMod | MaskMod:
+    """The mod with t + offset in place of t: queries that begin at position `offset`.
+
+    Queries behind a cache are such: without it the first of them stands at position 0.
+
+    Args:
+      mod: (score, b, n, t, s) -> score or (b, n, t, s) -> bool, without further arguments.
+      offset: an integer, or integers [] or [B], which may be traced, in positions.
+    """
+    _check_mods("with_query_offset", [mod])
+    start = RowNumber("offset", offset)
+
+    def moved(*inputs: Any) -> jax.Array:
+        *score, b, n, t, s = inputs
+        return mod(*score, b, n, t + start.of(b), s)
+
+    return moved
+
+
+def _joined(name: str, operation: Callable[[Any, Any], Any], masks: Sequence[MaskMod]) -> MaskMod:
+    _check_mods(name, masks)
+
+    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        return functools.reduce(operation, (jnp.asarray(mask(b, n, t, s)) for mask in masks))
+
+    return mask_mod
+
+
+def _check_mods(name: str, mods: Sequence[Any]) -> None:
+    if not mods:
+        raise ValueError(f"{name}: expected one mask or more, got none")
+    for mod in mods:
+        if not callable(mod):
+            raise ValueError(f"{name}: expected functions, got {mod!r}")

@@ -1,0 +1,134 @@
+"""Mods that say which keys a query attends.
+
+They divide and look up by t or by s alone, never by both: then XLA can do it beforehand, for a few
+numbers, and what is left of each pair is what kernels can do: sums and comparisons.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from attn_dispatch.api import MaskMod
+from attn_dispatch.mods.checks import check_array, check_int
+
+
+def prefix_lm(prefix_lengths: ArrayLike) -> MaskMod:
+    """Causal, but for a prefix that all queries see whole (arXiv:1910.10683, section 3.2.1).
+
+    Args:
+      prefix_lengths: integers [B], in positions.
+    """
+    prefix_lengths = check_array("prefix_lengths", prefix_lengths, "integer", ("B",))
+
+    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        return (s <= t) | (s < prefix_lengths[b])
+
+    return mask_mod
+
+
+def document_mask(query_documents: ArrayLike, key_documents: ArrayLike | None = None) -> MaskMod:
+    """Queries attend to the keys of their own document.
+
+    Unlike segment ids, documents may have any numbers, of which none is padding, and positions
+    count along the whole row. Where that makes no difference, give `query_segment_ids`: kernels
+    skip what lies between segments.
+
+    Args:
+      query_documents: integers [B, T], of a call without segment ids.
+      key_documents: integers [B, S]; None if they are those of the queries, which takes T == S.
+    """
+    queries = check_array("query_documents", query_documents, "integer", ("B", "T"))
+    keys = queries
+    if key_documents is not None:
+        keys = check_array("key_documents", key_documents, "integer", ("B", "S"))
+    if len(keys) != len(queries):
+        raise ValueError(
+            f"key_documents: expected {len(queries)} batch rows, as query_documents has, got "
+            f"{len(keys)}"
+        )
+
+    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        return queries[b, t] == keys[b, s]
+
+    return mask_mod
+
+
+def dilated_window(left: int, dilation: int) -> MaskMod:
+    """Keys at t, t - dilation, t - 2 · dilation, …, none before t - left.
+
+    Longformer's, causal (arXiv:2004.05150, section 3.1).
+
+    Args:
+      left: static, in positions, inclusive, as in `local_window_size`.
+      dilation: static, in positions, from one key to the next; 1 is a plain window.
+    """
+    left = check_int("left", left, 0)
+    dilation = check_int("dilation", dilation, 1)
+
+    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        is_in_step = _divided(t, dilation)[1] == _divided(s, dilation)[1]
+        return (s <= t) & (s >= t - left) & is_in_step
+
+    return mask_mod
+
+
+def chunked_window(chunk: int) -> MaskMod:
+    """Causal inside chunks of equal length, and nothing outside of the query's own chunk.
+
+    Llama 4's local layers (github.com/meta-llama/llama-models, models/llama4/model.py).
+
+    Args:
+      chunk: static, in positions; chunks begin at 0, chunk, 2 · chunk, …
+    """
+    chunk = check_int("chunk", chunk, 1)
+
+    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        _, since_begin = _divided(t, chunk)
+        return (s <= t) & (s >= t - since_begin)
+
+    return mask_mod
+
+
+def neighborhood_2d(height: int, width: int, radius: int) -> MaskMod:
+    """Pixels attend to the square of pixels around them (arXiv:2204.07143, section 3.1).
+
+    At a border the square moves inward, so that every query sees (2 · radius + 1)² keys.
+
+    Args:
+      height, width: static; of a grid whose pixels are both queries and keys, row after row:
+        T = S = height · width.
+      radius: static, in pixels.
+
+    Raises:
+      ValueError: the square is larger than the grid.
+    """
+    height, width = check_int("height", height, 1), check_int("width", width, 1)
+    radius = check_int("radius", radius, 0)
+    side = 2 * radius + 1
+    if side > min(height, width):
+        raise ValueError(
+            f"radius: expected a square of {side} x {side} that fits the grid, got {height} x "
+            f"{width}"
+        )
+
+    def near(query: jax.Array, key: jax.Array, length: int) -> jax.Array:
+        centre = jnp.clip(query, radius, length - 1 - radius)
+        return jnp.abs(key - centre) <= radius
+
+    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        (query_row, query_column), (key_row, key_column) = _divided(t, width), _divided(s, width)
+        return near(query_row, key_row, height) & near(query_column, key_column, width)
+
+    return mask_mod
+
+
+def _divided(position: Any, by: int) -> tuple[jax.Array, jax.Array]:
+    """Quotient and rest of a position: it is not negative, so each takes but one operation."""
+    position = jnp.asarray(position)
+    number = position.dtype.type(by)
+    return lax.div(position, number), lax.rem(position, number)

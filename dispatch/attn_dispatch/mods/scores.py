@@ -1,0 +1,116 @@
+"""Mods of the score."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from attn_dispatch.api import ScoreMod
+from attn_dispatch.call.static_arguments import check_bool
+from attn_dispatch.mods.checks import check_array, check_int
+
+
+def soft_cap(cap: float) -> ScoreMod:
+    """cap · tanh(score / cap), which keeps scores between -cap and cap (arXiv:2408.00118).
+
+    `logits_soft_cap` is the same for a call that has no other score_mod, and kernels know it.
+
+    Args:
+      cap: a static number above 0, in units of the score.
+    """
+    try:
+        cap = float(cap)
+    except (TypeError, ValueError, jax.errors.ConcretizationTypeError) as error:
+        raise ValueError(f"cap: expected a static number, got {type(cap).__name__}") from error
+    if not 0 < cap < math.inf:
+        raise ValueError(f"cap: expected a finite number above 0, got {cap}")
+
+    def score_mod(score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        return cap * jnp.tanh(score / cap)
+
+    return score_mod
+
+
+def alibi(slopes: ArrayLike) -> ScoreMod:
+    """score - slope · |t - s|, with a slope for each head (arXiv:2108.12409, section 3).
+
+    `alibi_slopes` is the same for a call that has no other score_mod, and kernels know it.
+
+    Args:
+      slopes: floating [N], in units of the score for each position. Differentiable.
+    """
+    slopes = check_array("slopes", slopes, "floating", ("N",))
+
+    def score_mod(score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        # In the score's dtype: in 16 bits long distances would be rounded.
+        return score - slopes[n].astype(score.dtype) * jnp.abs(t - s)
+
+    return score_mod
+
+
+def relative_position(
+    table: ArrayLike, *, bidirectional: bool = True, max_distance: int = 128
+) -> ScoreMod:
+    """T5's position bias: score + table[bucket of s - t, n] (arXiv:1910.10683, section 2.1).
+
+    The paper has 32 buckets, whose ranges grow logarithmically up to a distance of 128. How they
+    divide is that of T5's weights: half of the buckets hold one distance each, 0, 1, 2, …; the
+    borders of the others grow by the same factor up to max_distance, and the last one holds all
+    that is farther. A bidirectional table has two such sets: first that of the keys at the query or
+    before it, then that of the keys after it.
+
+    T5 scales no scores: give scale=1 with its weights.
+
+    Args:
+      table: floating [num_buckets, N], in units of the score; T5's num_buckets is 32.
+        Differentiable.
+      bidirectional: whether keys after the query have buckets of their own, as in T5's encoder. If
+        not, as in its decoder, they share bucket 0 with the query's own key; it hides no key:
+        that is what is_causal does.
+      max_distance: static, in positions; from there on all distances share a bucket.
+
+    Raises:
+      ValueError: a table with too few buckets, or bidirectional with an odd number of them; a
+        max_distance that is not above half the buckets of one direction.
+    """
+    bidirectional = check_bool("bidirectional", bidirectional)
+    table = check_array("table", table, "floating", ("num_buckets", "N"))
+    num_buckets = table.shape[0]
+    if bidirectional and (num_buckets < 4 or num_buckets % 2):
+        raise ValueError(f"table: expected an even number of buckets from 4 on, got {num_buckets}")
+    if num_buckets < 2:
+        raise ValueError(f"table: expected 2 buckets or more, got {num_buckets}")
+    in_direction = num_buckets // 2 if bidirectional else num_buckets
+    exact = in_direction // 2
+    max_distance = check_int("max_distance", max_distance, exact + 1)
+    borders = _wide_bucket_borders(exact, in_direction - exact, max_distance)
+
+    def score_mod(score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        distance = jnp.abs(t - s) if bidirectional else jnp.maximum(t - s, 0)
+        bucket = jnp.minimum(distance, exact)
+        for border in borders:
+            bucket += (distance >= border).astype(bucket.dtype)
+        if bidirectional:
+            bucket += jnp.where(s > t, in_direction, 0)
+        return score + table[bucket, n].astype(score.dtype)
+
+    return score_mod
+
+
+def _wide_bucket_borders(first: int, count: int, last: int) -> list[int]:
+    """Where the second and further ones of `count` buckets begin, from distance `first` on.
+
+    Border i is the least distance d that is not below first · (last / first)^(i / count): in whole
+    numbers, because a logarithm in float32 may put a distance on the wrong side.
+    """
+
+    def border(i: int) -> int:
+        power = first ** (count - i) * last**i
+        return bisect_left(range(last), power, key=lambda distance: distance**count)
+
+    return [border(i) for i in range(1, count)]
