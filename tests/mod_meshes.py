@@ -91,7 +91,6 @@ def qkv(spec: P, key: P | None = None) -> dict[str, P]:
 
 
 LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, dict[str, P]]] = {
-    "batch": ((8,), (8,), 4, qkv(P("x"))),
     "batch and heads": ((2, 4), (4,), 4, qkv(P("x", None, "y"))),
     "more devices than kv heads": ((8,), (2,), 2, qkv(P(None, None, "x"), P())),
     "batch, more devices than kv heads": ((2, 4), (2,), 2, qkv(P("x", None, "y"), P("x"))),
@@ -99,7 +98,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, dict[str, P]]] =
     "second of two dims": ((2, 4), (3, 2), 4, qkv(P(None, "x", None, "y"))),
     "sequence": ((2, 4), (2,), 4, qkv(P("x", "y"))),
     "table over heads": ((2, 4), (2,), 4, qkv(P("x", None, "y")) | {"table": P("y", "x")}),
-    "table over places": (
+    "batch, table over places": (
         (8,), (8,), 4, qkv(P("x")) | {"table": P(None, None, "x"), "lengths": P("x")},
     ),
 }  # fmt: skip
@@ -125,21 +124,48 @@ def under_jit() -> dict[str, float]:
 
 
 CAPTURED = {
-    ("table over heads", "Auto"), ("second of two dims", "Auto"),
+    ("table over heads", "Auto"),
     ("second of two dims", "Explicit"),
 }  # fmt: skip
 """Where the arrays are captured as well."""
 
 
-def captured_and_sharded() -> str:
-    """What is said where types tell that a captured array is sharded."""
-    mesh, x = make_mesh((2, 4), "Explicit"), drawn((2,))
-    with jax.set_mesh(mesh):
+def captured_and_sharded() -> dict[str, Any]:
+    """Of each call what is said of it, or its error."""
+    mesh, x = make_mesh((2,), "Explicit"), drawn((2,))
+    specs = qkv(P("x")) | {"table": P(None, "x"), "lengths": P()}
+
+    def loop(score, b, n, t, s, table):
+        return jax.lax.fori_loop(0, 2, lambda i, y: y + table[n, b, i], score)
+
+    def rule(score, b, n, t, s, table):
+        return jax.nn.softplus(score * table[n, b, t])
+
+    def said(call: Callable[[Arrays], jax.Array], expected: Callable[[Arrays], jax.Array]) -> Any:
         try:
-            jax.jit(captured)(placed(x, mesh, {"table": P("y")}))
-        except ValueError as error_:
-            return str(error_)
-    return ""
+            with jax.set_mesh(mesh):
+                got = jax.jit(partial(both, call))(placed(x, mesh, specs))
+        except ValueError as problem:
+            return str(problem)
+        return error(got, jax.jit(partial(both, expected))(x))
+
+    found = {"Explicit": said(captured, captured)}
+    for name, mod in {"plain": moved, "a loop": loop, "a rule": rule}.items():
+        for how in ("captured", "given"):
+            call = partial(_with_table, mod, how == "captured")
+            here = jax.shard_map(call, mesh=mesh, in_specs=(specs,), out_specs=P("x"))
+            expected = partial(_with_table, mod, False)
+            label = f"shard_map, {name}" + (", given" if how == "given" else "")
+            found[label] = said(here, expected)
+    return found
+
+
+def _with_table(mod: Callable[..., Any], is_captured: bool, x: Arrays) -> jax.Array:
+    read = () if is_captured else (x["table"],)
+    return dot_product_attention(
+        x["query"], x["key"], x["value"], score_mod_args=read,
+        score_mod=(lambda *score: mod(*score, x["table"])) if is_captured else mod,
+    )  # fmt: skip
 
 
 def under_shard_map() -> dict[str, float]:
@@ -204,7 +230,7 @@ def mapped() -> dict[str, float]:
 
 def main() -> None:
     found = {"jit": under_jit(), "shard_map": under_shard_map(), "vmap": mapped()}
-    print(json.dumps(found | {"message": captured_and_sharded()}))
+    print(json.dumps(found | {"captured and sharded": captured_and_sharded()}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ COUNT = int(os.environ.get("ATTN_DISPATCH_TEST_MODS", "24"))
 
 
 def results(call, mod: DrawnMod, dtype) -> dict[str, np.ndarray]:
-    """out and the gradients of query, key, value and the float arrays, of call(q, k, v, *arrays)."""
+    """out and the gradients of query, key, value and the arrays, of call(q, k, v, *arrays)."""
     given = mod.operands()
     arrays = [jnp.asarray(given[x], dtype) for x in ("query", "key", "value")]
     wide = jnp.promote_types(dtype, jnp.float32)
@@ -51,7 +51,7 @@ def wrong(mod: DrawnMod) -> list[str]:
     unit = float(jnp.finfo(mod.dtype).eps)
     for name, expected in exact.items():
         size = np.abs(expected).max()
-        allowed = 4 * np.abs(plain[name] - expected).max() + 4 * unit * size + 1e-6
+        allowed = 4 * np.abs(plain[name] - expected).max() + 4 * unit * size + 1e-5
         error = np.abs(got[name] - expected).max()
         if not error <= allowed:
             failures.append(f"{name}: error {error:.3g}, allowed {allowed:.3g}, size {size:.3g}")

@@ -190,6 +190,7 @@ def mods_of(spec: AttentionSpec) -> KernelProgram | str:
             None if left is None else left - offset,
             None if right is None else right + offset,
         ),
+        lengths=(spec.seq_len_q, spec.seq_len_kv),
         is_backward=spec.is_backward,
     )
 

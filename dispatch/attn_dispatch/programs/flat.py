@@ -31,11 +31,21 @@ def flat(closed: ClosedJaxpr, *, keeps_rules: bool = False) -> ClosedJaxpr:
 
 def has_rules(jaxpr: Jaxpr) -> bool:
     """Whether there are custom derivatives in it."""
-    return any(
-        x.primitive.name in _RULES
-        or any(has_rules(inner.jaxpr) for value in x.params.values() for inner in _jaxprs(value))
-        for x in jaxpr.eqns
-    )
+    return not _RULES.isdisjoint(_operations(jaxpr))
+
+
+def is_of_one_device(jaxpr: Jaxpr) -> bool:
+    """Whether it has been traced under shard_map with an array that varies over the devices."""
+    return not _OF_SHARD_MAP.isdisjoint(_operations(jaxpr))
+
+
+def _operations(jaxpr: Jaxpr) -> Iterator[str]:
+    """The names of its operations, and of those inside them."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for value in equation.params.values():
+            for inner in _jaxprs(value):
+                yield from _operations(inner.jaxpr)
 
 
 def plain_type(aval: Any) -> jax.ShapeDtypeStruct:

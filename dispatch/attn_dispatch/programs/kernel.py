@@ -1,4 +1,4 @@
-"""What a kernel is told of a call's score_mod and mask_mod: nodes, and the arrays that they read."""
+"""What a kernel is told of a call's score_mod and mask_mod: nodes, and arrays that they read."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ from attn_dispatch.programs.nodes import (
 )
 from attn_dispatch.programs.program import INDICES, Program
 
+_TILE = 128
+"""What the kernels' tiles are multiples of, or divide."""
+
 
 @dataclass(frozen=True)
 class KernelProgram:
@@ -47,6 +50,7 @@ def kernel_program(
     *,
     first_row: int,
     band: tuple[int | None, int | None] | None,
+    lengths: tuple[int, int],
     is_backward: bool,
 ) -> KernelProgram | str:
     """The nodes, or why a kernel cannot be told.
@@ -55,6 +59,7 @@ def kernel_program(
       first_row: t of the kernel's first row.
       band: the window around the diagonal that starts at the top left, (left, right); None where
         the arrays alone know it.
+      lengths: of queries, the first row counted, and of keys.
       is_backward: whether the gradient is needed.
     """
     writer = Writer(is_backward=is_backward)
@@ -79,26 +84,46 @@ def kernel_program(
             return KernelProgram("; ".join(forward), "", tuple(writer.outside))
         gradient = _gradient(score_mod)
         grad = _lower(mod, gradient, score_mod, [GRADIENT, copied], ["g", "x"], t, writer)
-        if may_be_nan(writer.lines):
-            # 0 · NaN would be NaN.
-            if band is None:
-                raise Unsupported(
-                    "may be NaN where bottom-right causality or a window forbids, which lengths "
-                    "that are arrays decide"
-                )
-            left, right = band
-            for limit, sign in ((left, "ge"), (right, "le")):
-                if limit is not None:
-                    shift = -limit if sign == "ge" else limit
-                    edge = writer.arithmetic("i", "add", t, shift)
-                    may = _both(may, Predicate(sign, (S, edge)))
-            grad = writer.select(may, grad, 0.0, "f")
+        if grad != GRADIENT:
+            grad = writer.select(_where_finite(writer, may, t, band, lengths), grad, 0.0, "f")
     except Unsupported as error:
         return f"{mod}: {error}"
     if grad == GRADIENT:
         return KernelProgram("; ".join(forward), "", tuple(writer.outside))
     backward = [x for x in writer.needed(writer.result(grad)) if x not in forward]
     return KernelProgram("; ".join(forward), "; ".join(backward), tuple(writer.outside))
+
+
+def _where_finite(
+    writer: Writer,
+    may_attend: Value,
+    t: Register,
+    band: tuple[int | None, int | None] | None,
+    lengths: tuple[int, int],
+) -> Value:
+    """Where the gradient is what was computed; elsewhere it is 0, and 0 · NaN would be NaN.
+
+    A kernel goes on to the end of its tiles, past the last query and key (H200, 9.19, 9.28).
+    """
+    conditions = [
+        Predicate("lt", (x, length))
+        for x, length in zip((t, S), lengths, strict=True)
+        if length % _TILE
+    ]
+    if may_be_nan(writer.lines):
+        if band is None:
+            raise Unsupported(
+                "may be NaN where bottom-right causality or a window forbids, which lengths that "
+                "are arrays decide"
+            )
+        left, right = band
+        if left is not None:
+            conditions.append(Predicate("ge", (S, writer.arithmetic("i", "add", t, -left))))
+        if right is not None:
+            conditions.append(Predicate("le", (S, writer.arithmetic("i", "add", t, right))))
+    for condition in conditions:
+        may_attend = _both(may_attend, condition)
+    return may_attend
 
 
 def _both(x: Any, y: Predicate) -> Predicate:

@@ -12,8 +12,8 @@ What cuDNN's engines take, found out by planning with 9.12, 9.19 and 9.28: the f
 every node must be computed in the kernel; predicates come from comparisons of int32, and nothing
 else is done with them but to select; there is no lookup.
 
-What does not depend on the score, and not on t and s at once, XLA computes beforehand: such an array
-is small.
+What does not depend on the score, and not on t and s at once, XLA computes beforehand: such an
+array is small.
 """
 
 from __future__ import annotations
@@ -298,6 +298,11 @@ class _Lowering:
         if name == "square":
             x = writer.computed(given[0], kind)
             return writer.node(kind, "mul", x, x)
+        if name == "one_minus_square":
+            x = writer.computed(given[0], kind)
+            return writer.node(
+                kind, "add", writer.node(kind, "mul", writer.node(kind, "mul", x, x), -1.0), 1.0
+            )
         if name == "integer_pow":
             return self._power(given[0], equation.params["y"], kind)
         if name in ("log1p", "expm1"):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AbstractMesh, get_abstract_mesh, use_abstract_mesh
 
-from attn_dispatch.programs.flat import flat, has_rules, plain_type
+from attn_dispatch.programs.flat import flat, has_rules, is_of_one_device, plain_type
 from attn_dispatch.programs.program import INDICES, Program
 
 _EXAMPLE = {
@@ -62,7 +62,7 @@ def trace(
 
     def of_leaves(*inputs: Any) -> Any:
         scalars, leaves = inputs[: -len(given) or None], inputs[len(inputs) - len(given) :]
-        return function(*map(_varying, scalars), *jax.tree.unflatten(tree, leaves))
+        return function(*scalars, *jax.tree.unflatten(tree, leaves))
 
     scalars = [jax.ShapeDtypeStruct((), jnp.int32) for _ in INDICES]
     if takes_score:
@@ -76,6 +76,7 @@ def trace(
         text = str(body.jaxpr)
         # Of plain operations the derivative is known when they are.
         if takes_score and has_rules(closed.jaxpr):
+            _check_rules(name, closed)
             jaxpr = flat(closed, keeps_rules=True)
             text += "\n" + _derivative_text(jaxpr, len(scalars))
     arrays = (*given, *(_array(f"{name}: a captured array", x) for x in closed.consts))
@@ -92,12 +93,6 @@ def _mesh_to_trace_under() -> AbstractMesh:
     """Under shard_map its mesh, which what varies over the devices is a matter of; else none."""
     mesh = get_abstract_mesh()
     return mesh if mesh.manual_axes else _NO_MESH
-
-
-def _varying(x: jax.Array) -> jax.Array:
-    """Under shard_map, of the type of what varies over the devices: a loop may add such to it."""
-    axes = get_abstract_mesh().manual_axes
-    return jax.lax.pcast(x, axes, to="varying") if axes else x
 
 
 def _array(what: str, x: Any) -> jax.Array:
@@ -137,27 +132,40 @@ def _traced(name: str, function: Callable[..., Any], avals: Sequence[Any]) -> Cl
             "NumPy arrays need values that are not known here: write jnp.where, &, |, and "
             f"jnp.asarray(array)[index]. {_where(error)}"
         ) from error
-    except TypeError as error:
-        if "ndexer" not in str(error):
-            raise
-        raise ValueError(
-            f"{name}: expected arrays to be indexed with b, n, t, s or other integers; {error}"
-        ) from error
     except Exception as error:
-        if type(error).__name__ != "ShardingTypeError":  # which has no public name
+        if (expected := _expected(name, error)) is None:
             raise
-        raise ValueError(
-            f"{name}: expected a captured array to lie whole on every device where mesh axes are "
-            f"Explicit; one that is sharded pass in {name}_args; {error}"
-        ) from error
+        raise ValueError(f"{name}: expected {expected}; {error}") from error
     if closed.effects:
         effects = ", ".join(sorted(map(str, closed.effects)))
         raise ValueError(f"{name}: expected a function without side effects, got {effects}")
     return closed
 
 
+def _expected(name: str, error: Exception) -> str | None:
+    """What the function should have done that JAX says this of; None if it is the caller's own."""
+    if isinstance(error, TypeError) and "ndexer" in str(error):
+        return "arrays to be indexed with b, n, t, s or other integers"
+    # The first has no public name.
+    if type(error).__name__ == "ShardingTypeError" or "manual axis types" in str(error):
+        return (
+            "a captured array to lie whole on every device along Explicit mesh axes and those of "
+            f"shard_map; one that is sharded pass in {name}_args"
+        )
+    return None
+
+
 def _where(error: Exception) -> str:
     return next((x for x in str(error).splitlines() if x.startswith("The error occurred")), "")
+
+
+def _check_rules(name: str, closed: ClosedJaxpr) -> None:
+    """A rule that was traced with an array of one device cannot be traced again without it."""
+    if is_of_one_device(closed.jaxpr):
+        raise ValueError(
+            f"{name}: expected no custom derivative beside a captured array that differs between "
+            f"the devices of shard_map; pass the array in {name}_args"
+        )
 
 
 def _check_result(name: str, closed: ClosedJaxpr) -> None:
