@@ -135,6 +135,7 @@ def test_custom_calls_say_what_they_compute():
         "window_left": "-1 : i64", "window_right": "0 : i64", "bottom_right": "false",
         "has_lengths": "false", "packed_rows_q": "0 : i64", "packed_rows_kv": "0 : i64",
         "soft_cap": "0.000000e+00 : f32", "has_alibi": "false", "alibi_offset": "0 : i64",
+            "score_nodes": '""', "gradient_nodes": '""', "node_arrays": '""',
         "bias_dtype": '""', "bias_batch": "1 : i64", "bias_heads": "1 : i64",
         "bias_rows": "1 : i64", "has_sinks": "false", "dropout_rate": "0.000000e+00 : f32",
         "needs_lse": "true", "needs_max": "false", "needs_keep": "false",

@@ -291,8 +291,7 @@ def test_a_backward_pass_with_reasons_of_its_own(implementations):
 def test_every_reason_of_ours_has_its_remedy():
     """Those against kernels' own limits have none but XLA."""
     for _, reason in cudnn_rules._RULES:
-        if not reason.startswith(("score_mod", "mask_mod")):
-            assert "(remedy: " in with_remedy(reason), reason
+        assert "(remedy: " in with_remedy(reason), reason
     for reason in (
         "needs float16 or bfloat16, got float32",
         "mask: not run through AITER by this version",

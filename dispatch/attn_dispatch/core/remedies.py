@@ -20,6 +20,11 @@ _REMEDIES = (
         "leave that bias out, or jax.lax.stop_gradient of it: with no sink it changes lse alone",
     ),
     (r"gradient of alibi_slopes", "jax.lax.stop_gradient of the slopes, if they are constants"),
+    (
+        r"gradient of what score_mod reads",
+        "jax.lax.stop_gradient of the arrays, if they are constants",
+    ),
+    (r"score_mod and mask_mod: not run", "pass a padded batch with lengths"),
     (r"dropout keys? ", "pass one dropout_key for the whole batch"),
     (r"dropout: .* has one key", "pass one dropout_key for the whole batch"),
     (r"from the bottom right of lengths", "pass the distances as a bias"),

@@ -7,6 +7,10 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import AbstractMesh, use_abstract_mesh
+
+# One program serves on every mesh: the operations of scalars have no shardings.
+NO_MESH = AbstractMesh((), ())
 
 _RULES = {"custom_jvp_call", "custom_vjp_call"}
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint"} | _RULES
@@ -26,7 +30,8 @@ def flat(closed: ClosedJaxpr, *, keeps_rules: bool = False) -> ClosedJaxpr:
     jaxpr, number = closed.jaxpr, len(closed.in_avals)
     kept = _RULES if keeps_rules else set[str]()
     types = [plain_type(x.aval) for x in (*jaxpr.invars, *jaxpr.constvars)]
-    return jax.make_jaxpr(lambda *xs: _evaluate(jaxpr, xs[number:], xs[:number], kept))(*types)
+    with use_abstract_mesh(NO_MESH):
+        return jax.make_jaxpr(lambda *xs: _evaluate(jaxpr, xs[number:], xs[:number], kept))(*types)
 
 
 def has_rules(jaxpr: Jaxpr) -> bool:

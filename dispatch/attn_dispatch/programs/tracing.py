@@ -12,15 +12,13 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AbstractMesh, get_abstract_mesh, use_abstract_mesh
 
-from attn_dispatch.programs.flat import flat, has_rules, is_of_one_device, plain_type
+from attn_dispatch.programs.flat import NO_MESH, flat, has_rules, is_of_one_device, plain_type
 from attn_dispatch.programs.program import INDICES, Program
 
 _EXAMPLE = {
     "score_mod": "def score_mod(score, b, n, t, s): return score - 0.5 * jnp.abs(t - s)",
     "mask_mod": "def mask_mod(b, n, t, s): return s <= t",
 }
-# One program serves on every mesh: the operations of scalars have no shardings.
-_NO_MESH = AbstractMesh((), ())
 _OF_PYTHON = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -71,7 +69,7 @@ def trace(
     with use_abstract_mesh(_mesh_to_trace_under()):
         closed = _traced(name, of_leaves, avals)
     _check_result(name, closed)
-    with use_abstract_mesh(_NO_MESH):
+    with use_abstract_mesh(NO_MESH):
         body = jaxpr = flat(closed)
         text = str(body.jaxpr)
         # Of plain operations the derivative is known when they are.
@@ -92,7 +90,7 @@ def trace(
 def _mesh_to_trace_under() -> AbstractMesh:
     """Under shard_map its mesh, which what varies over the devices is a matter of; else none."""
     mesh = get_abstract_mesh()
-    return mesh if mesh.manual_axes else _NO_MESH
+    return mesh if mesh.manual_axes else NO_MESH
 
 
 def _array(what: str, x: Any) -> jax.Array:
