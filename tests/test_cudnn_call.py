@@ -158,7 +158,7 @@ def optioned(made: AttentionSpec, **options: Any) -> AttentionSpec:
 
 
 BROKEN: dict[str, Callable[[], AttentionSpec]] = {
-    "score_mod and mask_mod: not run": lambda: optioned(
+    "score_mod and mask_mod: run": lambda: optioned(
         spec(**SEGMENTS, max_segments=1), score_mod=MOD
     ),
     "gradient of what score_mod reads": lambda: optioned(

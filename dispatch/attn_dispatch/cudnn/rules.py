@@ -19,10 +19,29 @@ Rule = tuple[Callable[[AttentionSpec], bool], str]
 
 _INT32_LIMIT = 2**31
 
+_BESIDE_MODS = (
+    "bias", "mask", "alibi_slopes", "sinks", "query_seq_lengths", "key_value_seq_lengths", "window",
+    "lse_grad",
+)  # fmt: skip
+
+
+def _has_more_than_mods(spec: AttentionSpec) -> bool:
+    """Whether a call with mods has what they have not been run with on a GPU."""
+    o = spec.options
+    is_mapped = spec.has("mods_start") and spec.shape("mods_start")[0] > 1
+    is_bottom_right = o.causal_alignment == "bottom_right" and spec.band != (None, None)
+    more = (
+        o.window != (None, None) or o.logits_soft_cap or o.dropout_rate or o.needs_max
+        or o.needs_keep or o.deterministic_backward
+    )  # fmt: skip
+    operands = any(spec.has(name) for name in _BESIDE_MODS)
+    return is_packed(spec) or is_mapped or is_bottom_right or operands or bool(more)
+
+
 _RULES: tuple[Rule, ...] = (
     (
-        lambda s: bool(s.options.mods) and is_packed(s),
-        "score_mod and mask_mod: not run through cuDNN for packed sequences by this version",
+        lambda s: bool(s.options.mods) and _has_more_than_mods(s),
+        "score_mod and mask_mod: run through cuDNN with causality alone by this version",
     ),
     (
         lambda s: any(is_mod_operand(x) for x in s.options.gradients),

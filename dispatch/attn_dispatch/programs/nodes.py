@@ -255,28 +255,28 @@ class _Lowering:
     def _from_outside(self, var: Var) -> Value:
         depends = self._depends[var]
         axes = "".join(x for x in "bnts" if x in depends)
-        if var.aval.shape:
+        if _type(var).shape:
             raise Unsupported(
-                f"an array {var.aval.dtype.name}{list(var.aval.shape)} is read at a place that "
+                f"an array {_type(var).dtype.name}{list(_type(var).shape)} is read at a place that "
                 "depends on the score, or on both t and s"
             )
         jaxpr = self._body.jaxpr
         body = ClosedJaxpr(jaxpr.replace(outvars=[var]), self._body.consts)
-        is_float = np.issubdtype(var.aval.dtype, np.floating)
+        is_float = np.issubdtype(_type(var).dtype, np.floating)
         made = Outside(body, self._mod, axes, "float32" if is_float else "int32")
         register = self._writer.array(made)
-        if var.aval.dtype != np.bool_:
+        if _type(var).dtype != np.bool_:
             return register
         return Predicate("ne", (register, 0))
 
     def _operation(self, equation: JaxprEqn) -> Value:
         name = equation.primitive.name
-        out = equation.outvars[0].aval
-        if out.shape or any(x.aval.shape for x in equation.invars):
+        out = _type(equation.outvars[0])
+        if out.shape or any(_type(x).shape for x in equation.invars):
             raise Unsupported(f"{name} of arrays, at a place that depends on both t and s")
         given = [self._value(x) for x in equation.invars]
         kind = _kind(out.dtype)
-        of = [x.aval.dtype for x in equation.invars]
+        of = [_type(x).dtype for x in equation.invars]
         writer = self._writer
         if name == "convert_element_type":
             return self._converted(given[0], of[0], kind)
@@ -370,6 +370,11 @@ class _Lowering:
 def may_be_nan(lines: list[str]) -> bool:
     """Whether finite operands may become something else."""
     return any(line.split()[2] in _MAY_BE_NAN for line in lines)
+
+
+def _type(x: Var | Literal) -> Any:
+    """A value's shape and dtype."""
+    return x.aval
 
 
 def _kind(dtype: Any) -> str:
