@@ -84,6 +84,9 @@ SLOPES = jnp.arange(4.0)
         (lambda x, b, n, t, s: jnp.where(x > 0, x, 0.0), "gt compares floats"),
         (lambda x, b, n, t, s: x + SLOPES[jnp.clip(t - s, 0, 3)], "depends on both t and s"),
         (lambda x, b, n, t, s: x + (t - s) % 3, "rem"),
+        (lambda x, b, n, t, s: jax.lax.fori_loop(0, t, lambda i, v: v * 0.9, x), "while"),
+        (lambda x, b, n, t, s: jax.lax.fori_loop(0, 3, lambda i, v: v * 0.9, x), "scan"),
+        (lambda x, b, n, t, s: jax.lax.cond(t > s, jnp.tanh, jnp.sin, x), "cond"),
         (lambda x, b, n, t, s: jax.lax.cumsum(jnp.stack([x, x]))[1], "of arrays"),
     ],
 )

@@ -1,6 +1,6 @@
 """A program as nodes of a kernel's graph: one operation each, on the scores of all pairs.
 
-The text of `Nodes` is what the C++ side builds a graph of, one node after the other:
+As text, of which the C++ side builds a graph, one node after the other:
 
     i0 = sub t s; i1 = abs i0; f2 = convert i1; f3 = mul f2 o0; f4 = sub x f3
 
@@ -48,7 +48,7 @@ class Register:
 
     name: str
     kind: str
-    """f, i, or o where an array is not yet said to be of either."""
+    """f or i, as in its name unless it is an index or an array."""
 
     @property
     def is_computed(self) -> bool:
@@ -229,13 +229,12 @@ class _Lowering:
             if self._is_outside(depends):
                 self._values |= dict.fromkeys(equation.outvars)
                 continue
-            (out,) = equation.outvars
             try:
-                self._values[out] = self._operation(equation)
+                self._values[equation.outvars[0]] = self._operation(equation)
             except Unsupported:
                 if depends & {"x", "g"} or {"t", "s"} <= depends:
                     raise
-                self._values[out] = None  # an array after all
+                self._values |= dict.fromkeys(equation.outvars)  # arrays after all
         return self._value(self._body.jaxpr.outvars[0])
 
     def _is_outside(self, depends: frozenset[str]) -> bool:
@@ -271,6 +270,8 @@ class _Lowering:
 
     def _operation(self, equation: JaxprEqn) -> Value:
         name = equation.primitive.name
+        if len(equation.outvars) > 1:
+            raise Unsupported(f"{name} is not among cuDNN's operations")
         out = _type(equation.outvars[0])
         if out.shape or any(_type(x).shape for x in equation.invars):
             raise Unsupported(f"{name} of arrays, at a place that depends on both t and s")
