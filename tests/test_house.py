@@ -94,3 +94,9 @@ def test_the_face_takes_its_arguments_by_name():
     tree = ast.parse((PACKAGE / "api.py").read_text())
     calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
     assert not any(isinstance(x.func, ast.Name) and x.func.id == "locals" for x in calls)
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest imports them by name alone."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert len(set(names)) == len(names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 
 from attn_dispatch import dot_product_attention, ragged_dot_product_attention
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.core.rewrites.apart import ReadGradientsApart
+from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.xla import blocks
 
@@ -318,3 +322,28 @@ def test_dtypes(dtype):
         Q,
     )
     assert_same(grad.astype(jnp.float32), exact[0], tolerance=5e-2)
+
+
+@pytest.mark.parametrize("gradients", [("query", "score_mod_0"), ("score_mod_0",)])
+def test_gradients_of_arrays_come_from_xla_beside_a_kernel(gradients: tuple[str, ...]):
+    program = trace("score_mod", bent, (SLOPES,), "float32").program
+    names = ("query", "key", "value", "score_mod_0", "mods_start", "out", "lse", "out_grad")
+    options = AttentionOptions(
+        operands=names, scale=1.0, score_mod=program, gradients=gradients, needs_lse=True
+    )
+    shapes = {
+        "query": Q.shape, "key": KEY.shape, "value": V.shape, "score_mod_0": (1, N),
+        "mods_start": (1, 2), "out": Q.shape, "lse": (B, N, T), "out_grad": Q.shape,
+    }  # fmt: skip
+    avals = [jax.ShapeDtypeStruct(shapes[name], jnp.float32) for name in names]
+    spec = AttentionSpec.of(avals, options)
+
+    def by(who: str):
+        return lambda spec, operands: {x: who for x in spec.options.gradients}
+
+    calls: Any = Calls(by("kernel"), by("xla"))
+    found: Any = ReadGradientsApart().compute(spec, {}, calls)
+    assert found["score_mod_0"] == "xla"
+    assert "query" not in gradients or found["query"] == "kernel"
+    dropping = replace(spec, options=replace(options, dropout_rate=0.5))
+    assert ReadGradientsApart().inner(dropping) is None
