@@ -25,6 +25,9 @@ _BESIDE_MODS = (
 )  # fmt: skip
 
 
+_WIDEST_WITH_MODS = 128
+
+
 def _has_more_than_mods(spec: AttentionSpec) -> bool:
     """Whether a call with mods has what they have not been run with on a GPU."""
     o = spec.options
@@ -35,13 +38,18 @@ def _has_more_than_mods(spec: AttentionSpec) -> bool:
         or o.needs_keep or o.deterministic_backward
     )  # fmt: skip
     operands = any(spec.has(name) for name in _BESIDE_MODS)
-    return is_packed(spec) or is_mapped or is_bottom_right or operands or bool(more)
+    other_sizes = (
+        spec.seq_len_q == 1 or spec.head_dim > _WIDEST_WITH_MODS or spec.head_dim_v != spec.head_dim
+    )
+    beside = is_packed(spec) or is_mapped or is_bottom_right or operands or bool(more)
+    return beside or other_sizes
 
 
 _RULES: tuple[Rule, ...] = (
     (
         lambda s: bool(s.options.mods) and _has_more_than_mods(s),
-        "score_mod and mask_mod: run through cuDNN with causality alone by this version",
+        "score_mod and mask_mod: run through cuDNN with causality alone by this version, for more "
+        "than one query, head dims up to 128 and values as wide",
     ),
     (
         lambda s: any(is_mod_operand(x) for x in s.options.gradients),

@@ -275,13 +275,15 @@ class _Lowering:
         out = _type(equation.outvars[0])
         if out.shape or any(_type(x).shape for x in equation.invars):
             raise Unsupported(f"{name} of arrays, at a place that depends on both t and s")
+        if out.dtype.name not in ("float32", "int32", "bool"):
+            raise Unsupported(f"{name} in {out.dtype.name}, where a kernel has float32 and int32")
         given = [self._value(x) for x in equation.invars]
         kind = _kind(out.dtype)
         of = [_type(x).dtype for x in equation.invars]
         writer = self._writer
         if name == "convert_element_type":
             return self._converted(given[0], of[0], kind)
-        if name in ("copy", "stop_gradient", "reduce_precision", "copy_p"):
+        if name in ("copy", "copy_p"):
             return given[0]
         if kind == "p":
             return self._predicate(name, given, of)
