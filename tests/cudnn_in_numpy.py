@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from attn_dispatch.cudnn.call import CudnnCall
+from nodes_in_numpy import run as run_nodes
 
 Arrays = dict[str, np.ndarray]
 
@@ -27,10 +28,15 @@ def names_of(call: CudnnCall) -> list[str]:
         "offsets_lse": call.is_packed and call.has_statistics,
         "bias": call.bias_dtype,
         "slopes": call.has_alibi,
+        " ".join(f"o{i}" for i in range(_node_arrays(call))): call.node_arrays,
         "sinks": call.has_sinks,
         "seed seed_offset": call.dropout_rate,
     }
     return names + [name for some, wanted in options.items() if wanted for name in some.split()]
+
+
+def _node_arrays(call: CudnnCall) -> int:
+    return len(call.node_arrays.split(",")) if call.node_arrays else 0
 
 
 def run(call: CudnnCall, operands: list[Any]) -> Arrays:
@@ -114,6 +120,8 @@ class _Sequence:
             bent = np.tanh(score / call.soft_cap)
             score, self.cap_slope = call.soft_cap * bent, 1 - bent**2
         i, j = np.arange(self.t)[:, None], np.arange(self.s)
+        if call.score_nodes:
+            score = self.with_nodes(score, i, j)
         if call.bias_dtype:
             rows = slice(self.t) if call.bias_rows > 1 else slice(1)
             score = score + self.bias_of(given["bias"].astype(np.float64))[:, rows, : self.s]
@@ -131,6 +139,18 @@ class _Sequence:
         if call.dropout_rate:
             self.keep = keep_mask(call, given["seed"])[self.b, :, : self.t, : self.s]
             self.kept = self.keep / (1 - call.dropout_rate)
+
+    def with_nodes(self, score: np.ndarray, t: np.ndarray, s: np.ndarray) -> np.ndarray:
+        """The score by score_nodes; what they have computed is `nodes`."""
+        every = np.broadcast_arrays(t, s, score)
+        self.nodes: dict[str, Any] = {"x": score, "t": every[0], "s": every[1]}
+        extents = ([int(x) for x in a.split()[1:]] for a in self.call.node_arrays.split(",") if a)
+        for number, shape in enumerate(extents):
+            x = self.given[f"o{number}"]
+            assert x.shape == tuple(shape)
+            x = x[self.b if shape[0] > 1 else 0][:, : self.t, : self.s]
+            self.nodes[f"o{number}"] = x.astype(np.float64) if x.dtype == np.float32 else x
+        return run_nodes(self.call.score_nodes, self.nodes)
 
     def forward(self, results: _Results) -> None:
         top = self.score.max(axis=2, initial=-np.inf)
@@ -160,7 +180,11 @@ class _Sequence:
         p = np.exp(self.score - lse[..., None].astype(np.float64))
         delta = (out * out_grad).sum(axis=2)[..., None]
         score_grad = p * ((out_grad @ self.v.swapaxes(1, 2)) * self.kept - delta)
-        raw_grad = self.call.scale * score_grad * self.cap_slope
+        if self.call.gradient_nodes:
+            raw_grad = run_nodes(self.call.gradient_nodes, self.nodes | {"g": score_grad})
+        else:
+            raw_grad = score_grad
+        raw_grad = self.call.scale * raw_grad * self.cap_slope
         self.put(results.arrays["dq"], raw_grad @ self.k, "query")
         of_keys = self.sum_groups(raw_grad.swapaxes(1, 2) @ self.q)
         self.put(results.arrays["dk"], of_keys, "key")

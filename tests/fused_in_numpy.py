@@ -69,7 +69,7 @@ class Fused:
         row_grad = np.asarray(call.operands.get("lse_grad", np.zeros_like(delta)), call.wide)
         row_grad = row_grad - delta
         score_grad = p * (p_grad + row_grad[..., None])
-        narrow = call.rounded(score_grad * call.cap_slope)
+        narrow = call.rounded(score_grad * call.slope)
         found = {
             "query": (scale * (narrow @ call.k)).swapaxes(1, 2),
             "key": call.sum_groups(scale * (narrow.swapaxes(2, 3) @ call.q)),
@@ -77,6 +77,7 @@ class Fused:
             "bias": call.rounded(score_grad),
             "sinks": np.where(call.live, call.p_sink * row_grad, 0).sum(axis=2),
         }
+        found |= call.of_read(call.rounded(score_grad), np.positive)
         return {
             name: _sum_like(x, call.operands[name].shape).astype(call.operands[name].dtype)
             for name, x in found.items()

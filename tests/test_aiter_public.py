@@ -119,7 +119,7 @@ def test_mapped_calls_are_one_call(emulator):
     def call(q, k, v, lengths):
         return dot_product_attention(q, k, v, query_seq_lengths=lengths)
 
-    got = jax.vmap(call)(*qkv, lengths)
+    got = jax.block_until_ready(jax.vmap(call)(*qkv, lengths))
     assert emulator.calls("forward") == 1
     for i in range(3):
         np.testing.assert_array_equal(got[i], call(*(x[i] for x in qkv), lengths[i]))
@@ -136,7 +136,7 @@ def test_mapped_packed_calls(emulator):
             is_causal=True, causal_alignment="bottom_right",
         )  # fmt: skip
 
-    got = jax.vmap(call)(cu_q, cu_kv)
+    got = jax.block_until_ready(jax.vmap(call)(cu_q, cu_kv))
     assert emulator.calls("forward") == 1
     for i in range(2):
         np.testing.assert_array_equal(got[i], call(cu_q[i], cu_kv[i]))

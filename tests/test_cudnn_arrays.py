@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
 from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.drawn_mods import Step
 from attn_dispatch.conformance.reference import Operands, poison_padding, reference
 from attn_dispatch.conformance.small_cases import CASES
 from attn_dispatch.cudnn import arrays as cudnn_arrays
@@ -22,6 +23,18 @@ from attn_dispatch.cudnn.call import calls_of
 from cudnn_in_numpy import keep_mask, names_of, run
 
 _BOTTOM_RIGHT: dict[str, Any] = {"is_causal": True, "alignment": "bottom_right"}
+
+STEPS = (
+    Step("c tanh(x / c)", 0, 0, 1.5, 8, "n"),
+    Step("x + r tanh((t - s) / 16)", 1, 0, 1.0, 8, "b"),
+    Step("x / (1 + y²)", 2, 0, 1.0, 8, "n"),
+    Step("x r", 3, 0, 1.0, 8, "t"),
+    Step("x - |t - s| / w", 4, 0, 1.0, 8, "n"),
+    Step("x if t - s < w else y", 5, 2, 1.0, 3, "n"),
+    Step("x r", 6, 0, 1.0, 3, "n"),
+)
+PREFIX = ("s <= t or s < x[b]", 1)
+_IDS = (1,) * 5 + (2,) * 4 + (0,) + (3,) * 2 + (4,) * 5
 
 EDGES = (
     Case("one_key_bias", s=1, bias=(2, 4, 10, 1), **_BOTTOM_RIGHT),
@@ -40,6 +53,44 @@ EDGES = (
     Case("row_max_lengths", needs_max=True, b=2, q_lengths=(7, 10), kv_lengths=(0, 14)),
     Case("lengths_mask_wrong", mask=(2, 1, 10, 14), q_lengths=(7, 11), kv_lengths=(14, 9)),
     Case("lengths_wrong_bias_max", bias=(2, 4, 10, 14), kv_lengths=(15, 9), needs_max=True),
+    Case("mods", score_mod=STEPS, mask_mod=PREFIX, is_causal=True, sinks=1, lse_grad=True),
+    Case("mods_cap_bias", score_mod=STEPS, soft_cap=3.0, bias=(2, 1, 10, 14), alibi=1),
+    Case("mods_more_queries", score_mod=STEPS, mask_mod=PREFIX, t=14, s=10, **_BOTTOM_RIGHT),
+    Case("mods_lengths", score_mod=STEPS, q_lengths=(7, 10), kv_lengths=(3, 14), window=(5, 1)),
+    Case(
+        "mods_bottom_right", score_mod=STEPS, q_lengths=(7, 9), kv_lengths=(3, 14), **_BOTTOM_RIGHT
+    ),
+    Case(
+        "mods_ragged",
+        score_mod=STEPS,
+        mask_mod=PREFIX,
+        cu_q=((0, 2, 7), (0, 5, 10)),
+        cu_kv=((0, 5, 9), (0, 3, 14)),
+        longest=(5, 11),
+        **_BOTTOM_RIGHT,
+    ),
+    Case(
+        "mods_packed",
+        score_mod=STEPS,
+        mask_mod=PREFIX,
+        q_segments=(_IDS[:10], _IDS[1:11]),
+        kv_segments=(_IDS[2:16], _IDS[:14]),
+        max_segments=4,
+        is_causal=True,
+        mods_start=(2, 1),
+    ),
+    Case(
+        "mods_copies",
+        b=4,
+        score_mod=STEPS,
+        mask_mod=PREFIX,
+        own_arrays=True,
+        transform="vmap",
+        is_causal=True,
+        mods_start=(1, 2),
+    ),
+    Case("mods_one_query", t=1, score_mod=STEPS, mask_mod=PREFIX),
+    Case("mods_dropout", score_mod=STEPS, dropout=0.3, kv_lengths=(14, 5)),
     Case("lengths_mask", mask=(2, 1, 10, 14), dead_rows=True, q_lengths=(7, 0), kv_lengths=(14, 9)),
 )
 
@@ -84,6 +135,8 @@ def test_every_variant_gives_the_results(case: Case):
     assert not rules(spec)
     arrays = to_jax(poison_padding(spec.options, operands))
     for call in calls_of(spec):
+        if cudnn_rules.reasons_against(call):
+            continue
         done = run(call, cudnn_arrays.forward_operands(spec, call, arrays))
         assert shapes_of(done) == shapes_of(cudnn_arrays.forward_shapes(call))
         results = cudnn_arrays.forward_results(spec, call, arrays, to_jax(done))
@@ -97,11 +150,13 @@ def test_every_variant_gives_the_gradients(case: Case):
     operands, options = case.operands() | case.cotangents(), case.backward_options()
     residuals = reference(case.forward_options(), case.operands())
     operands |= {name: residuals[name].astype(np.float32) for name in ("out", "lse")}
-    wanted = [x for x in options.gradients if x != "alibi_slopes"]
+    wanted = [x for x in options.gradients if x != "alibi_slopes" and not is_mod_operand(x)]
     wanted = [x for x in wanted if x != "bias" or operands["bias"].shape[3] > 1 or case.s == 1]
     spec = spec_of(replace(options, gradients=tuple(wanted)), operands)
     assert not rules(spec)
     for call in calls_of(spec):
+        if cudnn_rules.reasons_against(call):
+            continue
         arrays, keep = poisoned(spec, operands), None
         custom = cudnn_arrays.backward_operands(spec, call, to_jax(arrays))
         if case.dropout:

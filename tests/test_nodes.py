@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,69 +11,77 @@ import numpy as np
 import pytest
 
 from attn_dispatch import explain, mods
-from attn_dispatch.programs.kernel import KernelProgram, kernel_program
-from attn_dispatch.programs.nodes import Outside
+from attn_dispatch.conformance import draws
+from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.drawn_mods import DrawnMaskMod, DrawnScoreMod, Places
+from attn_dispatch.conformance.reference import arrays_of
+from attn_dispatch.programs.kernel import KernelProgram, Pairs, kernel_program
+from attn_dispatch.programs.nodes import Outside, RowKeys
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics.mods import outside
 from attn_dispatch.semantics.pair_indices import PairIndices
 from backend import needs_cudnn
-from drawn_mods import DrawnMod, drawn
 from nodes_in_numpy import run
 
 
-def kernel_of(mod: DrawnMod, *, is_backward: bool) -> KernelProgram | str:
-    score_mod = trace("score_mod", mod.score_mod, mod.arrays, "float32").program
-    mask_mod = None
-    if mod.mask_mod is not None:
-        mask_mod = trace("mask_mod", mod.mask_mod, mod.mask_arrays, "float32").program
-    return kernel_program(
-        score_mod,
-        mask_mod,
-        first_row=0,
-        band=(None, 0) if mod.is_causal else (None, None),
-        lengths=(mod.sizes.t, mod.sizes.s),
-        is_backward=is_backward,
-    )
+def with_score_mods(count: int) -> list[Case]:
+    """Drawn cases with a score_mod, the other options of which do not matter here."""
+    drawn = draws.examples(12 * count, 11, draws.SMALL)
+    return [x for x in drawn if x.score_mod and x.cu_q is None][:count]
 
 
-def array_of(mod: DrawnMod, made: Outside) -> np.ndarray:
-    z = mod.sizes
-    b, n, t, s = (jnp.arange(x, dtype=jnp.int32) for x in (z.b, z.n, z.t, z.s))
-    indices = PairIndices(jnp.zeros(z.b, jnp.int32), b[:, None], n[None], t[None], s[None])
-    read = mod.arrays if made.mod == "score_mod" else mod.mask_arrays
-    found = outside(made, indices, [jnp.asarray(x)[None] for x in read])
-    return np.asarray(found).astype(np.float64 if made.dtype == "float32" else np.int32)
-
-
-@pytest.mark.parametrize("seed", range(24))
-def test_nodes_compute_what_the_function_does(seed: int):
-    mod = drawn(seed)
-    kernel = kernel_of(mod, is_backward=True)
+@pytest.mark.parametrize("case", with_score_mods(24), ids=str)
+def test_nodes_compute_what_the_function_does(case: Case):
+    """In sequences that are shorter than the arrays, with NaN behind them."""
+    options, operands = case.forward_options(), case.operands()
+    score_mod, mask_mod = options.score_mod, options.mask_mod
+    assert isinstance(score_mod, DrawnScoreMod)
+    rng, (n, t, s) = np.random.default_rng(7), (case.n, case.t, case.s)
+    length = max(case.s - 1, 1)
+    band = (None, 0) if case.is_causal else (None, None)
+    pairs = Pairs(lengths=(t, s), band=band, has_own_lengths=True)
+    kernel = kernel_program(score_mod, mask_mod, pairs, is_backward=True)
     if isinstance(kernel, str):
         assert "read by s" in kernel
-        kernel = kernel_of(mod, is_backward=False)
+        kernel = kernel_program(score_mod, mask_mod, pairs, is_backward=False)
     assert isinstance(kernel, KernelProgram)
-    z, rng = mod.sizes, np.random.default_rng(seed)
-    x, g = (rng.standard_normal((z.b, z.n, z.t, z.s)) for _ in range(2))
-    b, n, t, s = np.ogrid[: z.b, : z.n, : z.t, : z.s]
-    known: dict[str, Any] = {"x": x, "g": g, "t": t, "s": s}
-    known |= {f"o{i}": array_of(mod, made) for i, made in enumerate(kernel.outside)}
+    x, g = (rng.standard_normal((1, n, t, s)) for _ in range(2))
+    start = operands["mods_start"][0]
+    places = Places(np.array(0), start[0], *(y[0] for y in np.ogrid[:1, :n, :t, :s][1:]))
+    places = replace(places, n=places.n + start[1])
+    is_inside = places.s < length
+    x, g = np.where(is_inside, x, np.nan), np.where(is_inside, g, 0)
+    may = np.broadcast_to(
+        is_inside & (places.s <= places.t + (case.s * (not case.is_causal))), x.shape
+    )
+    if mask_mod is not None:
+        assert isinstance(mask_mod, DrawnMaskMod)
+        may = may & mask_mod.may_attend(places, arrays_of("mask_mod", operands))
+    known: dict[str, Any] = {"x": x, "g": g, "t": places.t, "s": places.s}
+    known |= {f"o{i}": array_of(case, y, length) for i, y in enumerate(kernel.outside)}
+    score, slope, _ = score_mod.modified(x, may, places, arrays_of("score_mod", operands))
     got = run(kernel.forward, known)
-    with jax.enable_x64(True):
-        arrays = [jnp.asarray(x, jnp.float64) for x in mod.arrays]
-        places = [jnp.asarray(x) for x in (b, n, t, s)]
-        score, pull = jax.vjp(lambda x: mod.score_mod(x, *places, *arrays), jnp.asarray(x))
-        (grad,) = pull(jnp.asarray(g))
-    may = np.ones(x.shape, bool)
-    if mod.mask_mod is not None:
-        may &= np.asarray(mod.mask_mod(b, n, t, s, *mod.mask_arrays))
-    np.testing.assert_array_equal(got == -np.inf, ~may)
-    np.testing.assert_allclose(got[may], np.asarray(score)[may], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(got[may], score[may], rtol=1e-4, atol=1e-4)
     if kernel.backward:
         found = run(kernel.backward, known)
-        may &= (s <= t) | (not mod.is_causal)
-        np.testing.assert_allclose(found[may], np.asarray(grad)[may], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found[may], (g * slope)[may], rtol=1e-4, atol=1e-4)
         assert np.isfinite(found).all()
+
+
+def array_of(case: Case, made: Outside | RowKeys, length: int) -> np.ndarray:
+    """What XLA makes of the case's arrays, for one batch row whose sequence is that long."""
+    if isinstance(made, RowKeys):
+        t = np.arange(case.t)[None, None, :, None]
+        end = np.minimum(t + 1, length) if case.is_causal else np.full_like(t, length)
+        return end if made.which == "end" else np.zeros_like(t)
+    operands = case.operands()
+    b, n = operands["mods_start"][0]
+    indices = PairIndices(
+        jnp.zeros(1, jnp.int32), jnp.array([[b]]), n + jnp.arange(case.n)[None],
+        jnp.arange(case.t)[None], jnp.arange(case.s)[None],
+    )  # fmt: skip
+    found = outside(made, indices, [jnp.asarray(x[:1]) for x in arrays_of(made.mod, operands)])
+    return np.asarray(found).astype(np.float64 if made.dtype == "float32" else np.int32)
 
 
 SLOPES = jnp.arange(4.0)
@@ -95,9 +104,7 @@ SLOPES = jnp.arange(4.0)
 )
 def test_what_cannot_be_said(function, message: str):
     program = trace("score_mod", function, (), "float32").program
-    why = kernel_program(
-        program, None, first_row=0, band=(None, None), lengths=(8, 8), is_backward=False
-    )
+    why = kernel_program(program, None, Pairs((8, 8)), is_backward=False)
     assert isinstance(why, str) and message in why
 
 

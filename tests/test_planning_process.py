@@ -222,6 +222,15 @@ def test_silence_is_a_refusal(odd: PlanningProcess, monkeypatch: pytest.MonkeyPa
     assert odd.plan(SMALL, SM90) == plan
 
 
+@pytest.fixture
+def _takes_sigint() -> Iterator[None]:
+    """As in a terminal: a process that was started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_takes_sigint")
 def test_interrupting_does_not_mix_up_answers(odd: PlanningProcess):
     plan = odd.plan(SMALL, SM90)
     main = threading.get_ident()

@@ -17,8 +17,12 @@ from attn_dispatch.call.spec import (
     AttentionSpec,
     CausalAlignment,
     backward_options,
+    mod_operands,
 )
+from attn_dispatch.conformance import drawn_mods
+from attn_dispatch.conformance.drawn_mods import Step
 from attn_dispatch.conformance.reference import Operands
+from attn_dispatch.programs.program import Program
 
 Rows = tuple[tuple[int, ...], ...]
 Shape = tuple[int, ...]
@@ -45,6 +49,14 @@ class Case:
     window_arrays: Rows | None = None
     """The window as an array [1|B, 2]."""
     soft_cap: float | None = None
+    score_mod: tuple[Step, ...] = ()
+    """Its steps; none: there is no score_mod."""
+    mask_mod: tuple[str, int] | None = None
+    """A formula of `drawn_mods.MASKS`, and its number w."""
+    own_arrays: bool = False
+    """Each part of a mapped call has arrays of its own for its mods."""
+    mods_start: tuple[int, int] = (0, 0)
+    """What b and n begin with."""
     dropout: float = 0.0
     dropout_keys: int = 1
     dropout_impl: str = "threefry2x32"
@@ -104,7 +116,10 @@ class Case:
     def from_json(facts: dict[str, Any]) -> Case:
         """The case with these fields, as JSON has them: lists for tuples."""
         rows: dict[str, Any] = {name: _rows(facts[name]) for name in _SEGMENTS & facts.keys()}
-        return Case(**({name: _tuples(x) for name, x in facts.items()} | rows))
+        fields_ = {name: _tuples(x) for name, x in facts.items()} | rows
+        if "score_mod" in facts:
+            fields_["score_mod"] = tuple(Step(*step) for step in facts["score_mod"])
+        return Case(**fields_)
 
     @property
     def operand_names(self) -> tuple[str, ...]:
@@ -123,12 +138,26 @@ class Case:
             "sinks": self.sinks,
             "dropout_key": self.dropout or None,
         }
-        return ("query", "key", "value", *(x for x, y in given.items() if y is not None))
+        names = ("query", "key", "value", *(x for x, y in given.items() if y is not None))
+        return names + self._read_by_score_mod + self._read_by_mask_mod + self._start
+
+    @property
+    def _read_by_score_mod(self) -> tuple[str, ...]:
+        return mod_operands("score_mod", len(drawn_mods.reads_of(self.score_mod)))
+
+    @property
+    def _read_by_mask_mod(self) -> tuple[str, ...]:
+        return mod_operands("mask_mod", 0 if self.mask_mod is None else 1)
+
+    @property
+    def _start(self) -> tuple[str, ...]:
+        return ("mods_start",) if self.score_mod or self.mask_mod is not None else ()
 
     @property
     def differentiable(self) -> tuple[str, ...]:
         """The operands of this case that have gradients."""
-        return tuple(name for name in DIFFERENTIABLE if name in self.operand_names)
+        read = self._read_by_score_mod
+        return (*(name for name in DIFFERENTIABLE if name in self.operand_names), *read)
 
     @property
     def gradients(self) -> tuple[str, ...]:
@@ -195,7 +224,42 @@ class Case:
         if self.dropout:
             keys = jax.random.split(jax.random.key(7, impl=self.dropout_impl), self.dropout_keys)
             operands["dropout_key"] = np.array(jax.random.key_data(keys))
-        return operands
+        return operands | self._mod_operands(rng)
+
+    @property
+    def _copies(self) -> int:
+        """How many parts of the batch b is counted in, each from the start."""
+        return self.mapped if self.transform in ("vmap", "scan") else 1
+
+    @property
+    def _read_lengths(self) -> dict[str, int]:
+        """The length of an array that a mod reads by an index."""
+        b, n = self.mods_start
+        sequences = self.b // self._copies if self.cu_q is None else len(self.cu_q[0]) - 1
+        return {"b": b + sequences, "n": n + self.n, "t": self.t, "s": self.s}
+
+    def _mod_operands(self, rng: np.random.RandomState) -> Operands:
+        if not self._start:
+            return {}
+        copies, lengths, made = self._copies, self._read_lengths, {}
+        rows = copies if self.own_arrays else 1
+        for name, index in zip(
+            self._read_by_score_mod, drawn_mods.reads_of(self.score_mod), strict=True
+        ):
+            made[name] = rng.standard_normal((rows, lengths[index])).astype(np.float32)
+        for name in self._read_by_mask_mod:
+            made[name] = rng.randint(1, self.s + 1, (rows, lengths["b"])).astype(np.int32)
+        return made | {"mods_start": np.array([self.mods_start] * copies, np.int32)}
+
+    def _programs(self) -> dict[str, Program]:
+        lengths, programs = self._read_lengths, {}
+        if self.score_mod:
+            of_arrays = tuple(lengths[x] for x in drawn_mods.reads_of(self.score_mod))
+            dtype = lse_dtype(self.dtype)
+            programs["score_mod"] = drawn_mods.score_mod(self.score_mod, of_arrays, dtype)
+        if self.mask_mod is not None:
+            programs["mask_mod"] = drawn_mods.mask_mod(*self.mask_mod, lengths["b"])
+        return programs
 
     def cotangents(self) -> Operands:
         """out_grad, and lse_grad where the case has one; no two entries alike."""
@@ -215,6 +279,7 @@ class Case:
         implementation: tuple[str, ...] = (),
     ) -> AttentionOptions:
         """The options of the forward call."""
+        programs = self._programs()
         return AttentionOptions(
             operands=self.operand_names,
             scale=self.scale,
@@ -227,6 +292,8 @@ class Case:
             dropout_rate=self.dropout,
             deterministic_backward=self.deterministic,
             dropout_impl=self.dropout_impl if self.dropout else None,
+            score_mod=programs.get("score_mod"),
+            mask_mod=programs.get("mask_mod"),
             implementation=implementation,
             needs_lse=needs_lse,
             needs_max=self.needs_max and needs_lse,

@@ -14,6 +14,7 @@ from typing import Any
 
 from attn_dispatch.conformance.case import Case, Transform
 from attn_dispatch.conformance.dice import Dice
+from attn_dispatch.conformance.drawn_mods import FORMULAS, MASKS, OF_THE_PAST, Step
 
 Facts = dict[str, Any]
 
@@ -81,6 +82,7 @@ def _case(name: str, dice: Dice, sizes: Sizes) -> Case:
     facts |= _asked_for(dice, b, transform)
     # Of dice of its own: it came later, and the rest of the case is what it was.
     facts |= _traced_window(Dice(f"{name}/window"), b, facts)
+    facts |= _mods(Dice(f"{name}/mods"), facts)
     case = Case(name, **facts)
     if not case.inference and dice.in_one_of(3):
         facts["wanted"] = dice.some_of(case.differentiable)
@@ -164,6 +166,46 @@ def _traced_window(dice: Dice, b: int, facts: Facts) -> Facts:
     if dice.in_one_of(8):
         rows[-1] = (row[0], -1)
     return {"window": (None, None), "window_arrays": tuple(rows)}
+
+
+_LARGEST_SCALE = 1
+"""With a score_mod, whose steps are for scores of moderate size."""
+
+
+def _mods(dice: Dice, facts: Facts) -> Facts:
+    """In a quarter of the calls a score_mod, a mask_mod or both."""
+    moved = {"score_shift", "magnitude"} & facts.keys()
+    is_extreme = moved or abs(facts["scale"]) > _LARGEST_SCALE
+    which = dice.one_of(("both", "score", "mask")) if dice.in_one_of(4) else ""
+    mods: Facts = {}
+    if which in ("both", "score") and not is_extreme:
+        is_of_the_past = facts["is_causal"] and facts["alignment"] == "top_left"
+        mods["score_mod"] = _steps(dice, is_of_the_past)
+    if which in ("both", "mask"):
+        mods["mask_mod"] = (dice.one_of(tuple(MASKS)), dice.between(1, 100))
+    if mods and facts["transform"] in ("vmap", "scan"):
+        mods["own_arrays"] = dice.in_one_of(2)
+    if mods and dice.in_one_of(4):
+        mods["mods_start"] = (dice.up_to(3), dice.up_to(3))
+    return mods
+
+
+def _steps(dice: Dice, is_of_the_past: bool) -> tuple[Step, ...]:
+    """3 to 20 steps, some of which may be NaN for keys that come after the query."""
+    # An entry for each query is a row of its own, of which a backward pass takes few.
+    readable = ("n", "s", "b", "t") if dice.in_one_of(3) else ("n", "n", "b")
+    formulas = tuple(x for x in FORMULAS if is_of_the_past or x not in OF_THE_PAST)
+    return tuple(
+        Step(
+            formula=dice.one_of(formulas),
+            x=dice.up_to(i),
+            y=dice.up_to(i),
+            c=dice.between(4, 32) / 16,
+            w=dice.between(8, 64),
+            read=dice.one_of(readable),
+        )
+        for i in range(dice.between(3, 20))
+    )
 
 
 def _shape(dice: Dice, b: int, n: int, t: int, s: int) -> tuple[int, ...]:

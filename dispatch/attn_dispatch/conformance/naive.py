@@ -17,15 +17,19 @@ from functools import cached_property
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionOptions
+from attn_dispatch.call.spec import AttentionOptions, mod_operands
+from attn_dispatch.conformance.drawn_mods import EXACT, FAST, DrawnScoreMod, Places
 from attn_dispatch.conformance.reference import (
     Operands,
     allowed,
+    arrays_of,
     mark_wrong,
+    places_of,
     poison_padding,
     relative_positions,
     segment_ids,
 )
+from attn_dispatch.programs.program import Program
 
 _FLOAT32_NOISE = 2.0**-21
 """Of a sum of products by a matrix unit, in units of the root of the sum of their squares. They add
@@ -100,11 +104,14 @@ class _Forward:
         sizes = np.abs(self.q) @ np.abs(self.k).swapaxes(2, 3)
         unit = float(np.finfo(self.wide).eps * np.sqrt(max(self.q.shape[3], 1)))
         self.score_noise = unit * abs(options.scale) * float(sizes.max(initial=0))
-        self.cap_slope = np.ones((1, 1, 1, 1), self.wide)
+        self.slope = np.ones((1, 1, 1, 1), self.wide)
         if options.logits_soft_cap is not None:
             bent = np.tanh(score / self.wide.type(options.logits_soft_cap))
-            score, self.cap_slope = self.wide.type(options.logits_soft_cap) * bent, 1 - bent**2
+            score, self.slope = self.wide.type(options.logits_soft_cap) * bent, 1 - bent**2
+        self.by_read: dict[str, np.ndarray] = {}
         may_attend = allowed(options, operands)
+        if options.score_mod is not None:
+            score = self._modified(options.score_mod, score, may_attend)
         self.distance = np.ones((1, 1, 1, 1), self.wide)
         if "alibi_slopes" in operands:
             rows = range(self.q.shape[0])
@@ -132,6 +139,32 @@ class _Forward:
 
     def heads_first(self, name: str) -> np.ndarray:
         return self.operands[name].astype(self.wide).swapaxes(1, 2)
+
+    def _modified(
+        self, score_mod: Program, score: np.ndarray, may_attend: np.ndarray
+    ) -> np.ndarray:
+        """Scores as a score_mod makes them; with the hardware's tanh in 16 bits."""
+        assert isinstance(score_mod, DrawnScoreMod)
+        batch = range(self.q.shape[0])
+        self.places = Places.together(
+            [places_of(self.options, self.operands, row) for row in batch]
+        )
+        functions = FAST if self.dtype.itemsize == 2 else EXACT
+        score, slope, self.by_read = score_mod.modified(
+            score, may_attend, self.places, arrays_of("score_mod", self.operands), functions
+        )
+        self.slope = self.slope * slope
+        self.score_noise *= max(1.0, float(np.abs(slope).max(initial=0)))
+        return score
+
+    def of_read(self, weights: np.ndarray, of_slope: Callable[..., np.ndarray]) -> Operands:
+        """For each array that score_mod reads, by name: the sum of weights of scores, each times
+        something of the score's derivative by the array."""
+        names = mod_operands("score_mod", len(self.by_read))
+        return {
+            name: self.places.summed(index, weights * of_slope(slope), self.operands[name].shape)
+            for name, (index, slope) in zip(names, self.by_read.items(), strict=True)
+        }
 
     @cached_property
     def p_grad(self) -> np.ndarray:
@@ -161,7 +194,7 @@ def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
     lse_grad = np.asarray(operands.get("lse_grad", np.zeros_like(mean)), call.wide)
     score_grad = call.p * (p_grad - mean[..., None] + lse_grad[..., None])
     narrow = call.rounded(score_grad)
-    raw_grad = narrow * call.cap_slope
+    raw_grad = narrow * call.slope
     of_keys = scale * (raw_grad.swapaxes(2, 3) @ call.q)
     of_values = call.p_kept.swapaxes(2, 3) @ out_grad
     found = {
@@ -174,9 +207,10 @@ def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
         "alibi_slopes": -(narrow * call.distance).sum(axis=(2, 3)),
         "sinks": np.where(call.live, call.p_sink * (lse_grad - mean), 0).sum(axis=2),
     }
+    found |= call.of_read(narrow, np.positive)
     gradients = {
-        name: _sum_like(found[name], operands[name].shape).astype(operands[name].dtype)
-        for name in DIFFERENTIABLE
+        name: _sum_like(x, operands[name].shape).astype(operands[name].dtype)
+        for name, x in found.items()
         if name in operands
     }
     return gradients, narrow
@@ -188,7 +222,7 @@ def _sizes(call: _Forward) -> Operands:
     p_grad = np.abs(call.p_grad) * call.kept
     row = (call.p * p_grad).sum(axis=3) + np.abs(operands.get("lse_grad", 0))
     of_score = call.p * (p_grad + row[..., None])
-    of_raw = of_score * call.cap_slope
+    of_raw = of_score * np.abs(call.slope)
     out_grad = np.abs(call.heads_first("out_grad"))
     found = {
         "query": (scale * (of_raw @ np.abs(call.k))).swapaxes(1, 2),
@@ -198,6 +232,7 @@ def _sizes(call: _Forward) -> Operands:
         "alibi_slopes": (of_score * call.distance).sum(axis=(2, 3)),
         "sinks": np.where(call.live, call.p_sink * row, 0).sum(axis=2),
     }
+    found |= call.of_read(of_score, np.abs)
     return {
         name: _sum_like(size, operands[name].shape)
         for name, size in found.items()
@@ -233,8 +268,8 @@ def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bo
         of_delta = ((call.out.astype(call.wide) * out_grad) ** 2).sum(axis=3, keepdims=True)
         of_delta = _FLOAT32_NOISE**2 * of_delta
         of_score = of_score + call.p**2 * (_FLOAT32_NOISE**2 * of_products + of_delta)
-    of_raw = of_score * call.cap_slope**2
-    row = of_delta * ((call.p * call.cap_slope) @ call.k) ** 2
+    of_raw = of_score * call.slope**2
+    row = of_delta * ((call.p * call.slope) @ call.k) ** 2
     found = {
         "query": (scale**2 * (of_raw @ call.k**2 + row)).swapaxes(1, 2),
         "key": call.sum_groups(scale**2 * (of_raw.swapaxes(2, 3) @ call.q**2)),
@@ -243,6 +278,7 @@ def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bo
         "alibi_slopes": (of_score * call.distance**2).sum(axis=(2, 3)),
         "sinks": (call.p_sink**2 * of_delta[..., 0]).sum(axis=2),
     }
+    found |= call.of_read(of_score, np.square)
     return {
         name: np.sqrt(_sum_like(variance, operands[name].shape) + rounding.get(name, 0))
         for name, variance in found.items()

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionOptions
+from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionOptions, is_mod_operand, mod_operands
+from attn_dispatch.conformance.drawn_mods import DrawnMaskMod, DrawnScoreMod, Places
 
 Operands = dict[str, np.ndarray]
 
@@ -36,7 +37,8 @@ def reference(
         results["row_max"] = np.array([row.row_max for row in rows])
     mark_wrong(options, operands, results)
     if "out_grad" in operands:
-        gradients = {x: np.zeros(operands[x].shape) for x in DIFFERENTIABLE if x in operands}
+        wanted = (x for x in operands if x in DIFFERENTIABLE or x.startswith("score_mod_"))
+        gradients = {x: np.zeros(operands[x].shape) for x in wanted}
         for row in rows:
             row.add_gradients(gradients)
         results |= gradients
@@ -141,6 +143,10 @@ def allowed_pairs(options: AttentionOptions, operands: Operands, batch_row: int)
     may &= True if right is None else relative <= right
     may &= True if not options.is_causal else relative <= 0
     heads = np.broadcast_to(may, (operands["query"].shape[2], *may.shape))
+    if options.mask_mod is not None:
+        assert isinstance(options.mask_mod, DrawnMaskMod)
+        places = places_of(options, operands, batch_row)
+        heads = heads & options.mask_mod.may_attend(places, arrays_of("mask_mod", operands))
     return heads & _pick(operands["mask"], batch_row) if "mask" in operands else heads
 
 
@@ -148,6 +154,26 @@ def allowed(options: AttentionOptions, operands: Operands) -> np.ndarray:
     """`allowed_pairs` of all batch rows, bool [B, N, T, S]."""
     b = operands["query"].shape[0]
     return np.array([allowed_pairs(options, operands, row) for row in range(b)])
+
+
+def places_of(options: AttentionOptions, operands: Operands, batch_row: int) -> Places:
+    """What score_mod and mask_mod are given of one batch row; [N, T, S] together."""
+    query_ids, key_ids = segment_ids(options, operands, batch_row)
+    start = operands["mods_start"]
+    rows_of_one = operands["query"].shape[0] // len(start)
+    copy = batch_row // rows_of_one
+    b = np.array(start[copy, 0] + batch_row % rows_of_one)
+    if "cu_seqlens_q" in operands:
+        b = query_ids[None, :, None] - 1
+    t, s = (np.tril(ids[:, None] == ids, -1).sum(axis=1) for ids in (query_ids, key_ids))
+    n = start[copy, 1] + np.arange(operands["query"].shape[2])
+    return Places(np.array(copy), b, n[:, None, None], t[:, None], s[None, :])
+
+
+def arrays_of(mod: str, operands: Operands) -> list[np.ndarray]:
+    """What a mod reads, each [1|C, length]."""
+    count = sum(is_mod_operand(x) and x.startswith(mod) for x in operands)
+    return [operands[name] for name in mod_operands(mod, count)]
 
 
 def attended(options: AttentionOptions, operands: Operands) -> np.ndarray:
@@ -221,17 +247,27 @@ class _Row:
         self.v = self._clean("value", key_ids).repeat(self.groups, axis=0)
 
         score = options.scale * (self.q @ self.k.swapaxes(1, 2))
-        self.cap_slope = np.ones((1, 1, 1))
+        self.slope = np.ones((1, 1, 1))
         if options.logits_soft_cap is not None:
             bent = np.tanh(score / options.logits_soft_cap)
-            score, self.cap_slope = options.logits_soft_cap * bent, 1 - bent**2
+            score, self.slope = options.logits_soft_cap * bent, 1 - bent**2
+        self.by_read: dict[str, np.ndarray] = {}
+        may_attend = allowed_pairs(options, operands, batch_row)
+        if options.score_mod is not None:
+            assert isinstance(options.score_mod, DrawnScoreMod)
+            self.places = places_of(options, operands, batch_row)
+            arrays = [x.astype(np.float64) for x in arrays_of("score_mod", operands)]
+            score, slope, self.by_read = options.score_mod.modified(
+                score, may_attend, self.places, arrays
+            )
+            self.slope = self.slope * slope
         if "bias" in operands:
             score = score + _pick(operands["bias"], batch_row).astype(np.float64)
         self.distance = np.abs(relative_positions(options, query_ids, key_ids))
         if "alibi_slopes" in operands:
             slopes = _pick(operands["alibi_slopes"], batch_row).astype(np.float64)
             score = score - slopes[:, None, None] * self.distance
-        score = np.where(allowed_pairs(options, operands, batch_row), score, -np.inf)
+        score = np.where(may_attend, score, -np.inf)
 
         self.row_max = score.max(axis=2, initial=-np.inf)  # [N, T]
         self.live = self.row_max != -np.inf
@@ -261,7 +297,7 @@ class _Row:
             lse_grad = np.where(self.live, self.operands["lse_grad"][self.batch_row], 0)
         score_grad = self.p * (p_grad - mean[..., None] + lse_grad[..., None])
         sink_grad = (self.p_sink * (lse_grad - mean)).sum(axis=1)
-        raw_grad = self.options.scale * score_grad * self.cap_slope
+        raw_grad = self.options.scale * score_grad * self.slope
         gradients["query"][self.batch_row] += (raw_grad @ self.k).swapaxes(0, 1)
         gradients["key"][self.batch_row] += self._of_groups(raw_grad.swapaxes(1, 2) @ self.q)
         p_kept = (self.p * self.kept).swapaxes(1, 2)
@@ -273,6 +309,11 @@ class _Row:
         if "alibi_slopes" in gradients:
             slope_grad = -(score_grad * self.distance).sum(axis=(1, 2))
             _add(gradients["alibi_slopes"], self.batch_row, slope_grad)
+        for name, (index, slope) in zip(
+            mod_operands("score_mod", len(self.by_read)), self.by_read.items(), strict=True
+        ):
+            shape = gradients[name].shape
+            gradients[name] += self.places.summed(index, score_grad * slope, shape)
 
     def _clean(self, name: str, ids: np.ndarray) -> np.ndarray:
         """An operand [·, L, ·] in float64, with 0 in padding whatever stands there."""

@@ -17,13 +17,14 @@ from attn_dispatch.cudnn.call import (
     node_array_extents,
 )
 from attn_dispatch.programs.kernel import KernelProgram
+from attn_dispatch.programs.nodes import RowKeys
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from attn_dispatch.semantics.live import Live
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.mods import arrays_of, outside
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
 from attn_dispatch.semantics.padding import pad_last, prepend, round_up
-from attn_dispatch.semantics.positions import Positions
+from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
@@ -238,7 +239,7 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax
     if call.has_alibi:
         arrays.append(operands["alibi_slopes"].astype(jnp.float32)[0])
     if spec.options.mods:
-        arrays += _node_arrays(spec, operands)
+        arrays += _node_arrays(spec, call, operands)
     if call.has_sinks:
         arrays.append(operands["sinks"].astype(jnp.float32)[0])
     if call.dropout_rate:
@@ -247,17 +248,42 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax
     return arrays
 
 
-def _node_arrays(spec: AttentionSpec, operands: Arrays) -> list[jax.Array]:
+def _node_arrays(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
     """What score_mod and mask_mod read, as XLA computes it beforehand."""
-    mods, indices = mods_of(spec), Positions.of(spec, operands).indices
-    assert isinstance(mods, KernelProgram) and indices is not None
+    mods = mods_of(spec, packed=call.is_packed)
+    assert isinstance(mods, KernelProgram)
+    indices = PairIndices.of_sequences(
+        spec,
+        operands,
+        sequences=call.batch // spec.batch,
+        queries=(dead_rows(spec), call.seq_len_q),
+        keys=call.seq_len_kv,
+    )
     found = []
     for array in mods.outside:
+        if isinstance(array, RowKeys):
+            found.append(_row_keys(spec, operands, array, indices.t))
+            continue
         program = spec.options.mods[array.mod]
         x = outside(array, indices, arrays_of(array.mod, program, operands)).astype(array.dtype)
-        x = x[:, :, dead_rows(spec) :] if "t" in array.axes else x
-        found.append(jnp.broadcast_to(x, node_array_extents(spec, array)))
+        found.append(jnp.broadcast_to(x, node_array_extents(spec, call, array)))
     return found
+
+
+def _row_keys(spec: AttentionSpec, operands: Arrays, array: RowKeys, t: jax.Array) -> jax.Array:
+    """int32 [B · M, 1, T, 1] of rows that stand at t [1, T] in their sequences."""
+    ranges = SequenceRanges.of(spec, operands)
+    queries, keys = (x.reshape(-1, 1) for x in (ranges.lengths_q, ranges.lengths_kv))
+    is_bottom_right = spec.options.causal_alignment == "bottom_right"
+    diagonal = t + (keys - queries if is_bottom_right else 0)
+    left, right = spec.band
+    if array.which == "first":
+        found = jnp.broadcast_to(diagonal - (0 if left is None else left), diagonal.shape)
+    else:
+        found = keys if right is None else jnp.minimum(keys, diagonal + right + 1)
+        found = jnp.where(t < queries, found, 0)
+    shape = (queries.shape[0], t.shape[1])
+    return jnp.broadcast_to(found, shape).astype(jnp.int32)[:, None, :, None]
 
 
 def _lengths_and_offsets(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:

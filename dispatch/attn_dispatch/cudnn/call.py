@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.programs.kernel import KernelProgram, kernel_program
-from attn_dispatch.programs.nodes import Outside
+from attn_dispatch.programs.kernel import KernelProgram, Pairs, kernel_program
+from attn_dispatch.programs.nodes import Outside, RowKeys
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
@@ -23,6 +23,9 @@ _WIDE_HEAD_DIM = 128
 _LEAST_PACKED = 2
 """For a longest sequence of one query cuDNN takes a kernel for decoding, whose lse is wrong for
 packed sequences (H200, 9.19). To say that it might be longer changes nothing else."""
+
+
+Extents = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,12 @@ class CudnnCall:
     def has_statistics(self) -> bool:
         return self.backward or self.needs_lse or self.needs_max
 
+    @property
+    def reads_batch_of_one_row(self) -> bool:
+        """Whether a mod reads an array [batch, ·, 1, 1] of several batch rows."""
+        extents = (array.split()[1:] for array in self.node_arrays.split(",") if array)
+        return any(batch != "1" and rows == "1" for batch, _, rows, _ in extents)
+
 
 @dataclass(frozen=True)
 class Band:
@@ -104,8 +113,7 @@ def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     steers clear of several known bugs, and lifts the rule that a window needs as many keys as
     queries. A third one goes packed, which lifts the rule that a single query has no sink.
     """
-    # What a mod reads is laid out for a batch of sequences.
-    ways = [] if spec.options.mods else [_call(spec, packed=True)]
+    ways = [_call(spec, packed=True)]
     if not is_packed(spec):
         plain = _call(spec, packed=False)
         has_lengths = has_own_lengths(spec)
@@ -173,65 +181,80 @@ def band_of(spec: AttentionSpec) -> Band | None:
     return Band(from_left, from_right, bottom_right=False, offset=offset)
 
 
-def mods_of(spec: AttentionSpec) -> KernelProgram | str:
-    """score_mod and mask_mod as cuDNN is told of them, or why it cannot be."""
-    o, band = spec.options, spec.band
-    offset: int | None = 0
-    if o.causal_alignment == "bottom_right" and band != (None, None):
-        offset = None if has_own_lengths(spec) else spec.seq_len_kv - spec.seq_len_q
-    left, right = band
-    return kernel_program(
-        o.score_mod,
-        o.mask_mod,
+def mods_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
+    """score_mod and mask_mod as cuDNN is told of them, or why it cannot be.
+
+    Args:
+      packed: whether arrays go packed; else what is padding in them goes as 0.
+    """
+    o = spec.options
+    left, right = spec.band
+    if o.causal_alignment == "bottom_right":
+        offset = spec.seq_len_kv - spec.seq_len_q
+        left = None if left is None else left - offset
+        right = None if right is None else right + offset
+    pairs = Pairs(
+        lengths=_longest(spec),
         first_row=dead_rows(spec),
-        band=None
-        if offset is None
-        else (
-            None if left is None else left - offset,
-            None if right is None else right + offset,
-        ),
-        lengths=(spec.seq_len_q, spec.seq_len_kv),
-        is_backward=spec.is_backward,
+        band=(left, right),
+        has_own_lengths=has_own_lengths(spec),
+        is_padding_zero=not packed,
     )
+    return kernel_program(o.score_mod, o.mask_mod, pairs, is_backward=spec.is_backward)
 
 
-def node_array_extents(spec: AttentionSpec, array: Outside) -> tuple[int, int, int, int]:
+def node_array_extents(spec: AttentionSpec, call: CudnnCall, array: Outside | RowKeys) -> Extents:
     """Batch, heads, rows and keys of an array that a mod reads, 1 where it is the same for all."""
-    has_copies = spec.shape("mods_start")[0] > 1
-    rows = spec.seq_len_q - dead_rows(spec)
-    extents = {"b": spec.batch, "n": spec.num_heads, "t": rows, "s": spec.seq_len_kv}
-    axes = array.axes + ("bt" if has_copies else "")  # b alone it does not read: programs/nodes.py
+    # An array of batch rows alone it does not read right: programs/nodes.py.
+    axes = array.axes + ("bt" if spec.shape("mods_start")[0] > 1 else "")
+    extents = {"b": call.batch, "n": call.num_heads, "t": call.seq_len_q, "s": call.seq_len_kv}
     b, n, t, s = (extents[x] if x in axes else 1 for x in "bnts")
     return b, n, t, s
 
 
-def _node_array_text(spec: AttentionSpec, array: Outside) -> str:
-    letter = "f" if array.dtype == "float32" else "i"
-    return " ".join([letter, *map(str, node_array_extents(spec, array))])
+def _with_node_arrays(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
+    """The call with what its nodes read."""
+    mods = mods_of(spec, packed=call.is_packed)
+    if isinstance(mods, str):
+        raise ValueError(f"expected mods that cuDNN can be told of: {mods}")
+    arrays = []
+    for array in mods.outside:
+        extents = node_array_extents(spec, call, array)
+        arrays.append(" ".join(["f" if array.dtype == "float32" else "i", *map(str, extents)]))
+    return replace(
+        call,
+        score_nodes=mods.forward,
+        gradient_nodes=mods.backward,
+        node_arrays=", ".join(arrays),
+    )
+
+
+def _longest(spec: AttentionSpec) -> tuple[int, int]:
+    """The queries, those that are cut off among them, and the keys of the longest sequence."""
+    longest_q, longest_kv = spec.options.max_seq_lens or (spec.seq_len_q, spec.seq_len_kv)
+    return min(longest_q, spec.seq_len_q), min(longest_kv, spec.seq_len_kv)
 
 
 def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     o, band = spec.options, band_of(spec)
     if band is None:
         raise ValueError(f"expected a band that cuDNN has, got that of {spec}")
-    rows_q = spec.seq_len_q - dead_rows(spec)
-    longest_q, longest_kv = o.max_seq_lens or (rows_q, spec.seq_len_kv)
+    dead = dead_rows(spec)
+    rows_q = spec.seq_len_q - dead
+    longest_q, longest_kv = _longest(spec)
     multiple = _PACKED_HEAD_DIM_MULTIPLE if packed else _HEAD_DIM_MULTIPLE
     extra_columns = lse_grad.COLUMNS if spec.has("lse_grad") else 0
     bias_batch, bias_heads, bias_rows = _bias_extents(spec, rows_q)
     batch = spec.batch * (most_sequences(spec) or 1)
     forward = not spec.is_backward
-    mods = mods_of(spec) if o.mods else KernelProgram("", "", ())
-    if isinstance(mods, str):
-        raise ValueError(f"expected mods that cuDNN can be told of: {mods}")
-    return CudnnCall(
+    call = CudnnCall(
         backward=spec.is_backward,
         dtype=spec.dtype,
         batch=batch,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
-        seq_len_q=max(min(longest_q, rows_q), _LEAST_PACKED) if packed else rows_q,
-        seq_len_kv=min(longest_kv, spec.seq_len_kv),
+        seq_len_q=max(longest_q - dead, _LEAST_PACKED) if packed else rows_q,
+        seq_len_kv=longest_kv,
         head_dim=round_up(spec.head_dim, multiple),
         head_dim_v=round_up(spec.head_dim_v + extra_columns, multiple),
         scale=positive_scale(spec),
@@ -244,9 +267,9 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         soft_cap=o.logits_soft_cap or 0.0,
         has_alibi=spec.has("alibi_slopes"),
         alibi_offset=band.offset,
-        score_nodes=mods.forward,
-        gradient_nodes=mods.backward,
-        node_arrays=", ".join(_node_array_text(spec, x) for x in mods.outside),
+        score_nodes="",
+        gradient_nodes="",
+        node_arrays="",
         bias_dtype=_bias_dtype(spec),
         bias_batch=bias_batch,
         bias_heads=bias_heads,
@@ -261,6 +284,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         needs_dbias="bias" in o.gradients,
         clears_rows=has_own_lengths(spec),
     )
+    return _with_node_arrays(spec, call) if o.mods else call
 
 
 def _bias_dtype(spec: AttentionSpec) -> str:

@@ -12,6 +12,7 @@ from attn_dispatch.cudnn.call import (
     has_score_bias,
     mods_of,
 )
+from attn_dispatch.programs.program import is_finite
 from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
@@ -19,38 +20,7 @@ Rule = tuple[Callable[[AttentionSpec], bool], str]
 
 _INT32_LIMIT = 2**31
 
-_BESIDE_MODS = (
-    "bias", "mask", "alibi_slopes", "sinks", "query_seq_lengths", "key_value_seq_lengths", "window",
-    "lse_grad",
-)  # fmt: skip
-
-
-_WIDEST_WITH_MODS = 128
-
-
-def _has_more_than_mods(spec: AttentionSpec) -> bool:
-    """Whether a call with mods has what they have not been run with on a GPU."""
-    o = spec.options
-    is_mapped = spec.has("mods_start") and spec.shape("mods_start")[0] > 1
-    is_bottom_right = o.causal_alignment == "bottom_right" and spec.band != (None, None)
-    more = (
-        o.window != (None, None) or o.logits_soft_cap or o.dropout_rate or o.needs_max
-        or o.needs_keep or o.deterministic_backward
-    )  # fmt: skip
-    operands = any(spec.has(name) for name in _BESIDE_MODS)
-    other_sizes = (
-        spec.seq_len_q == 1 or spec.head_dim > _WIDEST_WITH_MODS or spec.head_dim_v != spec.head_dim
-    )
-    beside = is_packed(spec) or is_mapped or is_bottom_right or operands or bool(more)
-    return beside or other_sizes
-
-
 _RULES: tuple[Rule, ...] = (
-    (
-        lambda s: bool(s.options.mods) and _has_more_than_mods(s),
-        "score_mod and mask_mod: run through cuDNN with causality alone by this version, for more "
-        "than one query, head dims up to 128 and values as wide",
-    ),
     (
         lambda s: any(is_mod_operand(x) for x in s.options.gradients),
         "the gradient of what score_mod reads",
@@ -80,6 +50,15 @@ _RULES: tuple[Rule, ...] = (
         # Backward does not need them.
         lambda s: s.has("sinks") and s.shape("sinks")[0] > 1 and not s.is_backward,
         "sinks: cuDNN has one for each head",
+    ),
+    (
+        lambda s: s.has("mask") and not is_finite(s.options.score_mod),
+        "score_mod: may be NaN where the mask forbids, which cuDNN adds -inf for",
+    ),
+    (
+        # A row that only mask_mod leaves no key gets the sink's as lse.
+        lambda s: s.has("sinks") and s.options.mask_mod is not None and not s.is_backward,
+        "sinks beside a mask_mod: cuDNN takes a row that attends nothing for one of a sink",
     ),
     (
         lambda s: s.has("alibi_slopes") and s.shape("alibi_slopes")[0] > 1,
@@ -112,7 +91,7 @@ def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
     reasons = [reason for breaks, reason in _RULES if breaks(spec)]
     if spec.dtype not in ("float16", "bfloat16"):
         reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
-    if spec.options.mods and isinstance(why := mods_of(spec), str):
+    if spec.options.mods and isinstance(why := mods_of(spec, packed=False), str):
         reasons.append(why)
     return tuple(reasons)
 
@@ -124,4 +103,6 @@ def reasons_against(call: CudnnCall) -> tuple[str, ...]:
             "packed sequences: an array has 2^31 elements or more, past cuDNN's 32-bit offsets "
             f"(heads of {call.head_dim} and {call.head_dim_v}, as padded)",
         )
+    if call.reads_batch_of_one_row:
+        return ("an array is read by b, for a single query, which cuDNN does not do right",)
     return ()

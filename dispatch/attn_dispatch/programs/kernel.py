@@ -17,6 +17,7 @@ from attn_dispatch.programs.nodes import (
     Outside,
     Predicate,
     Register,
+    RowKeys,
     S,
     T,
     Unsupported,
@@ -40,32 +41,35 @@ class KernelProgram:
     backward: str
     """From the gradient of that to the gradient of the score; empty where it is the same. It goes
     on where `forward` ended."""
-    outside: tuple[Outside, ...]
+    outside: tuple[Outside | RowKeys, ...]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs that a kernel computes, and those whose score may be anything."""
+
+    lengths: tuple[int, int]
+    """Of queries, those that are cut off among them, and of keys."""
+    first_row: int = 0
+    """t of the kernel's first row."""
+    band: tuple[int | None, int | None] = (None, None)
+    """The window around the diagonal that starts at the top left, (left, right)."""
+    has_own_lengths: bool = False
+    """Whether arrays alone know lengths and diagonal: `lengths` are the most, `band` says no more
+    than which sides are open."""
+    is_padding_zero: bool = False
+    """With lengths of their own: whether query and key are 0 past them."""
 
 
 @lru_cache(maxsize=1024)
 def kernel_program(
-    score_mod: Program | None,
-    mask_mod: Program | None,
-    *,
-    first_row: int,
-    band: tuple[int | None, int | None] | None,
-    lengths: tuple[int, int],
-    is_backward: bool,
+    score_mod: Program | None, mask_mod: Program | None, pairs: Pairs, *, is_backward: bool
 ) -> KernelProgram | str:
-    """The nodes, or why a kernel cannot be told.
-
-    Args:
-      first_row: t of the kernel's first row.
-      band: the window around the diagonal that starts at the top left, (left, right); None where
-        the arrays alone know it.
-      lengths: of queries, the first row counted, and of keys.
-      is_backward: whether the gradient is needed.
-    """
+    """The nodes, or why a kernel cannot be told."""
     writer = Writer(is_backward=is_backward)
     mod = "score_mod"
     try:
-        t = writer.node("i", "add", T, first_row) if first_row else T
+        t = writer.node("i", "add", T, pairs.first_row) if pairs.first_row else T
         # A gradient that reads cuDNN's own tensor of scores reads memory that is not there (H200,
         # 9.28).
         score: Value = writer.node("f", "mul", SCORE, 1.0)
@@ -85,7 +89,7 @@ def kernel_program(
         gradient = _gradient(score_mod)
         grad = _lower(mod, gradient, score_mod, [GRADIENT, copied], ["g", "x"], t, writer)
         if grad != GRADIENT:
-            grad = writer.select(_where_finite(writer, may, t, band, lengths), grad, 0.0, "f")
+            grad = writer.select(_where_finite(writer, may, t, pairs), grad, 0.0, "f")
     except Unsupported as error:
         return f"{mod}: {error}"
     if grad == GRADIENT:
@@ -94,29 +98,25 @@ def kernel_program(
     return KernelProgram("; ".join(forward), "; ".join(backward), tuple(writer.outside))
 
 
-def _where_finite(
-    writer: Writer,
-    may_attend: Value,
-    t: Register,
-    band: tuple[int | None, int | None] | None,
-    lengths: tuple[int, int],
-) -> Value:
+def _where_finite(writer: Writer, may_attend: Value, t: Register, pairs: Pairs) -> Value:
     """Where the gradient is what was computed; elsewhere it is 0, and 0 · NaN would be NaN.
 
-    A kernel goes on to the end of its tiles, past the last query and key (H200, 9.19, 9.28).
+    A kernel goes on to the end of its tiles, past the last query and key, and into whatever stands
+    behind a sequence (H200, 9.19, 9.28).
     """
     conditions = [
         Predicate("lt", (x, length))
-        for x, length in zip((t, S), lengths, strict=True)
+        for x, length in zip((t, S), pairs.lengths, strict=True)
         if length % _TILE
     ]
-    if may_be_nan(writer.lines):
-        if band is None:
-            raise Unsupported(
-                "may be NaN where bottom-right causality or a window forbids, which lengths that "
-                "are arrays decide"
-            )
-        left, right = band
+    left, right = pairs.band
+    is_nan_in_band = may_be_nan(writer.lines)
+    if pairs.has_own_lengths:
+        if is_nan_in_band or not pairs.is_padding_zero:
+            conditions.append(Predicate("lt", (S, writer.array(RowKeys("end")))))
+        if is_nan_in_band and left is not None:
+            conditions.append(Predicate("ge", (S, writer.array(RowKeys("first")))))
+    elif is_nan_in_band:
         if left is not None:
             conditions.append(Predicate("ge", (S, writer.arithmetic("i", "add", t, -left))))
         if right is not None:

@@ -79,13 +79,24 @@ class Outside:
     dtype: str
 
 
+@dataclass(frozen=True)
+class RowKeys:
+    """An array that lengths and a band decide: of each query its first key, or the one past its
+    last, which is 0 where there is no query."""
+
+    which: str
+    """"first" or "end"."""
+    axes: str = "bt"
+    dtype: str = "int32"
+
+
 class Writer:
     """Writes nodes; the same operation of the same operands is written once."""
 
     def __init__(self, *, is_backward: bool = False) -> None:
         self._is_backward = is_backward
         self.lines: list[str] = []
-        self.outside: list[Outside] = []
+        self.outside: list[Outside | RowKeys] = []
         self._known: dict[tuple[str, ...], Register] = {}
 
     def node(self, kind: str, operation: str, *operands: Value) -> Register:
@@ -96,7 +107,7 @@ class Writer:
             self._known[text] = register
         return self._known[text]
 
-    def array(self, outside: Outside) -> Register:
+    def array(self, outside: Outside | RowKeys) -> Register:
         """A register for an array.
 
         What cuDNN reads right on an H200 (9.19, 9.28): by n, by t, and by b for each t; by s in the
@@ -372,7 +383,11 @@ class _Lowering:
 
 def may_be_nan(lines: list[str]) -> bool:
     """Whether finite operands may become something else."""
-    return any(line.split()[2] in _MAY_BE_NAN for line in lines)
+    operations = (line.split()[2:] for line in lines)
+    return any(
+        name in _MAY_BE_NAN and not (name == "div" and y[-1].startswith("#") and float(y[-1][1:]))
+        for name, *y in operations
+    )
 
 
 def _type(x: Var | Literal) -> Any:

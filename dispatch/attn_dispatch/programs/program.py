@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 INDICES = ("b", "n", "t", "s")
 """Batch row, head, and the positions of query and key inside their sequences; int32 scalars."""
+
+_MAY_BE_NAN = {
+    "div", "log", "log1p", "pow", "integer_pow", "sqrt", "rsqrt", "tan", "exp", "exp2", "expm1",
+    "erf_inv", "acos", "asin", "acosh", "atanh", "lgamma", "digamma", "scan", "while", "cond",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,3 +35,17 @@ class Program:
 
     def __str__(self) -> str:
         return " ".join(str(self.body.jaxpr).split())
+
+
+def is_finite(program: Program | None) -> bool:
+    """Whether it makes finite numbers of finite ones, as far as its operations tell."""
+    return program is None or not any(map(_may_be_nan, program.body.jaxpr.eqns))
+
+
+def _may_be_nan(equation: JaxprEqn) -> bool:
+    name = equation.primitive.name
+    if name == "div" and isinstance(equation.invars[1], Literal):
+        return not equation.invars[1].val
+    if name == "integer_pow" and equation.params["y"] >= 0:
+        return False
+    return name in _MAY_BE_NAN

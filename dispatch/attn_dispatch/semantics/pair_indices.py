@@ -37,18 +37,38 @@ class PairIndices:
         """Those of a call; None without mods."""
         if not spec.has("mods_start"):
             return None
-        start = operands["mods_start"]
-        count = start.shape[0]
-        rows = jnp.arange(spec.batch, dtype=jnp.int32)
-        heads = jnp.arange(spec.num_heads, dtype=jnp.int32)
-        copies = rows // (spec.batch // count)
-        b = (rows % (spec.batch // count) + jnp.take(start[:, 0], copies))[:, None]
+        copies, b, n = _rows_and_heads(spec, operands)
         if spec.has("cu_seqlens_q"):
             assert query_ids is not None
             b = query_ids - 1
-        n = heads + start[:, 1:]
-        n = n if count == 1 else jnp.take(n, copies, axis=0)
         return PairIndices(copies, b, n, query_positions, key_positions)
+
+    @staticmethod
+    def of_sequences(
+        spec: AttentionSpec,
+        operands: Mapping[str, jax.Array],
+        *,
+        sequences: int,
+        queries: tuple[int, int],
+        keys: int,
+    ) -> PairIndices:
+        """Those of a call with mods whose sequences are batch rows, of any call 1 or more for each.
+
+        Args:
+          sequences: how many sequences a batch row holds.
+          queries: t of the first one, and how many there are.
+          keys: how many there are.
+        """
+        copies, b, n = _rows_and_heads(spec, operands)
+        b = jnp.repeat(b, sequences, axis=0)
+        if spec.has("cu_seqlens_q"):
+            b = jnp.tile(jnp.arange(sequences, dtype=jnp.int32), spec.batch)[:, None]
+        first, count = queries
+        t = first + jnp.arange(count, dtype=jnp.int32)[None, :]
+        s = jnp.arange(keys, dtype=jnp.int32)[None, :]
+        if n.shape[0] > 1:
+            n = jnp.repeat(n, sequences, axis=0)
+        return PairIndices(jnp.repeat(copies, sequences), b, n, t, s)
 
     def part(self, take: Callable[[jax.Array, str], jax.Array]) -> PairIndices:
         """Those of some batch rows, heads and queries."""
@@ -59,3 +79,17 @@ class PairIndices:
             take(self.t, "bt"),
             take(self.s, "bs"),
         )
+
+
+def _rows_and_heads(
+    spec: AttentionSpec, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """For each batch row: whose arrays it reads [B], b [B, 1] and n [1|B, N]."""
+    start = operands["mods_start"]
+    count = start.shape[0]
+    rows = jnp.arange(spec.batch, dtype=jnp.int32)
+    heads = jnp.arange(spec.num_heads, dtype=jnp.int32)
+    copies = rows // (spec.batch // count)
+    b = (rows % (spec.batch // count) + jnp.take(start[:, 0], copies))[:, None]
+    n = heads + start[:, 1:]
+    return copies, b, n if count == 1 else jnp.take(n, copies, axis=0)

@@ -22,6 +22,7 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     is_affordable,
 )
+from attn_dispatch.programs.program import is_finite
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.semantics.row_ids import is_packed
@@ -113,6 +114,8 @@ class SequencesAsMask:
         shape = _pairs(spec, "mask", batch=spec.batch)
         if not without or not is_affordable(shape):
             return None
+        if spec.options.mods and is_packed(spec):
+            return None  # which count positions inside of sequences
         if spec.has("alibi_slopes"):
             with_bias = _SLOPES.inner(spec)
             return None if with_bias is None else self.inner(with_bias)
@@ -162,8 +165,8 @@ class MaskAsBias:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if not spec.has("mask"):
-            return None
+        if not spec.has("mask") or not is_finite(spec.options.score_mod):
+            return None  # NaN - inf is NaN
         shape = common_shape(*(spec.shape(x) for x in ("mask", "bias") if spec.has(x)))
         dtype = spec.dtype_of("bias") if spec.has("bias") else spec.dtype
         return changed(spec, without=("mask",), arrays={"bias": (shape, dtype)})
@@ -200,7 +203,7 @@ def _pairs(
 def _mask(
     spec: AttentionSpec, operands: Arrays, positions: Positions, shape: tuple[int, ...]
 ) -> jax.Array:
-    may_attend = allowed(spec, operands, positions)
+    may_attend = allowed(changed(spec, mask_mod=None), operands, positions)
     assert may_attend is not None
     return jnp.broadcast_to(may_attend, shape)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
 
 
@@ -19,10 +19,13 @@ class CallForEachKey:
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
         keys = _keys(spec)
-        if keys == 1:
+        if keys == 1 or any(map(is_mod_operand, spec.options.gradients)):
+            return None
+        copies = spec.shape("mods_start")[0] if spec.options.mods else keys
+        if copies % keys and keys % copies:
             return None
         rows = {
-            x.name: ((x.shape[0] // keys, *x.shape[1:]), x.dtype)
+            x.name: ((x.shape[0] // min(keys, x.shape[0]), *x.shape[1:]), x.dtype)
             for x in spec.operands
             if x.shape[0] > 1
         }
@@ -32,6 +35,7 @@ class CallForEachKey:
         inner = self.inner(spec)
         assert inner is not None
         keys = _keys(spec)
+        operands = operands | _mod_operands(spec, operands, keys)
         shared = {name: x for name, x in operands.items() if x.shape[0] == 1}
         parts = {
             name: x.reshape(keys, x.shape[0] // keys, *x.shape[1:])
@@ -49,3 +53,18 @@ class CallForEachKey:
 
 def _keys(spec: AttentionSpec) -> int:
     return spec.shape("dropout_key")[0] if spec.has("dropout_key") else 1
+
+
+def _mod_operands(spec: AttentionSpec, operands: Arrays, keys: int) -> Arrays:
+    """What mods read, and where b begins, for each of the calls."""
+    if not spec.options.mods:
+        return {}
+    start = operands["mods_start"]
+    copies = start.shape[0]
+    if copies >= keys:
+        return {}
+    repeats = keys // copies
+    calls = jnp.arange(keys, dtype=jnp.int32) % repeats
+    first = jnp.repeat(start, repeats, axis=0).at[:, 0].add(calls * (spec.batch // keys))
+    read = {x: y for x, y in operands.items() if is_mod_operand(x) and y.shape[0] > 1}
+    return {x: jnp.repeat(y, repeats, axis=0) for x, y in read.items()} | {"mods_start": first}

@@ -41,7 +41,8 @@ class PackedAsPadded:
     moves_dropout: bool = True
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if not is_packed(spec) or any(map(spec.has, _CANNOT_GO)):
+        # b of a mod would count sequences.
+        if not is_packed(spec) or any(map(spec.has, _CANNOT_GO)) or spec.options.mods:
             return None
         number = most_sequences(spec)
         t, s = (longest_sequence(spec, side) for side in ("query", "key"))

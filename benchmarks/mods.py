@@ -1,0 +1,110 @@
+"""Speed of score_mod and mask_mod on one GPU: beside the same call without them, and beside XLA.
+
+usage: python benchmarks/mods.py [--rounds N] [--seconds S] [--results FOLDER]
+
+Each mod of `attn_dispatch.mods` at 8,192 tokens, forward and with the gradients of query, key and
+value; "with arrays" has those of what the mod reads as well. All in bfloat16, in the same run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from command import arguments, save
+from timing import by_turns, median_ratio
+
+from attn_dispatch import dot_product_attention, mods
+from attn_dispatch.conformance.environment import environment
+
+_SIZE = {"b": 1, "t": 8192, "n": 16, "k": 4, "h": 128}
+_SLOPES = 2.0 ** -jnp.arange(0.5, 8.5, 0.5)
+_CAUSAL: dict[str, Any] = {"is_causal": True}
+
+
+def _alibi(slopes: Any) -> dict[str, Any]:
+    return {"score_mod": mods.alibi(slopes), **_CAUSAL}
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "causal": _CAUSAL,
+    "full": {},
+    "soft cap": {"score_mod": mods.soft_cap(30.0), **_CAUSAL},
+    "logits_soft_cap": {"logits_soft_cap": 30.0, **_CAUSAL},
+    "ALiBi": _alibi(_SLOPES),
+    "alibi_slopes": {"alibi_slopes": _SLOPES, **_CAUSAL},
+    "prefix LM": {"mask_mod": mods.prefix_lm(jnp.array([1000]))},
+    "documents": {"mask_mod": mods.document_mask(jnp.arange(_SIZE["t"])[None] // 1024), **_CAUSAL},
+    "dilated window": {"mask_mod": mods.dilated_window(512, 4), **_CAUSAL},
+    "chunked window": {"mask_mod": mods.chunked_window(1024), **_CAUSAL},
+}
+
+
+def programs(options: dict[str, Any], implementation: str | None) -> dict[str, Any]:
+    """The call, and its gradients, jitted."""
+
+    def call(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return dot_product_attention(q, k, v, implementation=implementation, **options)
+
+    def gradients(q: jax.Array, k: jax.Array, v: jax.Array, out_grad: jax.Array):
+        return jax.vjp(call, q, k, v)[1](out_grad)
+
+    return {"forward": jax.jit(call), "forward_backward": jax.jit(gradients)}
+
+
+def arrays() -> list[jax.Array]:
+    """query, key, value and the gradient of the output."""
+    z, keys = _SIZE, jax.random.split(jax.random.key(0), 4)
+    heads = (z["n"], z["k"], z["k"], z["n"])
+    return [
+        jax.random.normal(key, (z["b"], z["t"], n, z["h"]), jnp.bfloat16)
+        for key, n in zip(keys, heads, strict=True)
+    ]
+
+
+def measure(options: dict[str, Any], rounds: int, seconds: float) -> dict[str, Any]:
+    """Microseconds of the kernel, of XLA and of the same call without mods; and ratios."""
+    given, row = arrays(), {}
+    band = {name: x for name, x in options.items() if name == "is_causal"}
+    made = {
+        "cudnn": programs(options, "cudnn"),
+        "xla": programs(options, "xla"),
+        "without": programs(band, "cudnn"),
+    }
+    for direction, count in (("forward", 3), ("forward_backward", 4)):
+        run = {name: (x[direction], given[:count]) for name, x in made.items()}
+        try:
+            times = by_turns(run, rounds, seconds)
+        except NotImplementedError as error:
+            row[direction] = {"refused": str(error).splitlines()[1].strip()}
+            continue
+        row[direction] = {f"{name}_us": 1e6 * statistics.median(x) for name, x in times.items()}
+        row[direction] |= {
+            "over_without": median_ratio(times, "without", "cudnn"),
+            "over_xla": median_ratio(times, "xla", "cudnn"),
+        }
+    return row
+
+
+def main() -> None:
+    args = arguments("Speed of score_mod and mask_mod.", rounds=3, seconds=0.05)
+    facts = environment()
+    print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
+    print("microseconds, times as fast as the call without mods, and as XLA")
+    rows = {}
+    for name, options in CALLS.items():
+        rows[name] = row = measure(options, args.rounds, args.seconds)
+        cells = [
+            f"{x['cudnn_us']:8.0f} us {x['over_without']:5.2f} {x['over_xla']:6.1f}"
+            if "cudnn_us" in x
+            else x["refused"][:60]
+            for x in row.values()
+        ]
+        print(f"{name:18s}{'   '.join(cells)}", flush=True)
+    save("mods", {"environment": facts, "shape": _SIZE, "calls": rows}, args.results)
+
+
+if __name__ == "__main__":
+    main()
