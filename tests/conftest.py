@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 
@@ -47,6 +48,13 @@ def _take_own_cores(config):
     count, index = worker["workercount"], int(worker["workerid"].removeprefix("gw"))
     if own := sorted(os.sched_getaffinity(0))[index::count]:
         os.sched_setaffinity(0, own)
+
+
+def pytest_collection_finish():
+    """To walk over all that is imported again and again took a sixth of the suite's time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
 
 
 def pytest_collection_modifyitems(items):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.conventions import warn_of_conventions
+from attn_dispatch.call.masks_as_windows import with_window
 from attn_dispatch.call.spec import AttentionOptions, CausalAlignment, mod_operands
 from attn_dispatch.call.static_arguments import (
     Side,
@@ -140,6 +141,7 @@ def normalise(
         needs_max=bool(return_max_logits),
         needs_keep=needs_keep,
     )
+    options, operands = with_window(options, operands)
     warn_of_conventions(
         given,
         is_causal=options.is_causal,

@@ -189,7 +189,8 @@ def mods_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
     """
     o = spec.options
     left, right = spec.band
-    if o.causal_alignment == "bottom_right":
+    is_bottom_right = o.causal_alignment == "bottom_right"
+    if is_bottom_right:
         offset = spec.seq_len_kv - spec.seq_len_q
         left = None if left is None else left - offset
         right = None if right is None else right + offset
@@ -198,6 +199,7 @@ def mods_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
         first_row=dead_rows(spec),
         band=(left, right),
         has_own_lengths=has_own_lengths(spec),
+        has_own_diagonal=is_bottom_right and has_own_lengths(spec),
         is_padding_zero=not packed,
     )
     return kernel_program(o.score_mod, o.mask_mod, pairs, is_backward=spec.is_backward)

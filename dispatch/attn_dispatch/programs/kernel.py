@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from attn_dispatch.programs.flat import flat
+from attn_dispatch.programs.key_ranges import Number, key_range, near
 from attn_dispatch.programs.nodes import (
     GRADIENT,
     SCORE,
@@ -19,7 +20,6 @@ from attn_dispatch.programs.nodes import (
     Register,
     RowKeys,
     S,
-    T,
     Unsupported,
     Value,
     Writer,
@@ -55,10 +55,15 @@ class Pairs:
     band: tuple[int | None, int | None] = (None, None)
     """The window around the diagonal that starts at the top left, (left, right)."""
     has_own_lengths: bool = False
-    """Whether arrays alone know lengths and diagonal: `lengths` are the most, `band` says no more
-    than which sides are open."""
+    """Whether arrays alone know lengths: `lengths` are the most."""
+    has_own_diagonal: bool = False
+    """Whether arrays alone know where the diagonal is: `band` says which sides are open."""
     is_padding_zero: bool = False
     """With lengths of their own: whether query and key are 0 past them."""
+
+
+class _Unsupported(Exception):
+    """What a kernel cannot be told, and of which mod."""
 
 
 @lru_cache(maxsize=1024)
@@ -66,39 +71,94 @@ def kernel_program(
     score_mod: Program | None, mask_mod: Program | None, pairs: Pairs, *, is_backward: bool
 ) -> KernelProgram | str:
     """The nodes, or why a kernel cannot be told."""
-    writer = Writer(is_backward=is_backward)
-    mod = "score_mod"
     try:
-        t = writer.node("i", "add", T, pairs.first_row) if pairs.first_row else T
-        # A gradient that reads cuDNN's own tensor of scores reads memory that is not there (H200,
-        # 9.28).
-        score: Value = writer.node("f", "mul", SCORE, 1.0)
-        copied = score
-        if score_mod is not None:
-            score = _lower(mod, score_mod.body, score_mod, [copied], ["x"], t, writer)
-        mod = "mask_mod"
-        may: Value = True
-        if mask_mod is not None:
-            may = _lower(mod, mask_mod.body, mask_mod, [], [], t, writer)
-        score = writer.select(may, score, float("-inf"), "f")
-        result = writer.result(score)
-        forward = writer.needed(result)
-        mod = "score_mod"
-        if not is_backward or score_mod is None:
-            return KernelProgram("; ".join(forward), "", tuple(writer.outside))
-        gradient = _gradient(score_mod)
-        grad = _lower(mod, gradient, score_mod, [GRADIENT, copied], ["g", "x"], t, writer)
-        if grad != GRADIENT:
-            grad = writer.select(_where_finite(writer, may, t, pairs), grad, 0.0, "f")
-    except Unsupported as error:
-        return f"{mod}: {error}"
+        if is_backward and score_mod is not None:
+            with_gradient = _with_gradient(score_mod, mask_mod, pairs)
+            if with_gradient is not None:
+                return with_gradient
+        writer = _writer(pairs, is_backward=is_backward)
+        _, forward = _forward(writer, SCORE, score_mod, mask_mod, pairs)
+    except _Unsupported as error:
+        return str(error)
+    return KernelProgram("; ".join(forward), "", tuple(writer.outside))
+
+
+def _writer(pairs: Pairs, *, is_backward: bool) -> Writer:
+    right = pairs.band[1]
+    is_past = right is not None and right <= 0 and not pairs.has_own_diagonal
+    return Writer(is_backward=is_backward, first_row=pairs.first_row, is_past=is_past)
+
+
+def _forward(
+    writer: Writer,
+    score: Value,
+    score_mod: Program | None,
+    mask_mod: Program | None,
+    pairs: Pairs,
+) -> tuple[Value, list[str]]:
+    """Which pairs mask_mod lets attend, and the nodes that make of the score what softmax sees."""
+    if score_mod is not None:
+        score = _lower("score_mod", score_mod.body, score_mod, [score], ["x"], writer)
+    may = True if mask_mod is None else _may_attend(writer, mask_mod, pairs)
+    score = writer.select(may, score, float("-inf"), "f")
+    return may, writer.needed(writer.result(score))
+
+
+def _with_gradient(
+    score_mod: Program, mask_mod: Program | None, pairs: Pairs
+) -> KernelProgram | None:
+    """The nodes of a backward pass; None where the gradient goes through as it is."""
+    writer = _writer(pairs, is_backward=True)
+    # A gradient that reads cuDNN's own tensor of scores reads memory that is not there (H200,
+    # 9.28).
+    score = writer.node("f", "mul", SCORE, 1.0)
+    may, forward = _forward(writer, score, score_mod, mask_mod, pairs)
+    gradient = _gradient(score_mod)
+    grad = _lower("score_mod", gradient, score_mod, [GRADIENT, score], ["g", "x"], writer)
     if grad == GRADIENT:
-        return KernelProgram("; ".join(forward), "", tuple(writer.outside))
+        return None
+    grad = writer.select(_where_finite(writer, may, pairs), grad, 0.0, "f")
     backward = [x for x in writer.needed(writer.result(grad)) if x not in forward]
     return KernelProgram("; ".join(forward), "; ".join(backward), tuple(writer.outside))
 
 
-def _where_finite(writer: Writer, may_attend: Value, t: Register, pairs: Pairs) -> Value:
+def _may_attend(writer: Writer, mask_mod: Program, pairs: Pairs) -> Value:
+    """What a mask_mod forbids that the band allows."""
+    found, body = key_range(mask_mod), mask_mod.body
+    left, right = (None, None) if pairs.has_own_diagonal else pairs.band
+    may: Value = True
+    for var in found.rest:
+        one = ClosedJaxpr(body.jaxpr.replace(outvars=[var]), body.consts)
+        may = _both(_lower("mask_mod", one, mask_mod, [], [], writer), may)
+    first, end = found.first, found.end
+    # One comparison for each side: to choose by one, then by another, takes four times as long
+    # (H200, 9.19).
+    if first is not None and not (left is not None and _is_at_most(first.offset, -left)):
+        may = _both(Predicate("ge", (S, _border(writer, first, mask_mod))), may)
+    if end is not None and not (right is not None and _is_at_most(right + 1, end.offset)):
+        may = _both(Predicate("lt", (S, _border(writer, end, mask_mod))), may)
+    return may
+
+
+def _is_at_most(x: int | None, y: int | None) -> bool:
+    return x is not None and y is not None and x <= y
+
+
+def _border(writer: Writer, number: Number, mask_mod: Program) -> Value:
+    """A number of each query in the kernel."""
+    least, most = number.span
+    if number.offset is not None:
+        return writer.arithmetic("i", "add", writer.t, number.offset)
+    if not number.of_t and least == most:
+        return int(least)
+    types = [jax.ShapeDtypeStruct((), jnp.int32) for _ in INDICES]
+    types += [jax.ShapeDtypeStruct(*array) for array in mask_mod.arrays]
+    body = flat(jax.make_jaxpr(lambda *x: near(number.compute(*x)))(*types))
+    axes = "".join(x for x in "bnt" if x in number.depends)
+    return writer.array(Outside(body, str(body.jaxpr), "mask_mod", axes, "int32"))
+
+
+def _where_finite(writer: Writer, may_attend: Value, pairs: Pairs) -> Value:
     """Where the gradient is what was computed; elsewhere it is 0, and 0 · NaN would be NaN.
 
     A kernel goes on to the end of its tiles, past the last query and key, and into whatever stands
@@ -106,7 +166,7 @@ def _where_finite(writer: Writer, may_attend: Value, t: Register, pairs: Pairs) 
     """
     conditions = [
         Predicate("lt", (x, length))
-        for x, length in zip((t, S), pairs.lengths, strict=True)
+        for x, length in zip((writer.t, S), pairs.lengths, strict=True)
         if length % _TILE
     ]
     left, right = pairs.band
@@ -118,16 +178,18 @@ def _where_finite(writer: Writer, may_attend: Value, t: Register, pairs: Pairs) 
             conditions.append(Predicate("ge", (S, writer.array(RowKeys("first")))))
     elif is_nan_in_band:
         if left is not None:
-            conditions.append(Predicate("ge", (S, writer.arithmetic("i", "add", t, -left))))
+            conditions.append(Predicate("ge", (S, writer.arithmetic("i", "add", writer.t, -left))))
         if right is not None:
-            conditions.append(Predicate("le", (S, writer.arithmetic("i", "add", t, right))))
+            conditions.append(Predicate("le", (S, writer.arithmetic("i", "add", writer.t, right))))
     for condition in conditions:
         may_attend = _both(may_attend, condition)
     return may_attend
 
 
-def _both(x: Any, y: Predicate) -> Predicate:
-    return y if x is True else Predicate("and", (x, y))
+def _both(x: Value, y: Value) -> Value:
+    if isinstance(x, bool) or isinstance(y, bool):
+        return (y if x else False) if isinstance(x, bool) else (x if y else False)
+    return Predicate("and", (x, y))
 
 
 def _lower(
@@ -136,13 +198,15 @@ def _lower(
     program: Program,
     scores: list[Register],
     names: list[str],
-    t: Register,
     writer: Writer,
 ) -> Value:
     """A body of the program, whose inputs begin with these scores."""
     arrays = [f"array {i}" for i in range(len(program.arrays))]
-    values: list[Value | None] = [*scores, None, None, t, S, *(None for _ in arrays)]
-    return lowered(mod, body, values, writer, [*names, *INDICES, *arrays])
+    values: list[Value | None] = [*scores, None, None, writer.t, S, *(None for _ in arrays)]
+    try:
+        return lowered(mod, body, values, writer, [*names, *INDICES, *arrays])
+    except Unsupported as error:
+        raise _Unsupported(f"{mod}: {error}") from error
 
 
 def _gradient(program: Program) -> ClosedJaxpr:

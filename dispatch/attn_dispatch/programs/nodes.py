@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
+from attn_dispatch.programs.flat import flat
+
 _UNARY = {
     "tanh", "exp", "log", "logistic", "sin", "cos", "tan", "erf", "sqrt", "rsqrt", "abs", "ceil",
     "floor", "neg",
@@ -72,7 +74,9 @@ class Outside:
     """An array that XLA computes: a value of a program, for the axes that it depends on."""
 
     body: ClosedJaxpr = field(compare=False, repr=False)
-    """Of the program's inputs the one value."""
+    """Of b, n, t, s and the mod's arrays the one value."""
+    text: str
+    """Of `body`: the same value is the same array."""
     mod: str
     axes: str
     """Of "bnts" those that it depends on."""
@@ -93,19 +97,51 @@ class RowKeys:
 class Writer:
     """Writes nodes; the same operation of the same operands is written once."""
 
-    def __init__(self, *, is_backward: bool = False) -> None:
+    def __init__(
+        self, *, is_backward: bool = False, first_row: int = 0, is_past: bool = False
+    ) -> None:
+        """Args:
+        is_backward: whether a backward pass reads the arrays.
+        first_row: t of the kernel's first row.
+        is_past: whether all pairs that count are of a key at or before the query.
+        """
         self._is_backward = is_backward
+        self._is_past = is_past
         self.lines: list[str] = []
         self.outside: list[Outside | RowKeys] = []
         self._known: dict[tuple[str, ...], Register] = {}
+        self._integers: dict[Register, Register] = {}
+        """What a float was converted from."""
+        self.t = T
+        """The position of the query."""
+        if first_row:
+            self.t = self.node("i", "add", T, first_row)
 
     def node(self, kind: str, operation: str, *operands: Value) -> Register:
+        if self._is_past and (distance := self._distance(operation, *operands)):
+            return distance
         text = (kind, operation, *(_text(x) for x in operands))
         if text not in self._known:
             register = Register(f"{kind}{len(self._known)}", kind)
             self.lines.append(f"{register.name} = {' '.join(text[1:])}")
             self._known[text] = register
         return self._known[text]
+
+    def converted(self, x: Register) -> Register:
+        """A whole number as a float."""
+        number = self.node("f", "convert", x)
+        self._integers[number] = x
+        return number
+
+    def _distance(self, operation: str, *operands: Value) -> Register | None:
+        """t - s, if that is what |t - s|, |s - t| or the larger of t - s and 0 is."""
+        signs = {("abs", "sub t s"): (), ("abs", "sub s t"): (), ("max", "sub t s"): (0,)}
+        for (name, inner), others in signs.items():
+            words = [self.t.name if x == "t" else x for x in inner.split()]
+            found = self._known.get(("i", *words))
+            if found is not None and name == operation and operands == (found, *others):
+                return self.node("i", "sub", self.t, S)
+        return None
 
     def array(self, outside: Outside | RowKeys) -> Register:
         """A register for an array.
@@ -122,8 +158,9 @@ class Writer:
         if "b" in outside.axes:
             outside = replace(outside, axes="".join(x for x in "bnts" if x in outside.axes + "t"))
         kind = "f" if outside.dtype == "float32" else "i"
-        self.outside.append(outside)
-        return Register(f"o{len(self.outside) - 1}", kind)
+        if outside not in self.outside:
+            self.outside.append(outside)
+        return Register(f"o{self.outside.index(outside)}", kind)
 
     def computed(self, x: Value, kind: str) -> Register:
         """x as the first operand of a node has to be."""
@@ -131,7 +168,7 @@ class Writer:
             return x
         zero = self.node("i", "mul", T, 0)
         if kind == "f":
-            zero = self.node("f", "convert", zero)
+            zero = self.converted(zero)
         return self.node(kind, "add", zero, x)
 
     def arithmetic(self, kind: str, operation: str, x: Value, y: Value) -> Register:
@@ -139,8 +176,16 @@ class Writer:
             return self.computed(x, kind)
         if (operation == "add" and x == 0) or (operation == "mul" and x == 1):
             return self.computed(y, kind)
+        if operation == "div" and isinstance(y, float) and _has_reciprocal(y):
+            return self.arithmetic(kind, "mul", x, 1 / y)
         first = isinstance(x, Register) and x.is_computed
         second = isinstance(y, Register) and y.is_computed
+        if operation == "mul" and kind == "f":
+            # It multiplies whole numbers by others as they are: ALiBi's distances by its slopes.
+            if first and x in self._integers and not second:
+                return self.node(kind, operation, self._integers[x], y)
+            if second and y in self._integers and not first:
+                return self.node(kind, operation, self._integers[y], x)
         if first or not second:
             return self.node(kind, operation, self.computed(x, kind), y)
         if operation in _COMMUTATIVE:
@@ -225,6 +270,7 @@ class _Lowering:
         names: list[str],
     ) -> None:
         self._mod, self._body, self._writer = mod, body, writer
+        self._scores = sum(x in ("x", "g") for x in names)
         self._values: dict[Var, Value | None] = {}
         self._depends: dict[Var, frozenset[str]] = {}
         for var, value, name in zip(body.jaxpr.invars, inputs, names, strict=True):
@@ -270,10 +316,12 @@ class _Lowering:
                 f"an array {_type(var).dtype.name}{list(_type(var).shape)} is read at a place that "
                 "depends on the score, or on both t and s"
             )
-        jaxpr = self._body.jaxpr
-        body = ClosedJaxpr(jaxpr.replace(outvars=[var]), self._body.consts)
+        jaxpr, scores = self._body.jaxpr, self._scores
+        alone = jaxpr.replace(invars=jaxpr.invars[scores:], outvars=[var])
+        body = flat(ClosedJaxpr(alone, self._body.consts))
         is_float = np.issubdtype(_type(var).dtype, np.floating)
-        made = Outside(body, self._mod, axes, "float32" if is_float else "int32")
+        dtype = "float32" if is_float else "int32"
+        made = Outside(body, str(body.jaxpr), self._mod, axes, dtype)
         register = self._writer.array(made)
         if _type(var).dtype != np.bool_:
             return register
@@ -339,7 +387,7 @@ class _Lowering:
         if kind == "f":
             if not isinstance(x, Register):
                 return float(x)  # pyright: ignore[reportArgumentType]
-            return self._writer.node("f", "convert", self._writer.computed(x, "i"))
+            return self._writer.converted(self._writer.computed(x, "i"))
         raise Unsupported(f"convert_element_type from {np.dtype(dtype).name}")
 
     def _predicate(self, name: str, given: list[Any], of: list[Any]) -> Value:
@@ -379,6 +427,11 @@ class _Lowering:
         if abs(exponent) > 16:
             raise Unsupported(f"integer_pow by {exponent}")
         return writer.node(kind, "reciprocal", result) if exponent < 0 else result
+
+
+def _has_reciprocal(x: float) -> bool:
+    """Whether 1 / x is a normal number as well, in float32."""
+    return 2.0**-126 < abs(x) < 2.0**126
 
 
 def may_be_nan(lines: list[str]) -> bool:

@@ -65,9 +65,7 @@ def outside(array: Outside, indices: PairIndices, arrays: Sequence[jax.Array]) -
     """A value of a program that a kernel reads, [1|B, 1|N, 1|T, 1|S]."""
     axes = zip("bnts", _pairs(indices), strict=True)
     pairs = [x if name in array.axes else jnp.zeros((1, 1, 1, 1), x.dtype) for name, x in axes]
-    scores = len(array.body.in_avals) - len(pairs) - len(arrays)
-    nothing = jnp.zeros((1, 1, 1, 1), jnp.float32)
-    return _of_pairs(array.body, (*scores * [nothing], *pairs), indices, arrays)
+    return _of_pairs(array.body, tuple(pairs), indices, arrays)
 
 
 def _of_pairs(

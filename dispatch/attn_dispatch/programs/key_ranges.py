@@ -1,0 +1,321 @@
+"""Which keys a mask_mod lets a query attend, where they are one range: first <= s < end.
+
+Most masks are: a window, a prefix, chunks, lengths. What a range is worth to a kernel: two
+comparisons at most, whatever the mask was written like; and where first or end keep to the
+diagonal, a band, whose tiles alone are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+
+from attn_dispatch.programs.program import INDICES, Program
+
+_FAR = 2**30
+"""Beyond every position; sums of two such numbers fit int32."""
+_ALL = (-inf, inf)
+
+Compute = Callable[..., Any]
+"""Of a program's inputs: b, n, t, s and the arrays."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A whole number, or a bool, of each query."""
+
+    compute: Compute
+    depends: frozenset[str]
+    """On which of b, n and t; arrays are not counted."""
+    of_t: int = 0
+    """How many times t is in it: -1, 0 or 1."""
+    span: tuple[float, float] = _ALL
+    """The least and the most that the rest of it can be."""
+
+    @property
+    def offset(self) -> int | None:
+        """What it is beside t, if that is always the same."""
+        least, most = self.span
+        return int(least) if self.of_t == 1 and least == most else None
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """The keys from `first` on and before `end`, None where that side is open."""
+
+    first: Number | None = None
+    end: Number | None = None
+    rest: tuple[Var, ...] = ()
+    """What else must hold, which is no range."""
+
+    @property
+    def band(self) -> tuple[int | None, int | None]:
+        """The narrowest window around the diagonal, (left, right), that all keys are in."""
+        left = right = None
+        if self.first is not None and self.first.of_t == 1 and self.first.span[0] > -inf:
+            left = max(-int(self.first.span[0]), 0)
+        if self.end is not None and self.end.of_t == 1 and self.end.span[1] < inf:
+            right = max(int(self.end.span[1]) - 1, 0)
+        return left, right
+
+    @property
+    def is_band(self) -> bool:
+        """Whether that window says it all."""
+        left, right = self.band
+        says_first = self.first is None or (left is not None and self.first.offset == -left)
+        says_end = self.end is None or (right is not None and self.end.offset == right + 1)
+        return says_first and says_end and not self.rest
+
+
+@dataclass(frozen=True)
+class _Position:
+    """± s and something more."""
+
+    sign: int
+    more: Number
+    is_size: bool = False
+    """The size of that."""
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """All keys but those of a range."""
+
+    keys: KeyRange
+
+
+_Value = Number | _Position | KeyRange | _Hole | None
+"""None: it depends on s otherwise."""
+
+
+@lru_cache(maxsize=1024)
+def key_range(program: Program) -> KeyRange:
+    """The range of a mask_mod; open, with all of the mask as its rest, where it is none."""
+    return _Reading(program).result()
+
+
+class _Reading:
+    """Goes through a program once: what is each value, seen from its dependence on s?"""
+
+    def __init__(self, program: Program) -> None:
+        self._body = program.body
+        inputs = program.body.jaxpr.invars
+        self._values: dict[Var, _Value] = {x: self._known(x, frozenset()) for x in inputs}
+        for var, name in zip(inputs, INDICES, strict=False):
+            self._values[var] = self._known(var, frozenset(name))
+        t, s = inputs[2:4]
+        self._values[t] = Number(lambda b, n, t, *_: t, frozenset("t"), 1, (0, 0))
+        self._values[s] = _Position(1, _number(0))
+
+    def result(self) -> KeyRange:
+        for equation in self._body.jaxpr.eqns:
+            given = [self._value(x) for x in equation.invars]
+            if all(isinstance(x, Number) for x in given):
+                depends = frozenset[str]().union(*(x.depends for x in given))
+                for out in equation.outvars:
+                    known = self._known(out, depends)
+                    self._values[out] = _with_span(known, equation, given)
+            else:
+                self._values |= dict.fromkeys(equation.outvars, self._of_keys(equation, given))
+        return self._as_range(self._body.jaxpr.outvars[0])
+
+    def _value(self, x: Var | Literal) -> _Value:
+        return _number(x.val) if isinstance(x, Literal) else self._values[x]
+
+    def _known(self, var: Var, depends: frozenset[str]) -> Number:
+        one = ClosedJaxpr(self._body.jaxpr.replace(outvars=[var]), self._body.consts)
+        return Number(lambda *inputs: jaxpr_as_fun(one)(*inputs)[0], depends)
+
+    def _as_range(self, x: Var | Literal) -> KeyRange:
+        value = self._value(x)
+        if isinstance(value, Number):
+            return KeyRange(end=_combined(lambda y: jnp.where(y, _FAR, 0), value))
+        if isinstance(value, KeyRange):
+            return value
+        assert isinstance(x, Var)
+        return KeyRange(rest=(x,))
+
+    def _of_keys(self, equation: JaxprEqn, given: list[_Value]) -> _Value:
+        name = equation.primitive.name
+        if name in ("convert_element_type", "copy"):
+            return given[0] if isinstance(given[0], _Position) else None
+        if name == "and" and equation.outvars[0].aval.dtype == np.bool_:
+            return _both(*(self._as_range(x) for x in equation.invars))
+        if name == "or" and equation.outvars[0].aval.dtype == np.bool_:
+            return _either(*(self._as_range(x) for x in equation.invars))
+        if name == "not" and isinstance(given[0], KeyRange | _Hole):
+            return _opposite(given[0])
+        if name in ("add", "sub", "neg", "abs"):
+            return _moved(name, given)
+        if name in _MIRRORED and len(given) == 2:
+            return _compared(name, *given)
+        return None
+
+
+def _moved(name: str, given: list[_Value]) -> _Value:
+    """A position after it has been calculated with."""
+    x, *others = given
+    y = others[0] if others else None
+    if any(isinstance(z, _Position) and z.is_size for z in given):
+        return None
+    if name == "abs" and isinstance(x, _Position):
+        return replace(x, is_size=True)
+    if name == "neg" and isinstance(x, _Position):
+        return _Position(-x.sign, _minus(x.more))
+    if isinstance(y, Number) and isinstance(x, _Position):
+        return _Position(x.sign, _plus(x.more, y if name == "add" else _minus(y)))
+    if isinstance(x, Number) and isinstance(y, _Position):
+        if name == "add":
+            return _Position(y.sign, _plus(y.more, x))
+        return _Position(-y.sign, _plus(x, _minus(y.more)))
+    return None
+
+
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq"}
+
+
+def _compared(name: str, x: _Value, y: _Value) -> _Value:
+    """The keys whose position compares like that with a number."""
+    if isinstance(x, Number):
+        return _compared(_MIRRORED[name], y, x)
+    if not (isinstance(x, _Position) and isinstance(y, Number)):
+        return None
+    if x.is_size:
+        if name not in ("lt", "le"):
+            return None
+        both = [
+            _compared(name, replace(x, is_size=False), y),
+            _compared(_MIRRORED[name], replace(x, is_size=False), _minus(y)),
+        ]
+        below, above = (z for z in both if isinstance(z, KeyRange))
+        return KeyRange(below.first or above.first, below.end or above.end)
+    if x.sign < 0:
+        opposite = _Position(1, _minus(x.more))
+        return _compared(_MIRRORED[name], opposite, _minus(y))
+    border = _plus(y, _minus(x.more))
+    after = _plus(border, _number(1))
+    return {
+        "lt": KeyRange(end=border),
+        "le": KeyRange(end=after),
+        "gt": KeyRange(first=after),
+        "ge": KeyRange(first=border),
+        "eq": KeyRange(border, after),
+    }[name]
+
+
+def _both(x: KeyRange, y: KeyRange) -> KeyRange:
+    first = _combined(jnp.maximum, x.first, y.first)
+    return KeyRange(first, _combined(jnp.minimum, x.end, y.end), x.rest + y.rest)
+
+
+def _either(x: KeyRange, y: KeyRange) -> KeyRange | _Hole | None:
+    """The keys of one or the other, if that is a range, or all but a range, whatever the numbers
+    are."""
+    if x.rest or y.rest:
+        return None
+    if x.first is None and y.first is None and x.end and y.end:
+        return KeyRange(end=_combined(jnp.maximum, x.end, y.end))
+    if x.end is None and y.end is None and x.first and y.first:
+        return KeyRange(first=_combined(jnp.minimum, x.first, y.first))
+    others = _opposite(x), _opposite(y)
+    if isinstance(others[0], KeyRange) and isinstance(others[1], KeyRange):
+        return _Hole(_both(*others))
+    return None
+
+
+def _opposite(x: KeyRange | _Hole) -> KeyRange | _Hole | None:
+    if isinstance(x, _Hole):
+        return x.keys
+    if x.rest:
+        return None
+    if (x.first is None) != (x.end is None):
+        return KeyRange(first=x.end, end=x.first)
+    return _Hole(x)
+
+
+def _number(x: Any) -> Number:
+    x = np.asarray(x)
+    is_whole = x.shape == () and x.dtype.kind in "iu"
+    return Number(lambda *_: jnp.asarray(x), frozenset(), span=(int(x),) * 2 if is_whole else _ALL)
+
+
+def _combined(function: Callable[..., Any], x: Number | None, y: Number | None = None) -> Any:
+    """A number of two, or of the one that is there."""
+    if x is None or y is None:
+        one = x or y
+        if one is None or function in (jnp.maximum, jnp.minimum):
+            return one
+        return Number(lambda *inputs: function(one.compute(*inputs)), one.depends)
+    of_t = max(x.of_t, y.of_t)
+    spans = [z.span if z.of_t == of_t else _ALL for z in (x, y)]
+    choose = max if function is jnp.maximum else min
+    # Of a number that is not known the other one is a bound.
+    span = choose(a for a, _ in spans), choose(b for _, b in spans)
+    return Number(
+        lambda *inputs: function(near(x.compute(*inputs)), near(y.compute(*inputs))),
+        x.depends | y.depends,
+        of_t,
+        span,
+    )
+
+
+def near(x: Any) -> jax.Array:
+    """x as int32, cut off beyond every position."""
+    return jnp.clip(x, -_FAR, _FAR).astype(jnp.int32)
+
+
+def _plus(x: Number, y: Number) -> Number:
+    for one, other in ((x, y), (y, x)):
+        if not other.of_t and other.span == (0, 0):
+            return one
+    of_t, span = x.of_t + y.of_t, (x.span[0] + y.span[0], x.span[1] + y.span[1])
+    if abs(of_t) > 1:
+        of_t, span = 0, _ALL
+    return Number(
+        lambda *inputs: near(x.compute(*inputs)) + near(y.compute(*inputs)),
+        x.depends | y.depends,
+        of_t,
+        span,
+    )
+
+
+def _minus(x: Number) -> Number:
+    span = -x.span[1], -x.span[0]
+    return Number(lambda *inputs: -near(x.compute(*inputs)), x.depends, -x.of_t, span)
+
+
+def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number:
+    """A number that does not depend on s, with what its operation says of how large it is."""
+    numbers = [x for x in given if isinstance(x, Number)]
+    out = equation.outvars[0].aval
+    if len(equation.outvars) > 1 or out.shape or out.dtype.kind not in "iu":
+        return known
+    match equation.primitive.name:
+        case "convert_element_type" | "copy":
+            made = numbers[0]
+        case "add":
+            made = _plus(*numbers)
+        case "sub":
+            made = _plus(numbers[0], _minus(numbers[1]))
+        case "max" | "min":
+            made = _combined(
+                jnp.maximum if equation.primitive.name == "max" else jnp.minimum, *numbers
+            )
+        case "rem" if numbers[1].span[0] == numbers[1].span[1] > 0 and _is_position(numbers[0]):
+            made = replace(known, span=(0, numbers[1].span[1] - 1))
+        case _:
+            return known
+    return replace(known, of_t=made.of_t, span=made.span)
+
+
+def _is_position(x: Number) -> bool:
+    """Whether it is not negative, as t is not."""
+    return x.of_t >= 0 and x.span[0] >= 0
