@@ -1,11 +1,12 @@
 """How many drawn calls each vendor's implementation refuses, and for which reasons.
 
 usage: PYTHONPATH=tests python tests/refusals.py [--draws N] [--seed N] [--targets sm90,gfx942]
-                                                 [--as-they-are] [--names]
+                                                 [--as-they-are] [--mods] [--names]
 
-No GPU is needed: cuDNN plans every call here. A call counts as refused where its forward pass or
-its backward pass, of the gradients that are wanted, does not run on the vendor's kernels. The
-reasons are what is left once the rewrites have done what they can.
+No GPU is needed: cuDNN plans every call here. A call counts as refused, as in `attn-dispatch
+verify`, where its forward pass does not run on the vendor's kernels, and as half-refused where its
+backward pass, of the gradients that are wanted, does not. The reasons are what is left once the
+rewrites have done what they can. Calls with a score_mod or a mask_mod count with --mods alone.
 """
 
 from __future__ import annotations
@@ -34,20 +35,19 @@ class Count:
     calls: int = 0
     refused: list[Case] = field(default_factory=list)
     forward: int = 0
+    """Calls of which no part runs there."""
     backward: int = 0
+    """Calls of which the forward pass alone does."""
     reasons: Counter[str] = field(default_factory=Counter)
     alone: Counter[str] = field(default_factory=Counter)
     """Of calls that have one reason against them: what it would take to run those."""
 
-    @property
-    def share(self) -> float:
-        return len(self.refused) / max(self.calls, 1)
-
     def lines(self) -> Iterator[str]:
         """A summary, then each reason: of how many calls it is one, and of how many the only."""
+        forward, backward = (100 * x / max(self.calls, 1) for x in (self.forward, self.backward))
         yield (
-            f"refused {len(self.refused)} of {self.calls} ({100 * self.share:.1f} %): "
-            f"forward {self.forward}, backward {self.backward}"
+            f"of {self.calls}: refused {self.forward} ({forward:.1f} %), "
+            f"the backward pass alone {self.backward} ({backward:.1f} %)"
         )
         for reason, count in self.reasons.most_common():
             yield f"  {count:4} ({self.alone[reason]:3} alone)  {reason}"
@@ -77,7 +77,7 @@ def count(cases: list[Case], device: Device) -> Count:
         why = {_general(reason) for _, chain in considered for reason in chain.reasons}
         result.calls += 1
         result.forward += against[0]
-        result.backward += against[-1] and len(against) > 1
+        result.backward += against[-1] and not against[0]
         result.reasons.update(why)
         if any(against):
             result.refused.append(case)
@@ -98,9 +98,11 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--as-they-are", action="store_true", help="without core/rewrites")
+    parser.add_argument("--mods", action="store_true", help="calls with mods as well")
     parser.add_argument("--names", action="store_true", help="the calls that are refused as well")
     args = parser.parse_args()
-    cases = draws.examples(args.draws, args.seed)
+    drawn = draws.examples(args.draws, args.seed)
+    cases = [x for x in drawn if args.mods or not (x.score_mod or x.mask_mod)]
     for target in args.targets.split(","):
         with settings.rewrites(not args.as_they_are):
             found = count(cases, parse(target))

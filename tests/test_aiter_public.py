@@ -112,6 +112,29 @@ def test_traced_segment_ids_that_are_wrong_mean_what_they_mean_to_xla():
     assert_close([np.asarray(out, np.float32)], [np.asarray(expected, np.float32)])
 
 
+NARROW = np.linspace(-2, 2, 4 * 24 * 40).reshape(4, 24, 40).astype(jnp.bfloat16)
+FLOAT32_BIASES = {
+    "exact": (NARROW.astype(np.float32), 1),
+    "of a mask": (np.where(NARROW > 0, 0, -np.inf).astype(np.float32), 1),
+    "not exact": (NARROW.astype(np.float32) + np.float32(1e-4), 0),
+    "NaN": (np.where(np.arange(40) == 3, np.nan, NARROW).astype(np.float32), 0),
+}
+
+
+@pytest.mark.parametrize(("bias", "calls"), FLOAT32_BIASES.values(), ids=FLOAT32_BIASES)
+def test_a_float32_bias_goes_to_the_kernel_where_16_bits_hold_it(emulator, bias, calls):
+    def value_and_gradient(bias, implementation=None):
+        def call(bias):
+            return dot_product_attention(*arrays(), bias=bias, implementation=implementation)
+
+        out, pull = jax.vjp(jax.jit(call), bias)
+        return [np.asarray(x, np.float32) for x in (out, *pull(out))]
+
+    got = value_and_gradient(jnp.asarray(bias))
+    assert (emulator.calls("forward"), emulator.calls("backward")) == (calls, calls)
+    assert_close(got, value_and_gradient(jnp.asarray(bias), "xla"))
+
+
 def test_mapped_calls_are_one_call(emulator):
     qkv = [jnp.stack([x, 2 * x, x - 1]) for x in arrays()]
     lengths = jnp.array([[5, 24], [24, 0], [1, 2]])
@@ -191,12 +214,13 @@ def test_deterministic_calls_are_bit_equal():
 
 
 def test_what_aiter_does_not_run_is_refused_with_every_reason():
-    sinks, bias = jnp.zeros(4), jnp.ones((24, 40), jnp.float32)
-    expected = r"(?s)falls back to xla.*- sinks: not run.*- bias: AITER needs query's dtype"
+    slopes = sinks = jnp.zeros(4)
+    expected = r"(?s)falls back to xla.*- sinks: not run.*- logits_soft_cap together with bias or"
+    call = partial(dot_product_attention, *arrays(), logits_soft_cap=5.0, alibi_slopes=slopes)
     with pytest.raises(NotImplementedError, match=expected):
-        dot_product_attention(*arrays(), bias=bias, sinks=sinks)
+        call(sinks=sinks)
     with pytest.raises(NotImplementedError, match="no implementation can run"):
-        dot_product_attention(*arrays(), bias=bias, implementation="aiter")
+        call(implementation="aiter")
 
 
 @pytest.mark.parametrize(

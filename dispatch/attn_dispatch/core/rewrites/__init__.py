@@ -16,6 +16,7 @@ from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadG
 from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesAsMask, SlopesAsBias
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.empty import NoScores
+from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
 from attn_dispatch.core.rewrites.padded import PackedAsPadded
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite, forward_of
 from attn_dispatch.core.rewrites.row_bias import RowBias
@@ -23,7 +24,10 @@ from attn_dispatch.core.rewrites.sinks import SinksAfterwards
 from attn_dispatch.core.rewrites.value_columns import ValueColumns
 from attn_dispatch.core.rewrites.wide_heads import WiderHeads
 
+_OF_THE_CALLERS_BIAS = NarrowBias()
+
 REWRITES: tuple[Rewrite, ...] = (
+    _OF_THE_CALLERS_BIAS,
     NoScores(),
     CallForEachKey(),
     # Before sinks are left out: XLA takes it that its lse is of all it is given.
@@ -100,6 +104,8 @@ def _chain(spec: AttentionSpec, reasons_against: Reasons, moves: frozenset[str] 
     while before < len(steps):
         before = len(steps)
         for rewrite in REWRITES:
+            if steps and rewrite is _OF_THE_CALLERS_BIAS:
+                continue  # what another one made of it is not worth a look
             is_given = moves is not None and rewrite.moves_dropout
             is_wanted = is_given and moves is not None and rewrite.name in moves
             if not is_wanted and (is_given or not reasons):

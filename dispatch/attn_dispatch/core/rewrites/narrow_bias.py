@@ -1,0 +1,47 @@
+"""A float32 bias for kernels that take it in 16 bits: in 16 bits where that changes no number.
+
+A mask of 0 and -inf is such a bias, and one that was made in 16 bits. Nobody knows before it is
+there, so the program looks at it, and has both: the kernel's call and XLA's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
+
+
+@dataclass(frozen=True)
+class NarrowBias:
+    name: str = "the bias: in 16 bits where that changes nothing, else XLA, decided when it runs"
+    # XLA draws another mask.
+    moves_dropout: bool = True
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        if not spec.has("bias") or spec.dtype not in ("float16", "bfloat16"):
+            return None
+        if spec.dtype_of("bias") == spec.dtype or spec.shape("bias")[3] == 1:
+            return None  # row_bias.py has it exactly
+        return changed(spec, arrays={"bias": (spec.shape("bias"), spec.dtype)})
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner = self.inner(spec)
+        assert inner is not None
+        bias = operands["bias"]
+        narrow = bias.astype(spec.dtype)
+        # NaN differs from itself, and goes to XLA.
+        is_exact = (narrow.astype(bias.dtype) == bias).all()
+
+        def by_kernel(operands: Arrays) -> Arrays:
+            results = dict(calls.kernel(inner, operands | {"bias": narrow}))
+            if "bias" in results:
+                results["bias"] = results["bias"].astype(bias.dtype)
+            return {name: results[name] for name in spec.result_names}
+
+        def by_xla(operands: Arrays) -> Arrays:
+            return dict(calls.xla(spec, operands))
+
+        return jax.lax.cond(is_exact, by_kernel, by_xla, operands)
