@@ -12,9 +12,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch import mods
+from attn_dispatch.call.masks_as_windows import with_window
+from attn_dispatch.call.spec import AttentionSpec, mod_operands
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragged, case
+from attn_dispatch.core.rewrites.rewrite import changed
 from attn_dispatch.programs.tracing import trace
 from backend import backward_spec, forward_spec
 
@@ -33,6 +36,7 @@ class PlanCase:
     needs_lse: bool = True
     needs_keep: bool = False
     score_mod: Callable[..., Any] | None = None
+    mask_mod: Callable[..., Any] | None = None
 
     def spec(self, direction: str) -> AttentionSpec:
         """The forward or the backward call."""
@@ -42,9 +46,20 @@ class PlanCase:
         return self._changed(spec, needs_keep=self.needs_keep)
 
     def _changed(self, spec: AttentionSpec, **options: Any) -> AttentionSpec:
-        if self.score_mod is not None:
-            options["score_mod"] = trace("score_mod", self.score_mod, (), "float32").program
-        return replace(spec, options=replace(spec.options, **options))
+        spec = replace(spec, options=replace(spec.options, **options))
+        arrays, programs = {}, {}
+        for name, function in (("score_mod", self.score_mod), ("mask_mod", self.mask_mod)):
+            if function is not None:
+                programs[name] = program = trace(name, function, (), "float32").program
+                names = mod_operands(name, len(program.arrays))
+                for x, (shape, dtype) in zip(names, program.arrays, strict=True):
+                    arrays[x] = (1, *shape), dtype
+        if not programs:
+            return spec
+        spec = changed(spec, arrays=arrays | {"mods_start": ((1, 2), "int32")}, **programs)
+        operands = {x.name: x for x in spec.operands}
+        facts, operands = with_window(spec.options, operands)
+        return AttentionSpec(facts, tuple(operands.values()))
 
 
 _SQUARE: Facts = {"t": 256, "s": 256, "h": 64, "n": 8, "k": 2}
@@ -63,7 +78,8 @@ _CU_SEQLENS: Facts = {**_LONG, "h": 128, "packed": Ragged(((0.25, 0.5),), ((0.5,
 _WINDOW: Facts = {"window": (64, None)}
 _16_BITS: Facts = {"bias_dtype": "same"}
 _DETERMINISTIC: Facts = {"deterministic": True}
-_QKV = {"gradients": ("query", "key", "value")}
+_BOTH: Facts = {"score_mod": mods.soft_cap(30.0), "mask_mod": mods.prefix_lm(jnp.array([9, 30]))}
+_QKV: Facts = {"gradients": ("query", "key", "value")}
 
 
 def _call(*facts: Facts, **how: Any) -> PlanCase:
@@ -163,7 +179,22 @@ SECTIONS: dict[str, dict[str, PlanCase]] = {
         "deterministic, segment ids": _call(_SEGMENTS, _DETERMINISTIC),
         "deterministic, dropout": _call({"dropout": 0.2}, _DETERMINISTIC),
     },
-    "score_mod": {"score_mod": _call(score_mod=lambda score, b, n, t, s: jnp.tanh(score))},
+    "score_mod and mask_mod": {
+        "soft cap, as a score_mod": _call(CAUSAL, score_mod=mods.soft_cap(30.0)),
+        "ALiBi, as a score_mod": _call(CAUSAL, score_mod=mods.alibi(jnp.ones(8))),
+        "T5's buckets": _call(score_mod=mods.relative_position(jnp.ones((32, 8)))),
+        "prefix LM": _call(mask_mod=mods.prefix_lm(jnp.array([9, 30]))),
+        "chunks": _call(mask_mod=mods.chunked_window(32)),
+        "dilated window": _call(mask_mod=mods.dilated_window(64, 4)),
+        "documents": _call(mask_mod=mods.document_mask(jnp.arange(512).reshape(2, 256) // 100)),
+        "neighbourhood of pixels": _call(mask_mod=mods.neighborhood_2d(16, 16, 2)),
+        "score_mod and mask_mod, lengths": _call(_LENGTHS, **_BOTH),
+        "score_mod and mask_mod, segment ids": _call(_SEGMENTS, **_BOTH),
+        "score_mod and mask_mod, cu_seqlens": _call(_CU_SEQLENS, **_BOTH),
+        "score_mod and mask_mod, bias, sinks, dropout": _call(
+            {"bias": "1nts", "sinks": 1, "dropout": 0.2}, **_BOTH, **_QKV
+        ),
+    },
 }
 """The rows of docs/support.md."""
 
@@ -180,11 +211,14 @@ CELLS = tuple(
 """Everything that is planned, in this order."""
 
 
-def cells_of(half: int | None) -> tuple[tuple[str, str, str], ...]:
-    """Every cell; or half 0 or 1 of them, in which each call is planned in both directions."""
+PARTS = 3
+
+
+def cells_of(part: int | None) -> tuple[tuple[str, str, str], ...]:
+    """Every cell; or one part of them, in which each call is planned in both directions."""
     labels = list(CASES)
 
     def number(label: str, direction: str, arch: str) -> int:
         return labels.index(label) + (direction == "backward") + ARCHS.index(arch)
 
-    return tuple(x for x in CELLS if half is None or number(*x) % 2 == half or x[0] == "causal")
+    return tuple(x for x in CELLS if part is None or number(*x) % PARTS == part or x[0] == "causal")

@@ -62,12 +62,12 @@ class Planning:
     """Processes that plan with one cuDNN, one after the other; the first is started at once."""
 
     def __init__(
-        self, library: str = INSTALLED, script: Path = Path(__file__), half: int | None = None
+        self, library: str = INSTALLED, script: Path = Path(__file__), part: int | None = None
     ) -> None:
         self._environment = _environment(library)
         self._script = script
-        self._half = "" if half is None else str(half)
-        self.keys = cells_of(half)
+        self._part = "" if part is None else str(part)
+        self.keys = cells_of(part)
         self._start()
 
     def matrix(self) -> Matrix:
@@ -100,7 +100,7 @@ class Planning:
     def _start(self, skip: int = 0) -> None:
         self._out = tempfile.TemporaryFile("w+")  # a pipe would fill before anyone reads it
         self._process = subprocess.Popen(
-            [sys.executable, self._script, str(skip), self._half], stdout=self._out,
+            [sys.executable, self._script, str(skip), self._part], stdout=self._out,
             stderr=subprocess.PIPE, text=True, env=self._environment,
         )  # fmt: skip
 
@@ -137,8 +137,8 @@ def main() -> None:
     library = cudnn_library.find()
     print(json.dumps([library.version, library.path]), flush=True)
     spec_of = cache(lambda label, direction: CASES[label].spec(direction))
-    skip, half = int(sys.argv[1]), sys.argv[2]
-    for label, direction, arch in cells_of(int(half) if half else None)[skip:]:
+    skip, part = int(sys.argv[1]), sys.argv[2]
+    for label, direction, arch in cells_of(int(part) if part else None)[skip:]:
         print(json.dumps(asdict(cell(spec_of(label, direction), arch))), flush=True)
 
 

@@ -68,7 +68,7 @@ _ANSWERS = (
     (r"segment ids: pass max_segments", _AS_MASK),
     (
         r"bias: AITER needs query's dtype",
-        _TAKES + "kernels that read biases of another dtype; to round them would not be exact",
+        _REWRITTEN + "in 16 bits where that changes no number, else by XLA, decided when it runs",
     ),
     (
         r"bias that is the same for all keys",
@@ -94,7 +94,7 @@ _ANSWERS = (
         _REWRITTEN + "as a float32 bias over pairs of queries and keys, up to 2^27 of them",
     ),
     (r"Backward activations", _SCORE_PROGRAM),
-    (r"^sinks: ", _REWRITTEN + "put into out and lse afterwards"),
+    (r"^sinks: |^sinks beside", _REWRITTEN + "put into out and lse afterwards"),
     (r"dropout keep mask as a result", _TAKES + "AITER's random numbers as a result"),
     (r"dropout: cuDNN has one key|several dropout keys", _REWRITTEN + "a call for each key"),
     (r"dropout mask is not read back", _TAKES + "its places in the packed arrays"),
@@ -103,7 +103,12 @@ _ANSWERS = (
         r"deterministic_backward|Deterministic algorithm|that CK addresses at once",
         _TAKES + "a deterministic kernel there that sums in less memory",
     ),
-    (r"score_mod", _SCORE_PROGRAM),
+    (r"^mask_mod|broadcasted vectors", _AS_MASK),
+    (
+        r"score_mod: .*(by s, which|depends on both t and s|as large as the scores)",
+        _REWRITTEN + "what it adds to the score, as a float32 bias over pairs, up to 2^27 of them",
+    ),
+    (r"score_mod: not run", _SCORE_PROGRAM),
 )
 """A pattern of reasons, and what helps: the first that fits."""
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention, ragged_dot_product_attention
+from attn_dispatch import dot_product_attention, explain, mods, ragged_dot_product_attention
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.core.rewrites.apart import ReadGradientsApart
 from attn_dispatch.core.rewrites.rewrite import Calls
@@ -347,3 +347,17 @@ def test_gradients_of_arrays_come_from_xla_beside_a_kernel(gradients: tuple[str,
     assert "query" not in gradients or found["query"] == "kernel"
     dropping = replace(spec, options=replace(options, dropout_rate=0.5))
     assert ReadGradientsApart().inner(dropping) is None
+
+
+def test_sums_in_any_order_are_refused_where_they_must_not_be(monkeypatch: pytest.MonkeyPatch):
+    x, slopes = jax.ShapeDtypeStruct((2, 8, 4, 16), jnp.bfloat16), jnp.ones(4)
+
+    def refused(**options: Any) -> bool:
+        found = explain(
+            x, x, x, score_mod=mods.alibi(slopes), deterministic_backward=True, **options
+        )
+        return "in any order" in str(found)
+
+    assert refused(target="sm90") and not refused()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    assert not refused(target="sm90")

@@ -19,6 +19,7 @@ from attn_dispatch import xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.drawn_mods import Step
 from attn_dispatch.conformance.reference import Operands, poison_padding, reference
 from attn_dispatch.core.rewrites import (
     REWRITES,
@@ -47,6 +48,8 @@ from test_cudnn_arrays import SMALL, check, poisoned, rules, to_jax
 
 Arrays = dict[str, Any]
 
+SUM = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "s"),)
+EVERY_THIRD = ("s == t or (t - s) % w == 0", 3)
 _WIDE = {"h": 16, "t": 6, "s": 7}
 
 
@@ -164,6 +167,7 @@ NAMED = (
         "row_bias_wrong_sinks", bias=(2, 1, 10, 1), infinite_bias=True, kv_lengths=(15, 3), sinks=1
     ),
     Case("mask_bias", bias=(1, 4, 10, 14), mask=(2, 1, 10, 14), dead_rows=True),
+    Case("slopes_bias", alibi=2, bias=(1, 1, 10, 14)),
     Case("slopes_sinks", alibi=1, sinks=1, is_causal=True, lse_grad=True),
     Case("bias_sinks", bias=(2, 4, 10, 14), sinks=2, lse_grad=True),
     Case("two_keys", dropout=0.4, dropout_keys=2, bias=(1, 4, 10, 14), sinks=2),
@@ -177,6 +181,27 @@ NAMED = (
     Case("window_array", window_arrays=((3, 2),), bias=(1, 4, 10, 14)),
     Case("window_arrays", window_arrays=((3, 2), (-1, 4)), alignment="bottom_right", sinks=2),
     Case("window_array_lengths", window_arrays=((2, 1),), kv_lengths=(9, 0), is_causal=True),
+    Case("sum", score_mod=SUM, is_causal=True, lse_grad=True),
+    Case("sum_lengths", score_mod=SUM, kv_lengths=(9, 0), bias=(2, 1, 10, 14), mods_start=(1, 1)),
+    Case("sum_copies", b=4, score_mod=SUM, own_arrays=True, transform="vmap", mask=(4, 1, 10, 14)),
+    Case(
+        "sum_packed",
+        score_mod=SUM,
+        q_segments=((1,) * 4 + (2,) * 6,) * 2,
+        max_segments=2,
+        kv_segments=((1,) * 9 + (2,) * 5, (1,) * 5 + (2,) * 9),
+        is_causal=True,
+    ),
+    Case("mask_mod", mask_mod=EVERY_THIRD, is_causal=True, bias=(1, 4, 10, 14)),
+    Case("mask_mod_mask", mask_mod=EVERY_THIRD, score_mod=SUM, mask=(2, 1, 1, 14), sinks=1),
+    Case(
+        "mask_mod_ragged",
+        mask_mod=EVERY_THIRD,
+        cu_q=((0, 2, 7), (0, 5, 10)),
+        cu_kv=((0, 5, 9), (0, 3, 14)),
+        longest=(5, 11),
+        lse_grad=True,
+    ),
     Case("value_128", v=128, lse_grad=True, alibi=1, **_WIDE),
 )
 _ENOUGH = 5

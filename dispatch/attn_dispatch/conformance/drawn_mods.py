@@ -93,6 +93,11 @@ FORMULAS: dict[str, _Formula] = {
         lambda f, g: (1, 0, f.tanh((g.t - g.s) / 16)),
         reads=True,
     ),
+    "r tanh((t - s) / 16)": _Formula(
+        lambda f, g: g.r * f.tanh((g.t - g.s) / 16),
+        lambda f, g: (0, 0, f.tanh((g.t - g.s) / 16)),
+        reads=True,
+    ),
     "x if t - s < w else y": _Formula(
         lambda f, g: f.where(g.t - g.s < g.w, g.x, g.y),
         lambda f, g: (g.t - g.s < g.w, g.t - g.s >= g.w, 0),
@@ -116,6 +121,7 @@ MASKS: dict[str, Callable[..., Any]] = {
     "s <= t or s < x[b]": lambda n, t, s, x, w: (s <= t) | (s < x),
     "s < x[b] and t - s < w": lambda n, t, s, x, w: (s < x) & (t - s < w),
     "not (t - s > w or s > x[b])": lambda n, t, s, x, w: ~((t - s > w) | (s > x)),
+    "s == t or (t - s) % w == 0": lambda n, t, s, x, w: (s == t) | ((t - s) % w == 0),
     "s == 0 or |t - s| <= w + n": lambda n, t, s, x, w: (s == 0) | (abs(t - s) <= w + n),
 }
 """Of n, t and s, of the entry of an array [batch rows or sequences] int32, and of a number."""

@@ -24,10 +24,8 @@ _REMEDIES = (
         r"gradient of what score_mod reads",
         "jax.lax.stop_gradient of the arrays, if they are constants",
     ),
-    (
-        r"score_mod and mask_mod: run .* with causality alone",
-        "say the rest in score_mod or mask_mod",
-    ),
+    (r"may be NaN where the mask forbids", "say the mask in mask_mod"),
+    (r"sinks beside a mask_mod", "say mask_mod with causality, a window, lengths or a mask"),
     (r"dropout keys? ", "pass one dropout_key for the whole batch"),
     (r"dropout: .* has one key", "pass one dropout_key for the whole batch"),
     (r"from the bottom right of lengths", "pass the distances as a bias"),

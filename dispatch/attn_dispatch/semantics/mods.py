@@ -21,9 +21,20 @@ def arrays_of(
     return tuple(operands[name] for name in mod_operands(mod, len(program.arrays)))
 
 
-def may_attend(program: Program, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:
-    """What a mask_mod says, bool [1|B, 1|N, 1|T, 1|S]."""
-    return _of_pairs(program.jaxpr, _pairs(indices), indices, arrays)
+def may_attend(
+    program: Program, indices: PairIndices, arrays: Sequence[jax.Array], axes: str = "bnts"
+) -> jax.Array:
+    """What a mask_mod says, bool [1|B, 1|N, 1|T, 1|S]; the same along axes that are not given."""
+    return _of_pairs(program.jaxpr, _pairs(indices, axes), indices, arrays)
+
+
+def added(
+    program: Program, indices: PairIndices, arrays: Sequence[jax.Array], axes: str
+) -> jax.Array:
+    """What a score_mod makes of a score of 0, float32 [1|B, 1|N, 1|T, 1|S]."""
+    nothing = jnp.zeros((1, 1, 1, 1), program.jaxpr.in_avals[0].dtype)
+    found = _of_pairs(program.jaxpr, (nothing, *_pairs(indices, axes)), indices, arrays)
+    return found.astype(jnp.float32)
 
 
 def modified(
@@ -51,21 +62,22 @@ def modified(
     return jnp.broadcast_to(result, score.shape)
 
 
-def _pairs(indices: PairIndices) -> tuple[jax.Array, ...]:
-    """b, n, t and s, each [1|B, 1|N, 1|T, 1|S]."""
-    return (
-        indices.b[:, None, :, None],
-        indices.n[:, :, None, None],
-        indices.t[:, None, :, None],
-        indices.s[:, None, None, :],
+def _pairs(indices: PairIndices, axes: str = "bnts") -> tuple[jax.Array, ...]:
+    """b, n, t and s, each [1|B, 1|N, 1|T, 1|S]; 0 for those that are not given."""
+    found = {
+        "b": indices.b[:, None, :, None],
+        "n": indices.n[:, :, None, None],
+        "t": indices.t[:, None, :, None],
+        "s": indices.s[:, None, None, :],
+    }
+    return tuple(
+        x if name in axes else jnp.zeros((1, 1, 1, 1), x.dtype) for name, x in found.items()
     )
 
 
 def outside(array: Outside, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:
     """A value of a program that a kernel reads, [1|B, 1|N, 1|T, 1|S]."""
-    axes = zip("bnts", _pairs(indices), strict=True)
-    pairs = [x if name in array.axes else jnp.zeros((1, 1, 1, 1), x.dtype) for name, x in axes]
-    return _of_pairs(array.body, tuple(pairs), indices, arrays)
+    return _of_pairs(array.body, _pairs(indices, array.axes), indices, arrays)
 
 
 def _of_pairs(

@@ -17,6 +17,7 @@ does, which spares delta the rounding of `out` to 16 bits, the largest error of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -46,8 +47,12 @@ Results = dict[str, jax.Array]
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     """Why this call cannot run here; empty means that it can."""
-    del device  # XLA compiles for all of them
     reasons = []
+    if _sums_in_any_order(spec, device):
+        reasons.append(
+            "deterministic_backward: on a GPU XLA adds up the gradients of what score_mod reads in "
+            "any order, unless XLA_FLAGS has --xla_gpu_deterministic_ops=true"
+        )
     if spec.options.mods and spec.has_symbolic_length:
         reasons.append(
             f"{' and '.join(spec.options.mods)}: lengths must be known, and one of "
@@ -61,6 +66,13 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...
     if spec.dtype not in _DTYPES:
         reasons.append(f"dtype must be one of {', '.join(_DTYPES)}, got {spec.dtype}")
     return tuple(reasons)
+
+
+def _sums_in_any_order(spec: AttentionSpec, device: Device) -> bool:
+    if not spec.options.deterministic_backward or device.platform == "cpu":
+        return False
+    is_told = "deterministic_ops" in os.environ.get("XLA_FLAGS", "")
+    return any(map(is_mod_operand, spec.options.gradients)) and not is_told
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:

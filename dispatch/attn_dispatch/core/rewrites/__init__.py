@@ -16,6 +16,7 @@ from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadG
 from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesAsMask, SlopesAsBias
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.empty import NoScores
+from attn_dispatch.core.rewrites.mods_as_arrays import MaskModAsMask, SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
 from attn_dispatch.core.rewrites.padded import PackedAsPadded
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite, forward_of
@@ -32,6 +33,7 @@ REWRITES: tuple[Rewrite, ...] = (
     CallForEachKey(),
     # Before sinks are left out: XLA takes it that its lse is of all it is given.
     GradientApart("alibi_slopes"),
+    SumAsBias(),
     GradientApart("bias"),
     ReadGradientsApart(),
     RowBias(),
@@ -41,6 +43,7 @@ REWRITES: tuple[Rewrite, ...] = (
     BandAsMask(),
     PackedAsPadded(),
     SequencesAsMask(),
+    MaskModAsMask(),
     MaskAsBias(),
     WiderHeads("head dim: padded to 256", head_dim=256),
     WiderHeads("value dim: padded to the head dim", is_value_as_wide=True),

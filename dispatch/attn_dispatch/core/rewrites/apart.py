@@ -42,8 +42,8 @@ class ReadGradientsApart:
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
         read = tuple(x for x in spec.options.gradients if is_mod_operand(x))
-        if not read or spec.options.dropout_rate:
-            return None
+        if not read or spec.options.dropout_rate or spec.options.deterministic_backward:
+            return None  # XLA may add them up in any order
         return changed(spec, gradients=gradients_without(spec, *read))
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:

@@ -1,0 +1,127 @@
+"""What a kernel cannot be told of a score_mod or mask_mod, as an array over pairs, which it can.
+
+A mask_mod becomes a mask, and what a score_mod adds to scores a float32 bias, whose gradient gives
+that of the arrays that it reads: T5's table, for one. Like all arrays over pairs, up to a size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec, is_mod_operand, mod_operands
+from attn_dispatch.core.rewrites.rewrite import (
+    Arrays,
+    Calls,
+    changed,
+    common_shape,
+    for_,
+    is_affordable,
+)
+from attn_dispatch.programs.program import Program, axes_of, is_sum_with_score, reads_by_key
+from attn_dispatch.semantics import mods
+from attn_dispatch.semantics.positions import Positions
+from attn_dispatch.semantics.row_ids import is_packed
+from attn_dispatch.semantics.sums import sum_like
+
+
+@dataclass(frozen=True)
+class MaskModAsMask:
+    name: str = "mask_mod: as a mask"
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        program = spec.options.mask_mod
+        if program is None:
+            return None
+        shape = _shape(spec, program)
+        if spec.has("mask"):
+            shape = common_shape(shape, spec.shape("mask"))
+        if not is_affordable(shape):
+            return None
+        without = _operands_of(spec, "mask_mod")
+        return changed(spec, without=without, arrays={"mask": (shape, "bool")}, mask_mod=None)
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner, program = self.inner(spec), spec.options.mask_mod
+        assert inner is not None and program is not None
+        indices = Positions.of(spec, operands).indices
+        assert indices is not None
+        read = mods.arrays_of("mask_mod", program, operands)
+        mask = mods.may_attend(program, indices, read, axes_of(program))
+        if spec.has("mask"):
+            mask = mask & operands["mask"]
+        mask = jnp.broadcast_to(mask, inner.shape("mask"))
+        return calls.kernel(inner, for_(inner, operands | {"mask": mask}))
+
+
+@dataclass(frozen=True)
+class SumAsBias:
+    """A score_mod that adds something to the score which depends on an array read by key."""
+
+    name: str = "score_mod: what it adds, as a float32 bias"
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        program = spec.options.score_mod
+        if program is None or not (is_sum_with_score(program) and reads_by_key(program)):
+            return None
+        shape = _shape(spec, program)
+        if spec.has("bias"):
+            shape = common_shape(shape, spec.shape("bias"))
+        if not is_affordable(shape):
+            return None
+        wanted = ("bias" if is_mod_operand(x) else x for x in spec.options.gradients)
+        return changed(
+            spec,
+            without=_operands_of(spec, "score_mod"),
+            arrays={"bias": (shape, "float32")},
+            score_mod=None,
+            gradients=tuple(dict.fromkeys(wanted)),
+        )
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner, program = self.inner(spec), spec.options.score_mod
+        assert inner is not None and program is not None
+        indices = Positions.of(spec, operands).indices
+        assert indices is not None
+        names = mod_operands("score_mod", len(program.arrays))
+        moving = {x: operands[x] for x in names if x in spec.options.gradients}
+
+        def added(moving: Arrays) -> jax.Array:
+            read = mods.arrays_of("score_mod", program, operands | moving)
+            found = mods.added(program, indices, read, axes_of(program))
+            return jnp.broadcast_to(found, _shape(spec, program))
+
+        sum_, pull = jax.vjp(added, moving)
+        bias = sum_ + operands["bias"].astype(sum_.dtype) if spec.has("bias") else sum_
+        results = dict(calls.kernel(inner, for_(inner, operands | {"bias": bias})))
+        if "bias" not in results:
+            return results
+        grad = results.pop("bias").astype(jnp.float32)
+        if "bias" in spec.options.gradients:
+            own = sum_like(grad, spec.shape("bias"))
+            results["bias"] = own.astype(spec.dtype_of("bias"))
+        if moving:
+            results |= pull(sum_like(grad, sum_.shape))[0]
+        return results
+
+
+def _shape(spec: AttentionSpec, program: Program) -> tuple[int, int, int, int]:
+    """Of what a mod computes, 1 along the axes that it is the same for."""
+    axes = axes_of(program)
+    has_rows = "b" in axes or (is_packed(spec) and not {"t", "s"}.isdisjoint(axes))
+    return (
+        spec.batch if has_rows or spec.shape("mods_start")[0] > 1 else 1,
+        spec.num_heads if "n" in axes else 1,
+        spec.seq_len_q if "t" in axes else 1,
+        spec.seq_len_kv if "s" in axes else 1,
+    )
+
+
+def _operands_of(spec: AttentionSpec, mod: str) -> tuple[str, ...]:
+    """The operands that a call without this mod does not have."""
+    names = tuple(x.name for x in spec.operands if is_mod_operand(x.name) and mod in x.name)
+    return names if len(spec.options.mods) > 1 else (*names, "mods_start")
