@@ -91,17 +91,18 @@ def _writer(pairs: Pairs, *, is_backward: bool) -> Writer:
 
 def _forward(
     writer: Writer,
-    score: Value,
+    score: Register,
     score_mod: Program | None,
     mask_mod: Program | None,
     pairs: Pairs,
 ) -> tuple[Value, list[str]]:
     """Which pairs mask_mod lets attend, and the nodes that make of the score what softmax sees."""
+    made: Value = score
     if score_mod is not None:
-        score = _lower("score_mod", score_mod.body, score_mod, [score], ["x"], writer)
+        made = _lower("score_mod", score_mod.body, score_mod, [score], ["x"], writer)
     may = True if mask_mod is None else _may_attend(writer, mask_mod, pairs)
-    score = writer.select(may, score, float("-inf"), "f")
-    return may, writer.needed(writer.result(score))
+    made = writer.select(may, made, float("-inf"), "f")
+    return may, writer.needed(writer.result(made))
 
 
 def _with_gradient(

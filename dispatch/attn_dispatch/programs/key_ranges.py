@@ -118,8 +118,9 @@ class _Reading:
     def result(self) -> KeyRange:
         for equation in self._body.jaxpr.eqns:
             given = [self._value(x) for x in equation.invars]
-            if all(isinstance(x, Number) for x in given):
-                depends = frozenset[str]().union(*(x.depends for x in given))
+            numbers = [x for x in given if isinstance(x, Number)]
+            if len(numbers) == len(given):
+                depends = frozenset[str]().union(*(x.depends for x in numbers))
                 for out in equation.outvars:
                     known = self._known(out, depends)
                     self._values[out] = _with_span(known, equation, given)
@@ -147,9 +148,10 @@ class _Reading:
         name = equation.primitive.name
         if name in ("convert_element_type", "copy"):
             return given[0] if isinstance(given[0], _Position) else None
-        if name == "and" and equation.outvars[0].aval.dtype == np.bool_:
+        is_bool = _type(equation.outvars[0]).dtype == np.bool_
+        if name == "and" and is_bool:
             return _both(*(self._as_range(x) for x in equation.invars))
-        if name == "or" and equation.outvars[0].aval.dtype == np.bool_:
+        if name == "or" and is_bool:
             return _either(*(self._as_range(x) for x in equation.invars))
         if name == "not" and isinstance(given[0], KeyRange | _Hole):
             return _opposite(given[0])
@@ -225,10 +227,8 @@ def _either(x: KeyRange, y: KeyRange) -> KeyRange | _Hole | None:
         return KeyRange(end=_combined(jnp.maximum, x.end, y.end))
     if x.end is None and y.end is None and x.first and y.first:
         return KeyRange(first=_combined(jnp.minimum, x.first, y.first))
-    others = _opposite(x), _opposite(y)
-    if isinstance(others[0], KeyRange) and isinstance(others[1], KeyRange):
-        return _Hole(_both(*others))
-    return None
+    others = [z for z in (_opposite(x), _opposite(y)) if isinstance(z, KeyRange)]
+    return _Hole(_both(*others)) if len(others) == 2 else None
 
 
 def _opposite(x: KeyRange | _Hole) -> KeyRange | _Hole | None:
@@ -244,7 +244,8 @@ def _opposite(x: KeyRange | _Hole) -> KeyRange | _Hole | None:
 def _number(x: Any) -> Number:
     x = np.asarray(x)
     is_whole = x.shape == () and x.dtype.kind in "iu"
-    return Number(lambda *_: jnp.asarray(x), frozenset(), span=(int(x),) * 2 if is_whole else _ALL)
+    span = (int(x), int(x)) if is_whole else _ALL
+    return Number(lambda *_: jnp.asarray(x), frozenset(), span=span)
 
 
 def _combined(function: Callable[..., Any], x: Number | None, y: Number | None = None) -> Any:
@@ -295,7 +296,7 @@ def _minus(x: Number) -> Number:
 def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number:
     """A number that does not depend on s, with what its operation says of how large it is."""
     numbers = [x for x in given if isinstance(x, Number)]
-    out = equation.outvars[0].aval
+    out = _type(equation.outvars[0])
     if len(equation.outvars) > 1 or out.shape or out.dtype.kind not in "iu":
         return known
     match equation.primitive.name:
@@ -319,3 +320,8 @@ def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number
 def _is_position(x: Number) -> bool:
     """Whether it is not negative, as t is not."""
     return x.of_t >= 0 and x.span[0] >= 0
+
+
+def _type(x: Var) -> Any:
+    """A value's shape and dtype."""
+    return x.aval
