@@ -1,6 +1,6 @@
 # make demo    a real model through the public call; on a machine with an NVIDIA driver on cuDNN
 # make test    the whole test suite; builds the CUDA library, which plans without a GPU
-# make soak    20,000 drawn calls on XLA, and every plan: for a night
+# make soak    20,000 drawn calls and every named one on XLA, and every plan: for a night
 # make lint    ruff, pyright, clang-format
 #
 # Both of the first two make their own virtual environment and need only python3 (3.11 or newer),
@@ -43,7 +43,8 @@ ifeq ($(HAS_NVIDIA),yes)
 endif
 
 soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12
-	ATTN_DISPATCH_TEST_DRAWS=20000 $(BIN)/python -m pytest -n auto tests/test_draws.py
+	ATTN_DISPATCH_TEST_DRAWS=20000 ATTN_DISPATCH_TEST_EVERY_SIZE=1 \
+	  $(BIN)/python -m pytest -n auto tests/test_draws.py tests/test_conformance_xla.py
 	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
 	  ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest tests/test_planning.py
 

@@ -19,7 +19,13 @@ class Odd(Conformance):
 
     implementation = "xla"
 
+    is_broken = False
+
     def check(self, case: Case) -> Outcome:
+        if "causal" in case.name and sys.argv[1] == "device":
+            self.is_broken = True
+        if self.is_broken:
+            raise RuntimeError("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS")
         if "causal" not in case.name and sys.argv[1] != "wrong":
             return super().check(case)
         match sys.argv[1]:

@@ -34,6 +34,9 @@ cases take half the time (H100). What XLA_FLAGS says otherwise counts."""
 
 _STDERR_LINES = 15
 
+_BROKEN = ("CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress")
+"""In a process that has said so, every later case would fail as well."""
+
 
 def run(
     cases: Sequence[Case],
@@ -144,7 +147,10 @@ class _Worker:
         finally:
             timer.cancel()
         if line:
-            return Outcome.from_json(json.loads(line))
+            outcome = Outcome.from_json(json.loads(line))
+            if any(x in failure for failure in outcome.failures for x in _BROKEN):
+                self.end()
+            return outcome
         ended = _ending(process.wait())
         if is_late.is_set():
             ended = f"no answer within {self._seconds:g} s"

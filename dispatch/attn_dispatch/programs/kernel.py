@@ -78,6 +78,9 @@ def kernel_program(
                 return with_gradient
         writer = _writer(pairs, is_backward=is_backward)
         _, forward = _forward(writer, SCORE, score_mod, mask_mod, pairs)
+        if not _reads_score_once(forward):
+            writer = _writer(pairs, is_backward=is_backward)
+            _, forward = _forward(writer, _copied(writer), score_mod, mask_mod, pairs)
     except _Unsupported as error:
         return str(error)
     return KernelProgram("; ".join(forward), "", tuple(writer.outside))
@@ -87,6 +90,18 @@ def _writer(pairs: Pairs, *, is_backward: bool) -> Writer:
     right = pairs.band[1]
     is_past = right is not None and right <= 0 and not pairs.has_own_diagonal
     return Writer(is_backward=is_backward, first_row=pairs.first_row, is_past=is_past)
+
+
+def _copied(writer: Writer) -> Register:
+    """The score as a node's result: what else reads cuDNN's own tensor of it may read memory that
+    is not there (H200, 9.28)."""
+    return writer.node("f", "mul", SCORE, 1.0)
+
+
+def _reads_score_once(nodes: list[str]) -> bool:
+    """Whether one node computes with cuDNN's scores, and no other reads them."""
+    reading = [node.split()[2] for node in nodes for word in node.split()[3:] if word == SCORE.name]
+    return len(reading) == 1 and reading != ["select"]
 
 
 def _forward(
@@ -110,9 +125,7 @@ def _with_gradient(
 ) -> KernelProgram | None:
     """The nodes of a backward pass; None where the gradient goes through as it is."""
     writer = _writer(pairs, is_backward=True)
-    # A gradient that reads cuDNN's own tensor of scores reads memory that is not there (H200,
-    # 9.28).
-    score = writer.node("f", "mul", SCORE, 1.0)
+    score = _copied(writer)
     may, forward = _forward(writer, score, score_mod, mask_mod, pairs)
     gradient = _gradient(score_mod)
     grad = _lower("score_mod", gradient, score_mod, [GRADIENT, score], ["g", "x"], writer)
