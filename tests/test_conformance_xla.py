@@ -22,7 +22,6 @@ from attn_dispatch.conformance.reference import allowed
 from attn_dispatch.conformance.suite import Conformance
 from attn_dispatch.xla import scores
 
-
 EVERY_SIZE = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_SIZE"))
 """Else each feature at its smallest size: others are for the tiles of kernels, and XLA has none."""
 

@@ -155,6 +155,10 @@ def test_an_exception_fails_the_case():
     assert failed.failures[0].endswith("RuntimeError: as the test wants it")
 
 
+def test_a_worker_whose_device_is_broken_is_replaced():
+    assert outcomes("device")[NAMES[1]].status == "failed"
+
+
 def test_a_worker_that_hangs_is_given_up():
     (stuck,) = pool.run([BY_NAME[NAMES[1]]], odd("hang"), 1, seconds_per_case=1)
     assert (stuck.status, stuck.failures[0]) == ("crashed", "no answer within 1 s")
