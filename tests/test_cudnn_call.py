@@ -151,6 +151,8 @@ SEGMENTS: dict[str, Any] = {"packed": Packed((((1, 1.0),),) * 2)}
 
 
 MOD = trace("score_mod", lambda score, b, n, t, s: jnp.tanh(score), (), "float32").program
+OF_PAST = trace("score_mod", lambda x, b, n, t, s: x - jnp.log(t - s), (), "float32").program
+EACH_HEAD = trace("mask_mod", lambda b, n, t, s: s <= t + n, (), "float32").program
 
 
 def optioned(made: AttentionSpec, **options: Any) -> AttentionSpec:
@@ -158,9 +160,8 @@ def optioned(made: AttentionSpec, **options: Any) -> AttentionSpec:
 
 
 BROKEN: dict[str, Callable[[], AttentionSpec]] = {
-    "score_mod and mask_mod: run": lambda: optioned(
-        spec(**SEGMENTS, max_segments=1), score_mod=MOD
-    ),
+    "may be NaN where the mask forbids": lambda: optioned(spec(mask="11ts"), score_mod=OF_PAST),
+    "sinks beside a mask_mod": lambda: optioned(spec(sinks=1), mask_mod=EACH_HEAD),
     "gradient of what score_mod reads": lambda: optioned(
         spec(), score_mod=MOD, gradients=("score_mod_0",)
     ),

@@ -86,6 +86,26 @@ def array_of(case: Case, made: Outside | RowKeys, length: int) -> np.ndarray:
     return np.asarray(found).astype(np.float64 if made.dtype == "float32" else np.int32)
 
 
+def test_rows_after_the_last_query_are_none():
+    """Where first rows are cut off, too: the kernel's tiles begin after them."""
+    program = trace("score_mod", lambda x, b, n, t, s: jnp.tanh(x), (), "float32").program
+    kernel = kernel_program(program, None, Pairs((256, 2), first_row=254), is_backward=True)
+    assert isinstance(kernel, KernelProgram) and "lt i0 #256" in kernel.backward
+    kernel = kernel_program(program, None, Pairs((256, 128)), is_backward=True)
+    assert isinstance(kernel, KernelProgram) and "lt" not in kernel.backward
+
+
+def test_a_score_that_is_read_twice_is_copied():
+    def nodes(function: Any) -> str:
+        program = trace("score_mod", function, (), "float32").program
+        kernel = kernel_program(program, None, Pairs((256, 256)), is_backward=False)
+        assert isinstance(kernel, KernelProgram)
+        return kernel.forward
+
+    assert nodes(lambda x, b, n, t, s: x + jnp.tanh(x)).startswith("f0 = mul x #1.0; ")
+    assert nodes(lambda x, b, n, t, s: jnp.tanh(x)) == "f0 = tanh x"
+
+
 SLOPES = jnp.arange(4.0)
 
 

@@ -185,7 +185,7 @@ def _mods(dice: Dice, facts: Facts) -> Facts:
         mods["mask_mod"] = (dice.one_of(tuple(MASKS)), dice.between(1, 100))
     if mods and facts["transform"] in ("vmap", "scan"):
         mods["own_arrays"] = dice.in_one_of(2)
-    if mods and dice.in_one_of(4):
+    if mods and dice.in_one_of(2):
         mods["mods_start"] = (dice.up_to(3), dice.up_to(3))
     return mods
 

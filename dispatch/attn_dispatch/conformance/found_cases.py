@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.sizes import CAUSAL, Facts, Packed, Ragged, case
+from attn_dispatch.conformance.drawn_mods import Step
+from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Facts, Packed, Ragged, case
 
 _PACKED: Facts = {"packed": Packed((((1, 0.3), (2, 0.5)), ((1, 0.6), (3, 0.2)))), "max_segments": 3}
 _LENGTHS: Facts = {"q_lengths": (1, 0.4), "kv_lengths": (0.7, 0.3)}
@@ -133,5 +134,34 @@ FOUND: tuple[Case, ...] = (
     _found("one_query_one_key_soft_cap_bias", t=1, s=1, h=160, soft_cap=2.0, bias="1n11"),
     # Rewrites that undid each other went on for ever.
     _found("soft_cap_dropout_bias_gradient", soft_cap=2.0, dropout=0.5, bias="1n11"),
+    # Rows that were cut off hid that those after the last query are no rows: their slopes were NaN.
+    _found(
+        "score_mod_dead_rows",
+        t=256,
+        s=2,
+        h=200,
+        score_mod=(
+            Step("x - tanh(y)", 0, 0, 1.0, 8, "n"),
+            Step("log(1 + x²)", 1, 0, 1.0, 8, "n"),
+            Step("x - log(1 + t - s) if s <= t else x", 2, 0, 1.0, 8, "n"),
+            Step("x r", 3, 0, 1.0, 8, "b"),
+        ),
+        mask_mod=("s == 0 or |t - s| <= w + n", 18),
+        lse_grad=True,
+        mixed_poison=True,
+        **BOTTOM_RIGHT,
+    ),
+    # Scores that were read more than once: memory that was not there (9.28).
+    _found(
+        "score_mod_reads_scores_twice",
+        t=100,
+        s=256,
+        h=200,
+        score_mod=(Step("log(1 + x²)", 0, 0, 1.0, 8, "n"),),
+        mask_mod=("s <= t or s < x[b]", 88),
+        lse_grad=True,
+    ),
+    # delta is that of the rounded output, and half of it is the sink's.
+    _found("row_bias_sinks", t=100, s=2, h=136, dtype="float16", bias="1nt1", sinks=1, scale=4.0),
     _found("mixed_poison_packed", mixed_poison=True, **_PACKED, **CAUSAL),
 )

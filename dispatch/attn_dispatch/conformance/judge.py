@@ -48,6 +48,28 @@ def with_delta_of(out: np.ndarray, exact: np.ndarray, operands: Operands) -> Ope
     return operands | {"lse_grad": operands.get("lse_grad", np.zeros_like(lost)) + lost}
 
 
+def of_rounded_rows(
+    exact: Operands, given: Operands, rounded: Operands, shape: tuple[int, ...]
+) -> np.ndarray:
+    """The gradient of a bias that is the same for all keys, from the delta of a rounded output.
+
+    A kernel is not asked for it: it is p_sink · delta + (1 - p_sink) · dlse (core/rewrites).
+
+    Args:
+      exact: the reference's results, lse and bias among them.
+      given: the operands, with sinks.
+      rounded: what `with_delta_of` makes of them.
+      shape: of the bias.
+    """
+    lse = exact["lse"]
+    lost = rounded["lse_grad"] - given.get("lse_grad", np.zeros_like(lse))
+    above = given["sinks"].astype(np.float64)[:, :, None] - lse
+    share = np.where(np.isfinite(lse), np.exp(np.where(np.isfinite(lse), above, 0)), 0)
+    moved = (share * lost)[..., None]
+    axes = tuple(i for i, n in enumerate(shape) if n == 1)
+    return exact["bias"] - moved.sum(axis=axes, keepdims=True)
+
+
 def error(got: np.ndarray, expected: np.ndarray) -> float:
     """Largest absolute difference; infinite where infinities or NaN are not where they belong."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)

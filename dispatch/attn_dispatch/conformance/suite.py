@@ -22,7 +22,13 @@ from attn_dispatch.conformance.calls import (
 )
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.documents import Document
-from attn_dispatch.conformance.judge import allowances, error, loosened, with_delta_of
+from attn_dispatch.conformance.judge import (
+    allowances,
+    error,
+    loosened,
+    of_rounded_rows,
+    with_delta_of,
+)
 from attn_dispatch.conformance.naive import naive
 from attn_dispatch.conformance.outcome import Outcome
 from attn_dispatch.conformance.reference import (
@@ -244,6 +250,9 @@ class Conformance:
                 if not (name in ("bias", "alibi_slopes") or is_mod_operand(name)):
                     continue
                 errors[name] = min(errors[name], error(got[name], exact[name]))
+            if "bias" in errors and "sinks" in given and case.bias and case.bias[3] == 1:
+                rows = of_rounded_rows(exact, exactly_given, given, case.bias)
+                errors["bias"] = min(errors["bias"], error(got["bias"], rows))
         outcome = replace(outcome, errors=errors, allowances=allowance)
         return outcome.failed(
             *(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -141,7 +142,8 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | str:
         except backend.CudnnError as error:
             # The padding mask of the second variant steers clear of several known bugs; what
             # it cannot help with is refused for the first reason.
-            refusal = refusal or f"{error} (cuDNN {cudnn_library.find().version_text})"
+            said = re.sub(r" for _+", "", str(error))  # one for each node, without its name
+            refusal = refusal or f"{said} (cuDNN {cudnn_library.find().version_text})"
             continue
         is_limited = call.backward and call.deterministic
         if is_limited and workspace_bytes > (limit := _workspace_limit(spec)):

@@ -180,8 +180,8 @@ def _where_finite(writer: Writer, may_attend: Value, pairs: Pairs) -> Value:
     """
     conditions = [
         Predicate("lt", (x, length))
-        for x, length in zip((writer.t, S), pairs.lengths, strict=True)
-        if length % _TILE
+        for x, length, first in zip((writer.t, S), pairs.lengths, (pairs.first_row, 0), strict=True)
+        if (length - first) % _TILE
     ]
     left, right = pairs.band
     is_nan_in_band = may_be_nan(writer.lines)
