@@ -119,6 +119,8 @@ def _without_patch(matrix: Matrix) -> dict[Key, Cell]:
 
     def named(cell: Cell) -> Cell:
         reasons = (re.sub(names, matrix.version_text, reason) for reason in cell.reasons)
+        # Nor does the line of a mod that a reason names.
+        reasons = (re.sub(r" \(at \S+\)", "", reason) for reason in reasons)
         return replace(cell, reasons=tuple(reasons))
 
     return {key: named(cell) for key, cell in matrix.cells.items()}

@@ -128,6 +128,7 @@ def test_what_cannot_be_said(function, message: str):
     program = trace("score_mod", function, (), "float32").program
     why = kernel_program(program, None, Pairs((8, 8)), is_backward=False)
     assert isinstance(why, str) and message in why
+    assert "(at test_nodes.py:" in why
 
 
 @needs_cudnn

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
@@ -59,7 +60,12 @@ def plain_type(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _evaluate(
-    jaxpr: Jaxpr, constants: Sequence[Any], inputs: Sequence[Any], kept: set[str]
+    jaxpr: Jaxpr,
+    constants: Sequence[Any],
+    inputs: Sequence[Any],
+    kept: set[str],
+    *,
+    is_called: bool = False,
 ) -> list[Any]:
     values: dict[Var, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
     values |= zip(jaxpr.invars, inputs, strict=True)
@@ -68,7 +74,12 @@ def _evaluate(
         return x.val if isinstance(x, Literal) else values[x]
 
     for equation in _needed(jaxpr):
-        results = _result(equation, [value(x) for x in equation.invars], kept)
+        given = [value(x) for x in equation.invars]
+        # It stays an operation of the line that it was written in, or called: what is in
+        # functions of JAX was traced for whoever came first.
+        line = None if is_called else equation.source_info.traceback
+        with source_info_util.user_context(line):
+            results = _result(equation, given, kept)
         values |= zip(equation.outvars, results, strict=True)
     return [value(x) for x in jaxpr.outvars]
 
@@ -80,7 +91,7 @@ def _result(equation: JaxprEqn, given: list[Any], kept: set[str]) -> Sequence[An
     if primitive.name in _CALLS - kept:
         inner = next(params[name] for name in _INNER if name in params)
         (inner,) = _jaxprs(inner)
-        return _evaluate(inner.jaxpr, inner.consts, given, kept)
+        return _evaluate(inner.jaxpr, inner.consts, given, kept, is_called=True)
     if primitive.name not in kept:
         params = {name: _flat_inside(x, bool(kept)) for name, x in params.items()}
     results = primitive.bind(*given, **primitive.get_bind_params(params))

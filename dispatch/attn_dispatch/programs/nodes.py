@@ -18,10 +18,12 @@ array is small.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from attn_dispatch.programs.flat import flat
@@ -288,9 +290,9 @@ class _Lowering:
                 continue
             try:
                 self._values[equation.outvars[0]] = self._operation(equation)
-            except Unsupported:
+            except Unsupported as error:
                 if depends & {"x", "g"} or {"t", "s"} <= depends:
-                    raise
+                    raise _with_line(error, equation) from error
                 self._values |= dict.fromkeys(equation.outvars)  # arrays after all
         return self._value(self._body.jaxpr.outvars[0])
 
@@ -441,6 +443,15 @@ def may_be_nan(lines: list[str]) -> bool:
         name in _MAY_BE_NAN and not (name == "div" and y[-1].startswith("#") and float(y[-1][1:]))
         for name, *y in operations
     )
+
+
+def _with_line(error: Unsupported, equation: JaxprEqn) -> Unsupported:
+    """The same, and where the operation was written."""
+    where = source_info_util.summarize(equation.source_info)
+    found = re.search(r"([^/\\\s]+\.\w+:\d+)", where)
+    if found is None or " (at " in str(error):
+        return error
+    return Unsupported(f"{error} (at {found[1]})")
 
 
 def _type(x: Var | Literal) -> Any:
