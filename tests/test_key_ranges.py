@@ -37,6 +37,15 @@ MASKS = {
     "window and sinks": (lambda b, n, t, s: ((t - s < 4) | (s < 2)) & (s <= t), (None, 0), False),
     "even keys": (lambda b, n, t, s: (s % 2 == 0) & (s <= t), (None, 0), False),
     "documents": (mods.document_mask(jnp.arange(T)[None] // 5), (None, None), False),
+    "unsigned": (lambda b, n, t, s: (t - s).astype(jnp.uint32) <= 3, (None, None), False),
+    "unsigned queries": (lambda b, n, t, s: s <= (t - 3).astype(jnp.uint8), (None, None), False),
+    "eight bits": (lambda b, n, t, s: (t - s).astype(jnp.int8) <= 3, (None, None), False),
+    "unsigned both": (
+        lambda b, n, t, s: t.astype(jnp.uint32) - s.astype(jnp.uint32) < 3, (None, None), False
+    ),
+    "more than there is": (
+        lambda b, n, t, s: s <= t + jnp.int32(2**31 - 1), (None, None), False
+    ),
     "all": (lambda b, n, t, s: jnp.bool_(True), (None, None), False),
 }  # fmt: skip
 

@@ -265,6 +265,8 @@ _ARRAY = np.arange(3.0)
         (lambda score, b: score, (), r"a function of \(score, b, n, t, s\), got one of \(score, b"),
         (lambda score, b, n, t, s: score, (SLOPES,), r"score_mod_args\[0\]\), got one of"),
         (lambda score, b, n, t, s: t, (), r"expected a floating scalar as the result, got int32"),
+        (lambda score, b, n, t, s: (score,), (), r"a floating scalar as the result, got a tuple"),
+        (lambda score, b, n, t, s: "yes", (), r"a floating scalar as the result, got a str"),
         (lambda score, b, n, t, s: SLOPES, (), r"a floating scalar as the result, got float32\[4"),
         (lambda score, b, n, t, s: (score, b), (), r"got float32\[\], int32\[\]; it is called for"),
         (lambda score, b, n, t, s: score if t > s else 0.0, (), "write jnp.where"),

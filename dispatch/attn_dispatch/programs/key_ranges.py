@@ -147,7 +147,10 @@ class _Reading:
     def _of_keys(self, equation: JaxprEqn, given: list[_Value]) -> _Value:
         name = equation.primitive.name
         if name in ("convert_element_type", "copy"):
-            return given[0] if isinstance(given[0], _Position) else None
+            keeps = isinstance(given[0], _Position) and _holds_positions(equation)
+            return given[0] if keeps else None
+        if any(isinstance(x, Number) and _may_overflow(x) for x in given):
+            return None
         is_bool = _type(equation.outvars[0]).dtype == np.bool_
         if name == "and" and is_bool:
             return _both(*(self._as_range(x) for x in equation.invars))
@@ -297,7 +300,9 @@ def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number
     """A number that does not depend on s, with what its operation says of how large it is."""
     numbers = [x for x in given if isinstance(x, Number)]
     out = _type(equation.outvars[0])
-    if len(equation.outvars) > 1 or out.shape or out.dtype.kind not in "iu":
+    if len(equation.outvars) > 1 or out.shape or not _holds_positions(equation):
+        return known
+    if any(map(_may_overflow, numbers)):
         return known
     match equation.primitive.name:
         case "convert_element_type" | "copy":
@@ -315,6 +320,17 @@ def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number
         case _:
             return known
     return replace(known, of_t=made.of_t, span=made.span)
+
+
+def _holds_positions(equation: JaxprEqn) -> bool:
+    """Whether its result has a type that holds every position and its opposite."""
+    dtype = _type(equation.outvars[0]).dtype
+    return dtype.kind == "i" and dtype.itemsize >= 4
+
+
+def _may_overflow(x: Number) -> bool:
+    """Whether it is known to be so large that what is added to it may wrap around."""
+    return any(_FAR < abs(bound) < inf for bound in x.span)
 
 
 def _is_position(x: Number) -> bool:

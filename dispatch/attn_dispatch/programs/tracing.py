@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AbstractMesh, get_abstract_mesh, use_abstract_mesh
 
@@ -19,6 +20,8 @@ _EXAMPLE = {
     "score_mod": "def score_mod(score, b, n, t, s): return score - 0.5 * jnp.abs(t - s)",
     "mask_mod": "def mask_mod(b, n, t, s): return s <= t",
 }
+_RESULT = {"score_mod": "a floating scalar", "mask_mod": "a bool scalar"}
+_HOW = "it is called for one pair, such as "
 _OF_PYTHON = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -60,7 +63,9 @@ def trace(
 
     def of_leaves(*inputs: Any) -> Any:
         scalars, leaves = inputs[: -len(given) or None], inputs[len(inputs) - len(given) :]
-        return function(*scalars, *jax.tree.unflatten(tree, leaves))
+        result = function(*scalars, *jax.tree.unflatten(tree, leaves))
+        _check_returned(name, result)
+        return result
 
     scalars = [jax.ShapeDtypeStruct((), jnp.int32) for _ in INDICES]
     if takes_score:
@@ -106,6 +111,18 @@ def _array(what: str, x: Any) -> jax.Array:
     return array
 
 
+def _check_returned(name: str, result: Any) -> None:
+    """What cannot become an array, or is one in a container; `_check_result` sees to the rest."""
+    leaves, tree = jax.tree.flatten(result)
+    is_contained = len(leaves) == 1 and tree != jax.tree.structure(0)
+    numbers = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+    if is_contained or not all(isinstance(x, numbers) for x in leaves):
+        raise ValueError(
+            f"{name}: expected {_RESULT[name]} as the result, got a {type(result).__name__}; "
+            f"{_HOW}{_EXAMPLE[name]}"
+        )
+
+
 def _check_arity(name: str, function: Callable[..., Any], takes_score: bool, more: int) -> None:
     names = (*(("score",) if takes_score else ()), *INDICES)
     names += tuple(f"{name}_args[{i}]" for i in range(more))
@@ -136,7 +153,10 @@ def _traced(name: str, function: Callable[..., Any], avals: Sequence[Any]) -> Cl
         raise ValueError(f"{name}: expected {expected}; {error}") from error
     if closed.effects:
         effects = ", ".join(sorted(map(str, closed.effects)))
-        raise ValueError(f"{name}: expected a function without side effects, got {effects}")
+        raise ValueError(
+            f"{name}: expected a function without side effects, such as jax.debug.print, got "
+            f"{effects}"
+        )
     return closed
 
 
@@ -167,15 +187,13 @@ def _check_rules(name: str, closed: ClosedJaxpr) -> None:
 
 
 def _check_result(name: str, closed: ClosedJaxpr) -> None:
-    wanted = "a floating scalar" if name == "score_mod" else "a bool scalar"
     kind = jnp.floating if name == "score_mod" else jnp.bool_
     results = closed.out_avals
     if len(results) == 1 and results[0].shape == () and jnp.issubdtype(results[0].dtype, kind):
         return
     got = ", ".join(f"{x.dtype.name}{list(x.shape)}" for x in results) or "nothing"
     raise ValueError(
-        f"{name}: expected {wanted} as the result, got {got}; it is called for one pair, such as "
-        f"{_EXAMPLE[name]}"
+        f"{name}: expected {_RESULT[name]} as the result, got {got}; {_HOW}{_EXAMPLE[name]}"
     )
 
 
