@@ -102,7 +102,8 @@ def test_captured_arrays_that_are_sharded(meshes):
         "score_mod: expected a captured array to lie whole on every device along Explicit mesh "
         "axes and those of shard_map; one that is sharded pass in score_mod_args; "
     )
-    assert said.pop("Explicit").startswith(whole)
+    explicit = said.pop("Explicit")  # newer ones of JAX can do it
+    assert explicit <= 1e-4 if isinstance(explicit, float) else explicit.startswith(whole)
     assert said.pop("shard_map, a loop").startswith(whole)
     assert said.pop("shard_map, a rule") == (
         "score_mod: expected no custom derivative beside a captured array that differs between "
