@@ -2,25 +2,34 @@
 
 usage: PYTHONPATH=tests python tests/refusals.py [--draws N] [--seed N] [--targets sm90,gfx942]
                                                  [--as-they-are] [--mods] [--names]
+                                                 [--results FOLDER]
 
 No GPU is needed: cuDNN plans every call here. A call counts as refused, as in `attn-dispatch
 verify`, where its forward pass does not run on the vendor's kernels, and as half-refused where its
 backward pass, of the gradients that are wanted, does not. The reasons are what is left once the
-rewrites have done what they can. Calls with a score_mod or a mask_mod count with --mods alone.
+rewrites have done what they can. Calls with a score_mod or a mask_mod are passed over, unless
+--mods is given: --draws says how many count. --results keeps each target's counts as JSON; those of
+tests/results were made with
+
+    PYTHONPATH=tests python tests/refusals.py --results tests/results
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec, as_partners, backward_options
 from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.environment import environment, file_name
 from attn_dispatch.core import select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
@@ -51,6 +60,24 @@ class Count:
         )
         for reason, count in self.reasons.most_common():
             yield f"  {count:4} ({self.alone[reason]:3} alone)  {reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same, for a file."""
+        return {
+            "calls": self.calls,
+            "refused": self.forward,
+            "backward_pass_alone_refused": self.backward,
+            "reasons": [
+                {"reason": reason, "calls": count, "alone": self.alone[reason]}
+                for reason, count in self.reasons.most_common()
+            ],
+        }
+
+
+def drawn(seed: int, count: int, *, mods: bool) -> list[Case]:
+    """The first so many calls of a seed, without those that have mods unless they are wanted."""
+    cases = draws.examples(2 * count, seed)  # a quarter of them have mods
+    return [x for x in cases if mods or not (x.score_mod or x.mask_mod)][:count]
 
 
 def calls_of(case: Case) -> list[AttentionSpec]:
@@ -100,13 +127,19 @@ def main() -> None:
     parser.add_argument("--as-they-are", action="store_true", help="without core/rewrites")
     parser.add_argument("--mods", action="store_true", help="calls with mods as well")
     parser.add_argument("--names", action="store_true", help="the calls that are refused as well")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="where to keep the counts")
     args = parser.parse_args()
-    drawn = draws.examples(args.draws, args.seed)
-    cases = [x for x in drawn if args.mods or not (x.score_mod or x.mask_mod)]
+    cases = drawn(args.seed, args.draws, mods=args.mods)
     for target in args.targets.split(","):
         with settings.rewrites(not args.as_they_are):
             found = count(cases, parse(target))
         print(f"{target}:", *found.lines(), sep="\n", flush=True)
+        if args.results:
+            facts = environment() | {"device": target}
+            report = {"environment": facts, "seed": args.seed, **found.to_json()}
+            args.results.mkdir(parents=True, exist_ok=True)
+            path = args.results / f"{file_name('refusals', facts)}.json"
+            path.write_text(json.dumps(report, indent=1) + "\n")
         if args.names:
             print(*(f"    {case.to_json()}" for case in found.refused), sep="\n")
 
