@@ -3,6 +3,8 @@
     python tests/run_jax_tests.py --source jax          # a checkout of JAX
     python tests/run_jax_tests.py --fetch build/jax     # or clone the installed version's first
 
+--results FOLDER keeps the counts as JSON.
+
 Neither JAX's wheel nor its sdist has tests; a checkout has them. They run with the JAX that is
 installed, which should be of the checkout's version; beyond JAX they need absl-py and pytest.
 
@@ -14,6 +16,8 @@ is not about this function but about a private one below it, with arguments of i
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -27,6 +31,7 @@ from pathlib import Path
 import jax
 
 import attn_dispatch
+from attn_dispatch.conformance.environment import environment, file_name
 from jax_nn_replaced import MODES
 
 REPOSITORY = "https://github.com/jax-ml/jax"
@@ -111,6 +116,19 @@ def installed_source() -> Path | None:
     return source if (source / TESTS).is_file() else None
 
 
+def save(outcomes: dict[str, Outcome], source: Path, folder: Path) -> None:
+    """Keep how each mode ended, and which tests these were."""
+    facts = environment()
+    counts = {
+        mode: {"passed": x.passed, "failed": x.failed, "skipped": x.skipped}
+        for mode, x in outcomes.items()
+    }
+    tests = hashlib.sha256((source / TESTS).read_bytes()).hexdigest()
+    report = {"environment": facts, "sha256 of nn_test.py": tests, **counts}
+    path = folder / f"{file_name('jax_tests', facts)}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description="Run JAX's own tests of dot_product_attention on this library's."
@@ -119,6 +137,7 @@ def main() -> int:
     where.add_argument("--source", type=Path, help="a checkout of JAX")
     where.add_argument("--fetch", type=Path, metavar="FOLDER", help="clone JAX's sources into it")
     parser.add_argument("--only-fetch", action="store_true", help="clone, and run nothing")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="where to keep the counts")
     arguments = parser.parse_args()
     source = arguments.fetch or arguments.source or installed_source()
     if arguments.fetch:
@@ -130,12 +149,12 @@ def main() -> int:
         parser.error(f"expected a checkout of JAX with {TESTS}, got {source}; see --help")
     if arguments.only_fetch:
         return 0
-    failed = 0
-    for mode in MODES:
-        outcome = run(source, mode)
+    outcomes = {mode: run(source, mode) for mode in MODES}
+    for mode, outcome in outcomes.items():
         print(f"{outcome.text}\n{mode}: {outcome}\n")
-        failed += outcome.failed + (outcome.passed == 0)
-    return int(failed > 0)
+    if arguments.results:
+        save(outcomes, source, arguments.results)
+    return int(any(x.failed or not x.passed for x in outcomes.values()))
 
 
 if __name__ == "__main__":
