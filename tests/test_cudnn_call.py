@@ -201,8 +201,27 @@ def test_packed_offsets_fit_in_32_bits(value_dim: int, padded: int, lengths: dic
     for rows, is_refused in ((most, False), (most + 1, True)):
         calls = calls_of(with_query_rows(backward_spec(case("call", **facts)), rows))
         for call in calls:
-            assert bool(cudnn_rules.reasons_against(call)) == (is_refused and call.is_packed)
+            assert bool(cudnn_rules.reasons_against(call, "sm90")) == (
+                is_refused and call.is_packed
+            )
         assert {call.head_dim_v for call in calls if call.is_packed} == {padded}
+
+
+def test_arrays_by_row():
+    """Integers count, which cuDNN does not do itself; those by head alone do not."""
+    (call, *_) = calls_of(backward_spec(case("call")))
+    mods = {"node_arrays": "f 1 8 1 1, i 2 1 256 1, f 1 1 256 1", "score_nodes": "f0 = tanh x"}
+    reasons = {
+        (arch, arrays): cudnn_rules.reasons_against(
+            replace(call, **mods | {"node_arrays": mods["node_arrays"] + arrays}), arch
+        )
+        for arch in ("sm80", "sm90", "sm120")
+        for arrays in ("", ", i 1 8 256 1")
+    }
+    assert not reasons["sm90", ""] and "3 arrays" in reasons["sm90", ", i 1 8 256 1"][0]
+    assert "room for 0" in reasons["sm80", ""][0] and "room for 0" in reasons["sm120", ""][0]
+    forward = replace(call, backward=False, **mods)
+    assert not cudnn_rules.reasons_against(forward, "sm80")
 
 
 def with_query_rows(spec: AttentionSpec, rows: int) -> AttentionSpec:

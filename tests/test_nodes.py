@@ -75,7 +75,11 @@ def array_of(case: Case, made: Outside | RowKeys, length: int) -> np.ndarray:
     if isinstance(made, RowKeys):
         t = np.arange(case.t)[None, None, :, None]
         end = np.minimum(t + 1, length) if case.is_causal else np.full_like(t, length)
-        return end if made.which == "end" else np.zeros_like(t)
+        own = end if made.which == "end" else np.zeros_like(t)
+        if made.border is None:
+            return own
+        narrower = np.minimum if made.which == "end" else np.maximum
+        return narrower(own, array_of(case, made.border, length))
     operands = case.operands()
     b, n = operands["mods_start"][0]
     indices = PairIndices(
@@ -146,3 +150,21 @@ def test_cudnn_plans_mods(target: str):
     found = explain(x, x, x, target=target, score_mod=mods.alibi(SLOPES), is_causal=True)
     assert (found.chosen_forward, found.chosen_backward) == ("cudnn", "cudnn")
     assert "the gradients of what score_mod reads" in str(found)
+
+
+def test_a_masks_border_and_the_lengths_are_one_array():
+    """Of arrays by row a backward pass has room for few."""
+
+    def prefix(b: Any, n: Any, t: Any, s: Any, x: Any) -> Any:
+        return (s <= t) | (s < x[b])
+
+    mask_mod = trace("mask_mod", prefix, (jnp.zeros(2, jnp.int32),), "float32").program
+    score_mod = trace("score_mod", lambda x, b, n, t, s: jnp.tanh(x), (), "float32").program
+    pairs = Pairs((256, 192), band=(5, None), has_own_lengths=True)
+    backward = kernel_program(score_mod, mask_mod, pairs, is_backward=True)
+    assert isinstance(backward, KernelProgram)
+    (array,) = backward.outside
+    assert isinstance(array, RowKeys) and array.which == "end" and array.border is not None
+    forward = kernel_program(score_mod, mask_mod, pairs, is_backward=False)
+    assert isinstance(forward, KernelProgram)
+    assert forward.outside == (array.border,)

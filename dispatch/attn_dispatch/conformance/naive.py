@@ -260,7 +260,12 @@ def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bo
     mean = (call.p * p_grad).sum(axis=3, keepdims=True)
     # p · (dp - delta) is 0 where a row has one key, but not once float32 has rounded p and delta.
     of_float32 = (np.finfo(np.float32).eps * call.p) ** 2 * (p_grad**2 + mean**2)
-    of_score = _rounding_variance(narrow, call.dtype) + of_float32
+    of_score = _rounding_variance(narrow, call.dtype)
+    if is_fused and scale:
+        # Kernels may round it once it has been multiplied by the scale.
+        rounded = _rounding_variance(narrow * call.wide.type(scale), call.dtype) / scale**2
+        of_score = np.maximum(of_score, rounded)
+    of_score = of_score + of_float32
     of_p = _rounding_variance(call.p_kept, call.dtype)
     of_delta = np.zeros((1, 1, 1, 1), call.wide)
     if is_fused:

@@ -134,7 +134,7 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | str:
     backend, refusal = _backend(), ""
     properties = cudnn_library.find().device_properties(device)
     for call in calls_of(spec):
-        if reasons := cudnn_rules.reasons_against(call):
+        if reasons := cudnn_rules.reasons_against(call, device.arch):
             refusal = refusal or "; ".join(reasons)
             continue
         try:

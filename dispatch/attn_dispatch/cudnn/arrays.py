@@ -261,13 +261,19 @@ def _node_arrays(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list
     )
     found = []
     for array in mods.outside:
+        made = array.border if isinstance(array, RowKeys) else array
+        x = None
+        if made is not None:
+            read = arrays_of(made.mod, spec.options.mods[made.mod], operands)
+            x = outside(made, indices, read).astype(made.dtype)
         if isinstance(array, RowKeys):
-            found.append(_row_keys(spec, operands, array, indices.t))
-            continue
-        program = spec.options.mods[array.mod]
-        x = outside(array, indices, arrays_of(array.mod, program, operands)).astype(array.dtype)
+            own, narrower = _row_keys(spec, operands, array, indices.t), _NARROWER[array.which]
+            x = own if x is None else narrower(x, own)
         found.append(jnp.broadcast_to(x, node_array_extents(spec, call, array)))
     return found
+
+
+_NARROWER = {"first": jnp.maximum, "end": jnp.minimum}
 
 
 def _row_keys(spec: AttentionSpec, operands: Arrays, array: RowKeys, t: jax.Array) -> jax.Array:

@@ -87,8 +87,15 @@ class CudnnCall:
     @property
     def reads_batch_of_one_row(self) -> bool:
         """Whether a mod reads an array [batch, ·, 1, 1] of several batch rows."""
-        extents = (array.split()[1:] for array in self.node_arrays.split(",") if array)
-        return any(batch != "1" and rows == "1" for batch, _, rows, _ in extents)
+        return any(batch != "1" and rows == "1" for batch, _, rows, _ in self._array_extents())
+
+    @property
+    def arrays_by_row(self) -> int:
+        """How many arrays mods read that have several rows."""
+        return sum(rows != "1" for _, _, rows, _ in self._array_extents())
+
+    def _array_extents(self) -> list[list[str]]:
+        return [array.split()[1:] for array in self.node_arrays.split(",") if array]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,12 @@ Rule = tuple[Callable[[AttentionSpec], bool], str]
 
 _INT32_LIMIT = 2**31
 
+_WITHOUT_ARRAYS_BY_ROW = ("sm8", "sm12")
+_MOST_ARRAYS_BY_ROW = 2
+"""A backward kernel holds some numbers for each row: 4 on sm90, and 2 where it has room for none
+beside its own, lse and delta, as cuDNN says when it refuses. It counts those of floats alone, and
+reads wrong ones where integers make them too many (H200, 9.19, 9.28)."""
+
 _RULES: tuple[Rule, ...] = (
     (
         lambda s: any(is_mod_operand(x) for x in s.options.gradients),
@@ -96,7 +102,7 @@ def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def reasons_against(call: CudnnCall) -> tuple[str, ...]:
+def reasons_against(call: CudnnCall, arch: str) -> tuple[str, ...]:
     """Why cuDNN must not be asked for this one of the ways to say a call."""
     if call.packed_elements >= _INT32_LIMIT:
         return (
@@ -105,4 +111,10 @@ def reasons_against(call: CudnnCall) -> tuple[str, ...]:
         )
     if call.reads_batch_of_one_row:
         return ("an array is read by b, for a single query, which cuDNN does not do right",)
+    most = 0 if arch.startswith(_WITHOUT_ARRAYS_BY_ROW) else _MOST_ARRAYS_BY_ROW
+    if call.backward and call.arrays_by_row > most:
+        return (
+            f"mods: {call.arrays_by_row} arrays are read by row, with lengths, and cuDNN's "
+            f"backward pass has room for {most} on {arch}",
+        )
     return ()

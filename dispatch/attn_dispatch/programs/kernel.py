@@ -148,9 +148,11 @@ def _may_attend(writer: Writer, mask_mod: Program, pairs: Pairs) -> Value:
     # One comparison for each side: to choose by one, then by another, takes four times as long
     # (H200, 9.19).
     if first is not None and not (left is not None and _is_at_most(first.offset, -left)):
-        may = _both(Predicate("ge", (S, _border(writer, first, mask_mod))), may)
+        which = "first" if pairs.has_own_lengths and left is not None else None
+        may = _both(Predicate("ge", (S, _border(writer, first, mask_mod, which))), may)
     if end is not None and not (right is not None and _is_at_most(right + 1, end.offset)):
-        may = _both(Predicate("lt", (S, _border(writer, end, mask_mod))), may)
+        which = "end" if pairs.has_own_lengths else None
+        may = _both(Predicate("lt", (S, _border(writer, end, mask_mod, which))), may)
     return may
 
 
@@ -158,8 +160,13 @@ def _is_at_most(x: int | None, y: int | None) -> bool:
     return x is not None and y is not None and x <= y
 
 
-def _border(writer: Writer, number: Number, mask_mod: Program) -> Value:
-    """A number of each query in the kernel."""
+def _border(writer: Writer, number: Number, mask_mod: Program, which: str | None) -> Value:
+    """A number of each query in the kernel.
+
+    Args:
+      which: of `RowKeys`, which a backward pass wants to know on that side as well. One array does
+        for both: of arrays by row it has room for few (cudnn/rules.py).
+    """
     least, most = number.span
     if number.offset is not None:
         return writer.arithmetic("i", "add", writer.t, number.offset)
@@ -169,7 +176,8 @@ def _border(writer: Writer, number: Number, mask_mod: Program) -> Value:
     types += [jax.ShapeDtypeStruct(*array) for array in mask_mod.arrays]
     body = flat(jax.make_jaxpr(lambda *x: near(number.compute(*x)))(*types))
     axes = "".join(x for x in "bnt" if x in number.depends)
-    return writer.array(Outside(body, str(body.jaxpr), "mask_mod", axes, "int32"))
+    border = Outside(body, str(body.jaxpr), "mask_mod", axes, "int32")
+    return writer.array(RowKeys(which, border) if which and writer.is_backward else border)
 
 
 def _where_finite(writer: Writer, may_attend: Value, pairs: Pairs) -> Value:
@@ -178,17 +186,19 @@ def _where_finite(writer: Writer, may_attend: Value, pairs: Pairs) -> Value:
     A kernel goes on to the end of its tiles, past the last query and key, and into whatever stands
     behind a sequence (H200, 9.19, 9.28).
     """
-    conditions = [
-        Predicate("lt", (x, length))
-        for x, length, first in zip((writer.t, S), pairs.lengths, (pairs.first_row, 0), strict=True)
-        if (length - first) % _TILE
-    ]
-    left, right = pairs.band
+    (queries, keys), (left, right) = pairs.lengths, pairs.band
+    conditions = []
+    if (queries - pairs.first_row) % _TILE:
+        conditions.append(Predicate("lt", (writer.t, queries)))
     is_nan_in_band = may_be_nan(writer.lines)
-    if pairs.has_own_lengths:
-        if is_nan_in_band or not pairs.is_padding_zero:
+    known = {x.which for x in writer.outside if isinstance(x, RowKeys)}
+    if pairs.has_own_lengths and (is_nan_in_band or not pairs.is_padding_zero):
+        if "end" not in known:
             conditions.append(Predicate("lt", (S, writer.array(RowKeys("end")))))
-        if is_nan_in_band and left is not None:
+    elif keys % _TILE:
+        conditions.append(Predicate("lt", (S, keys)))
+    if pairs.has_own_lengths and is_nan_in_band:
+        if left is not None and "first" not in known:
             conditions.append(Predicate("ge", (S, writer.array(RowKeys("first")))))
     elif is_nan_in_band:
         if left is not None:

@@ -92,8 +92,14 @@ class RowKeys:
 
     which: str
     """"first" or "end"."""
-    axes: str = "bt"
+    border: Outside | None = None
+    """What a mask_mod has on that side; the narrower of both counts."""
     dtype: str = "int32"
+
+    @property
+    def axes(self) -> str:
+        own = "" if self.border is None else self.border.axes
+        return "".join(x for x in "bnt" if x in own + "bt")
 
 
 class Writer:
@@ -107,7 +113,7 @@ class Writer:
         first_row: t of the kernel's first row.
         is_past: whether all pairs that count are of a key at or before the query.
         """
-        self._is_backward = is_backward
+        self.is_backward = is_backward
         self._is_past = is_past
         self.lines: list[str] = []
         self.outside: list[Outside | RowKeys] = []
@@ -151,13 +157,13 @@ class Writer:
         What cuDNN reads right on an H200 (9.19, 9.28): by n, by t, and by b for each t; by s in the
         forward pass alone.
         """
-        if self._is_backward and "s" in outside.axes:
+        if self.is_backward and "s" in outside.axes:
             raise Unsupported(
                 "an array is read by s, which cuDNN's backward pass does not do right"
             )
         if {"b", "s"} <= {*outside.axes}:
             raise Unsupported("an array is read by b and s, which would be as large as the scores")
-        if "b" in outside.axes:
+        if "b" in outside.axes and isinstance(outside, Outside):
             outside = replace(outside, axes="".join(x for x in "bnts" if x in outside.axes + "t"))
         kind = "f" if outside.dtype == "float32" else "i"
         if outside not in self.outside:
