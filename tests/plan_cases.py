@@ -211,7 +211,7 @@ CELLS = tuple(
 """Everything that is planned, in this order."""
 
 
-PARTS = 4
+PARTS = 8
 
 
 def cells_of(part: int | None) -> tuple[tuple[str, str, str], ...]:

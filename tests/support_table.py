@@ -103,7 +103,7 @@ _ANSWERS = (
         r"deterministic_backward|Deterministic algorithm|that CK addresses at once",
         _TAKES + "a deterministic kernel there that sums in less memory",
     ),
-    (r"^mask_mod|broadcasted vectors", _AS_MASK),
+    (r"^mask_mod|broadcasted vectors|arrays by row", _AS_MASK),
     (
         r"score_mod: .*(by s, which|depends on both t and s|as large as the scores)",
         _REWRITTEN + "what it adds to the score, as a float32 bias over pairs, up to 2^27 of them",

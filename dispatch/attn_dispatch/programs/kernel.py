@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from attn_dispatch.programs.flat import flat
 from attn_dispatch.programs.key_ranges import Number, key_range, near
+from attn_dispatch.programs.lowering import lowered
 from attn_dispatch.programs.nodes import (
     GRADIENT,
     SCORE,
@@ -23,7 +24,6 @@ from attn_dispatch.programs.nodes import (
     Unsupported,
     Value,
     Writer,
-    lowered,
     may_be_nan,
 )
 from attn_dispatch.programs.program import INDICES, Program

@@ -1,0 +1,236 @@
+"""A program's body in a kernel's terms: which node each operation of a jaxpr is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+
+from attn_dispatch.programs.flat import flat
+from attn_dispatch.programs.nodes import (
+    COMPARISONS,
+    Outside,
+    Predicate,
+    Register,
+    Unsupported,
+    Value,
+    Writer,
+)
+
+_UNARY = {
+    "tanh", "exp", "log", "logistic", "sin", "cos", "tan", "erf", "sqrt", "rsqrt", "abs", "ceil",
+    "floor", "neg",
+}  # fmt: skip
+_BINARY = {"add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "max": "max",
+           "min": "min", "pow": "pow"}  # fmt: skip
+_OF_INTEGERS = {"add", "sub", "mul", "max", "min", "abs", "neg"}
+
+
+def lowered(
+    mod: str, body: ClosedJaxpr, inputs: list[Value | None], writer: Writer, names: list[str]
+) -> Value:
+    """The one result of a program's body in the kernel.
+
+    Args:
+      mod: score_mod or mask_mod.
+      inputs: what each input is in the kernel; None where it is known outside alone.
+      names: each input's name: x, g, b, n, t, s, or an array's.
+    """
+    return _Lowering(mod, body, inputs, writer, names).result()
+
+
+class _Lowering:
+    def __init__(
+        self,
+        mod: str,
+        body: ClosedJaxpr,
+        inputs: list[Value | None],
+        writer: Writer,
+        names: list[str],
+    ) -> None:
+        self._mod, self._body, self._writer = mod, body, writer
+        self._scores = sum(x in ("x", "g") for x in names)
+        self._values: dict[Var, Value | None] = {}
+        self._depends: dict[Var, frozenset[str]] = {}
+        for var, value, name in zip(body.jaxpr.invars, inputs, names, strict=True):
+            self._values[var], self._depends[var] = value, frozenset({name})
+
+    def result(self) -> Value:
+        for equation in self._body.jaxpr.eqns:
+            depends = frozenset[str]().union(
+                *(self._depends[x] for x in equation.invars if isinstance(x, Var))
+            )
+            for out in equation.outvars:
+                self._depends[out] = depends
+            if self._is_outside(depends):
+                self._values |= dict.fromkeys(equation.outvars)
+                continue
+            try:
+                self._values[equation.outvars[0]] = self._operation(equation)
+            except Unsupported as error:
+                if depends & {"x", "g"} or {"t", "s"} <= depends:
+                    raise _with_line(error, equation) from error
+                self._values |= dict.fromkeys(equation.outvars)  # arrays after all
+        return self._value(self._body.jaxpr.outvars[0])
+
+    def _is_outside(self, depends: frozenset[str]) -> bool:
+        if depends & {"x", "g", "s"}:
+            return False
+        # Of t alone: in the kernel it takes no array.
+        return depends != {"t"}
+
+    def _value(self, x: Var | Literal) -> Value:
+        if isinstance(x, Literal):
+            return _number(x.val)
+        value = self._values[x]
+        if value is None:
+            value = self._values[x] = self._from_outside(x)
+        return value
+
+    def _from_outside(self, var: Var) -> Value:
+        depends = self._depends[var]
+        axes = "".join(x for x in "bnts" if x in depends)
+        if _type(var).shape:
+            raise Unsupported(
+                f"an array {_type(var).dtype.name}{list(_type(var).shape)} is read at a place that "
+                "depends on the score, or on both t and s"
+            )
+        jaxpr, scores = self._body.jaxpr, self._scores
+        alone = jaxpr.replace(invars=jaxpr.invars[scores:], outvars=[var])
+        body = flat(ClosedJaxpr(alone, self._body.consts))
+        is_float = np.issubdtype(_type(var).dtype, np.floating)
+        dtype = "float32" if is_float else "int32"
+        made = Outside(body, str(body.jaxpr), self._mod, axes, dtype)
+        register = self._writer.array(made)
+        if _type(var).dtype != np.bool_:
+            return register
+        return Predicate("ne", (register, 0))
+
+    def _operation(self, equation: JaxprEqn) -> Value:
+        name = equation.primitive.name
+        if len(equation.outvars) > 1:
+            raise Unsupported(f"{name} is not among cuDNN's operations")
+        out = _type(equation.outvars[0])
+        if out.shape or any(_type(x).shape for x in equation.invars):
+            raise Unsupported(f"{name} of arrays, at a place that depends on both t and s")
+        if out.dtype.name not in ("float32", "int32", "bool"):
+            raise Unsupported(f"{name} in {out.dtype.name}, where a kernel has float32 and int32")
+        given = [self._value(x) for x in equation.invars]
+        kind = _kind(out.dtype)
+        of = [_type(x).dtype for x in equation.invars]
+        writer = self._writer
+        if name == "convert_element_type":
+            return self._converted(given[0], of[0], kind)
+        if name in ("copy", "copy_p"):
+            return given[0]
+        if kind == "p":
+            return self._predicate(name, given, of)
+        if name == "select_n" and len(given) == 3:
+            condition, no, yes = given
+            if not isinstance(condition, Predicate | bool):
+                raise Unsupported("select_n by a number")
+            return writer.select(condition, yes, no, kind)
+        if kind == "i" and name not in _OF_INTEGERS:
+            raise Unsupported(f"{name} of integers")
+        if name in _BINARY:
+            return writer.arithmetic(kind, _BINARY[name], *given)
+        if name in _UNARY:
+            return writer.node(kind, name, writer.computed(given[0], kind))
+        if name == "square":
+            x = writer.computed(given[0], kind)
+            return writer.node(kind, "mul", x, x)
+        if name == "one_minus_square":
+            x = writer.computed(given[0], kind)
+            return writer.node(
+                kind, "add", writer.node(kind, "mul", writer.node(kind, "mul", x, x), -1.0), 1.0
+            )
+        if name == "integer_pow":
+            return self._power(given[0], equation.params["y"], kind)
+        if name in ("log1p", "expm1"):
+            x = writer.computed(given[0], kind)
+            if name == "log1p":
+                return writer.node(kind, "log", writer.node(kind, "add", x, 1.0))
+            return writer.node(kind, "add", writer.node(kind, "exp", x), -1.0)
+        if name == "exp2":
+            x = writer.computed(given[0], kind)
+            return writer.node(kind, "exp", writer.node(kind, "mul", x, float(np.log(2.0))))
+        raise Unsupported(f"{name} is not among cuDNN's operations")
+
+    def _converted(self, x: Value, dtype: Any, kind: str) -> Value:
+        before = _kind(dtype)
+        if before == kind:
+            return x
+        if before == "p":
+            one, zero = (1.0, 0.0) if kind == "f" else (1, 0)
+            return self._writer.select(x, one, zero, kind)
+        if kind == "f":
+            if not isinstance(x, Register):
+                return float(x)  # pyright: ignore[reportArgumentType]
+            return self._writer.converted(self._writer.computed(x, "i"))
+        raise Unsupported(f"convert_element_type from {np.dtype(dtype).name}")
+
+    def _predicate(self, name: str, given: list[Any], of: list[Any]) -> Value:
+        if name in COMPARISONS:
+            if _kind(of[0]) == "p":
+                raise Unsupported(f"{name} of booleans")
+            if _kind(of[0]) == "f":
+                raise Unsupported(f"{name} compares floats, and cuDNN compares integers alone")
+            return Predicate(name, tuple(given))
+        if name in ("and", "or"):
+            x, y = given
+            for one, other in ((x, y), (y, x)):
+                if isinstance(one, bool):
+                    return other if one == (name == "and") else one
+            return Predicate(name, (x, y))
+        if name == "not":
+            return not given[0] if isinstance(given[0], bool) else Predicate("not", (given[0],))
+        if name == "xor":
+            x, y = given
+            return Predicate(
+                "or",
+                (
+                    Predicate("and", (x, Predicate("not", (y,)))),
+                    Predicate("and", (Predicate("not", (x,)), y)),
+                ),
+            )
+        raise Unsupported(f"{name} of booleans")
+
+    def _power(self, x: Value, exponent: int, kind: str) -> Value:
+        writer = self._writer
+        base = writer.computed(x, kind)
+        if exponent == 0:
+            return 1.0 if kind == "f" else 1
+        result = base
+        for _ in range(min(abs(exponent), 16) - 1):
+            result = writer.node(kind, "mul", result, base)
+        if abs(exponent) > 16:
+            raise Unsupported(f"integer_pow by {exponent}")
+        return writer.node(kind, "reciprocal", result) if exponent < 0 else result
+
+
+def _with_line(error: Unsupported, equation: JaxprEqn) -> Unsupported:
+    """The same, and where the operation was written."""
+    where = source_info_util.summarize(equation.source_info)
+    found = re.search(r"([^/\\\s]+\.\w+:\d+)", where)
+    if found is None or " (at " in str(error):
+        return error
+    return Unsupported(f"{error} (at {found[1]})")
+
+
+def _type(x: Var | Literal) -> Any:
+    """A value's shape and dtype."""
+    return x.aval
+
+
+def _kind(dtype: Any) -> str:
+    if dtype == np.bool_:
+        return "p"
+    return "f" if np.issubdtype(dtype, np.floating) or str(dtype) == "bfloat16" else "i"
+
+
+def _number(x: Any) -> Value:
+    x = np.asarray(x)
+    return x.item() if x.dtype == np.bool_ else (int(x) if _kind(x.dtype) == "i" else float(x))
