@@ -8,10 +8,8 @@ No GPU is needed: cuDNN plans every call here. A call counts as refused, as in `
 verify`, where its forward pass does not run on the vendor's kernels, and as half-refused where its
 backward pass, of the gradients that are wanted, does not. The reasons are what is left once the
 rewrites have done what they can. Calls with a score_mod or a mask_mod are passed over, unless
---mods is given: --draws says how many count. --results keeps each target's counts as JSON; those of
-tests/results were made with
-
-    PYTHONPATH=tests python tests/refusals.py --results tests/results
+--mods is given: --draws says how many count. --results keeps each target's counts as JSON, as in
+tests/results, where --draws was 1,000 for sm80 and sm120 and 4,000 for gfx942.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -160,6 +161,23 @@ def test_a_warning_is_given_once_at_each_line():
 
     first, second = lines()
     assert second == first + 1 and lines() == []
+
+
+def test_a_warning_of_traced_values_is_given_at_the_line_of_the_call(monkeypatch):
+    """And not where the program runs, which finds it out."""
+    ids = jnp.array([[0, 0, 1, 1]] * 2)
+
+    @jax.jit
+    def attend(ids: jax.Array) -> jax.Array:
+        return dot_product_attention(X, X, X, query_segment_ids=ids)  # the line
+
+    monkeypatch.setenv("ATTN_DISPATCH_CHECK", "1")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        jax.block_until_ready(attend(ids))
+        jax.effects_barrier()
+    lines = {Path(__file__).read_text().splitlines()[x.lineno - 1] for x in said}
+    assert len(lines) == 1 and lines.pop().endswith("# the line")
 
 
 def test_soft_cap_with_a_bias():

@@ -218,7 +218,7 @@ def test_arrays_by_row():
         for arch in ("sm80", "sm90", "sm120")
         for arrays in ("", ", i 1 8 256 1")
     }
-    assert not reasons["sm90", ""] and "3 arrays" in reasons["sm90", ", i 1 8 256 1"][0]
+    assert not reasons["sm90", ""] and "make 3" in reasons["sm90", ", i 1 8 256 1"][0]
     assert "room for 0" in reasons["sm80", ""][0] and "room for 0" in reasons["sm120", ""][0]
     forward = replace(call, backward=False, **mods)
     assert not cudnn_rules.reasons_against(forward, "sm80")

@@ -223,3 +223,11 @@ def test_old_device():
     (reason, *_) = explanation.forward[0].reasons
     assert reason.startswith("needs compute capability sm80 or newer, and this is NVIDIA T4 (sm75")
     assert explanation.chosen_forward == "xla"
+
+
+def test_a_traced_window_is_explained_by_its_shape():
+    side = jax.ShapeDtypeStruct((), jnp.int32)
+    x = jax.ShapeDtypeStruct((2, 512, 8, 64), jnp.bfloat16)
+    for window in ((side, 0), side):
+        text = str(attn_dispatch.explain(x, x, x, local_window_size=window, target="sm90"))
+        assert "local_window_size" in text or "band" in text

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-from attn_dispatch import AttentionFallbackWarning, dot_product_attention, settings
+from attn_dispatch import AttentionFallbackWarning, dot_product_attention, settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.core import select
@@ -258,6 +258,21 @@ def test_one_warning_at_the_line_of_the_call_for_both_passes(implementations, is
     assert "falls back to last" in message and "and so does its backward pass" in message
     assert 'implementation="last" asks for it without a warning' in message
     assert message.count("too wide on sm90") == 1
+
+
+def test_a_derivative_falls_back_at_the_line_of_the_call(implementations):
+    implementations(FAST, xla)
+    x = jnp.ones((1, 8, 1, 8), jnp.float32)
+
+    def attend(x):
+        return dot_product_attention(x, x, x)  # the call
+
+    along = jax.jit(lambda x: jax.jvp(attend, (x,), (x,)))
+    with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
+        along.trace(x).lower(lowering_platforms=("cuda",))
+    (one,) = given
+    assert str(one.message).startswith("attention's forward-mode derivative falls back to")
+    assert Path(__file__).read_text().splitlines()[one.lineno - 1].endswith("# the call")
 
 
 def test_a_backward_pass_with_reasons_of_its_own(implementations):

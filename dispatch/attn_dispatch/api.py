@@ -362,7 +362,8 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     Args:
       args, kwargs: those of `dot_product_attention`, or with `cu_seqlens_q` those of
         `ragged_dot_product_attention`; a `jax.ShapeDtypeStruct` will do for an array.
-        A window that is an array is static if its values are known, as outside of `jax.jit`.
+        A window that is an array is static if its values are known, as outside of `jax.jit`; for
+        one that is traced give a struct as a side.
       target: the device to explain for, as in `attn_dispatch.target`; it need not be here. None
         means the target in force if there is one, else JAX's default device.
 
@@ -381,7 +382,7 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     arrays = {
         x: y
         for x, y in named.arguments.items()
-        if x in ARRAY_ARGUMENTS or x in _READ_BY_MODS or isinstance(y, jax.ShapeDtypeStruct)
+        if x in ARRAY_ARGUMENTS or x in _READ_BY_MODS or _is_said_by_shape(y)
     }
     options: list[AttentionOptions] = []
 
@@ -393,6 +394,10 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     avals = jax.eval_shape(operands, arrays)
     spec = LeadingCall.of(avals, options[0]).spec
     return explain_call(spec, default_device(), has_lse_grad=named.arguments["return_lse"])
+
+
+def _is_said_by_shape(argument: Any) -> bool:
+    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(argument))
 
 
 @dataclass(frozen=True)

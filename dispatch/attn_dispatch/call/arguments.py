@@ -305,7 +305,9 @@ def _cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array
     """[M + 1] int32."""
     _check_integer(name, x)
     if x.ndim != 1 or x.shape[0] < 2:
-        raise ValueError(f"{name}: expected shape [sequences + 1], got {list(x.shape)}")
+        raise ValueError(
+            f"{name}: expected shape [sequences + 1] for one sequence or more, got {list(x.shape)}"
+        )
     if x.shape != expected:
         raise ValueError(
             f"{name}: expected cu_seqlens_q's shape {list(expected)}, got {list(x.shape)}"
@@ -331,11 +333,10 @@ def _per_head(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     """[..., N]."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
-    if x.shape not in ((shape.num_heads,), (*shape.leading, shape.num_heads)):
-        raise ValueError(
-            f"{name}: expected shape {[shape.num_heads]} or "
-            f"{[*shape.leading, shape.num_heads]}, got {list(x.shape)}"
-        )
+    shapes = dict.fromkeys([(shape.num_heads,), (*shape.leading, shape.num_heads)])
+    if x.shape not in shapes:
+        expected = " or ".join(str(list(x)) for x in shapes)
+        raise ValueError(f"{name}: expected shape {expected}, got {list(x.shape)}")
     return x if x.ndim > 1 else shape.shared(x)
 
 

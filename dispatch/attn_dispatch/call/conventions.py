@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from attn_dispatch.warning import AttentionConventionWarning, warn_once
+from attn_dispatch.warning import AttentionConventionWarning, Line, warn_once
 
 _MANY_HEADS = 128
 """More key heads than this, and than there are keys, are more likely an axis of keys."""
@@ -56,14 +56,15 @@ def warn_of_conventions(
         )
 
 
-def warn_of_ids(name: str, ids: np.ndarray) -> None:
-    """Warn where every row of known segment ids [..., L] begins with 0."""
+def warn_of_ids(name: str, ids: np.ndarray, line: Line | None) -> None:
+    """Warn of the call at this line where every row of known ids [..., L] begins with 0."""
     if ids.size and (ids[..., 0] == 0).all():
         _say(
             f"{name}: every row begins with id 0, which is padding and attends nothing. Where ids "
-            "count from 0 add 1 to them"
+            "count from 0 add 1 to them",
+            line,
         )
 
 
-def _say(message: str) -> None:
-    warn_once(message, AttentionConventionWarning)
+def _say(message: str, line: Line | None = None) -> None:
+    warn_once(message, AttentionConventionWarning, line)

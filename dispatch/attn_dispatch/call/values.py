@@ -22,6 +22,7 @@ from jax.core import Tracer
 from attn_dispatch import settings
 from attn_dispatch.call.conventions import warn_of_ids
 from attn_dispatch.call.static_arguments import wrong_window
+from attn_dispatch.warning import Line, caller
 
 _LARGEST = np.iinfo(np.int32).max
 
@@ -57,17 +58,19 @@ def check_values(arrays: Mapping[str, Any], limits: Limits) -> None:
     """
     given = {x: y for x, y in arrays.items() if x in _LOOKED_AT and y is not None}
     known = {name: known_values(x) for name, x in given.items()}
-    _check({name: x for name, x in known.items() if x is not None}, limits, given.keys())
+    line = caller()  # when the program runs it is another
+    _check({name: x for name, x in known.items() if x is not None}, limits, given.keys(), line)
     if not settings.current().check or all(x is not None for x in known.values()):
         return
-    jax.debug.callback(
-        lambda values: _check({x: np.asarray(y) for x, y in values.items()}, limits, values.keys()),
-        {name: jnp.asarray(x) for name, x in given.items()},
-    )
+
+    def check(values: Mapping[str, Any]) -> None:
+        _check({x: np.asarray(y) for x, y in values.items()}, limits, values.keys(), line)
+
+    jax.debug.callback(check, {name: jnp.asarray(x) for name, x in given.items()})
 
 
-def _check(known: Mapping[str, np.ndarray], limits: Limits, given: Any) -> None:
-    """Check what is known of the arguments with the names in `given`."""
+def _check(known: Mapping[str, np.ndarray], limits: Limits, given: Any, line: Line | None) -> None:
+    """Check what is known of the arguments with the names in `given`, of the call at this line."""
     for i, (side, suffix) in enumerate(_SIDES):
         row_lengths = known.get(f"{side}_seq_lengths")
         if row_lengths is not None:
@@ -78,7 +81,7 @@ def _check(known: Mapping[str, np.ndarray], limits: Limits, given: Any) -> None:
             ends = np.full(ids.shape[:-1], limits.lengths[i])
             if row_lengths is not None:
                 ends = row_lengths.reshape(ids.shape[:-1])
-            _check_ids(f"{side}_segment_ids", ids, ends, limits, i)
+            _check_ids(f"{side}_segment_ids", ids, ends, limits, i, line)
         cu_seqlens = known.get(f"cu_seqlens_{suffix}")
         if cu_seqlens is not None:
             longest = None if limits.max_seq_lens is None else limits.max_seq_lens[i]
@@ -109,7 +112,14 @@ def _check_lengths(name: str, given: np.ndarray, length: int) -> None:
         raise ValueError(f"{name}: expected lengths from 0 to {length}, got {wrong[0]}")
 
 
-def _check_ids(name: str, given: np.ndarray, ends: np.ndarray, limits: Limits, side: int) -> None:
+def _check_ids(
+    name: str,
+    given: np.ndarray,
+    ends: np.ndarray,
+    limits: Limits,
+    side: int,
+    line: Line | None,
+) -> None:
     """Ids [..., L] before the ends [...] of their rows."""
     ids = np.where(np.arange(given.shape[-1]) < ends[..., None], given, 0)
     if (ids < 0).any():
@@ -119,7 +129,7 @@ def _check_ids(name: str, given: np.ndarray, ends: np.ndarray, limits: Limits, s
         )
     if (ids > _LARGEST).any():
         raise ValueError(f"{name}: expected ids below 2^31, got {ids.max()}")
-    warn_of_ids(name, ids)
+    warn_of_ids(name, ids, line)
     largest = limits.max_segments
     if largest is None:
         return  # ids are compared for equality

@@ -71,6 +71,7 @@ def _forward_options(options: AttentionOptions) -> AttentionOptions:
         needs_keep=False,
         gradients=(),
         differentiated=(),
+        derivative=None,
         partner=None,
     )
 

@@ -114,7 +114,7 @@ def reasons_against(call: CudnnCall, arch: str) -> tuple[str, ...]:
     most = 0 if arch.startswith(_WITHOUT_ARRAYS_BY_ROW) else _MOST_ARRAYS_BY_ROW
     if call.backward and call.arrays_by_row > most:
         return (
-            f"mods: they and lengths make {call.arrays_by_row} arrays by row, and cuDNN's backward "
-            f"pass has room for {most} on {arch}",
+            f"mods: cuDNN's backward pass has room for {most} arrays by row on {arch}, and mods "
+            f"and lengths make {call.arrays_by_row}",
         )
     return ()

@@ -190,7 +190,7 @@ def backward(
         return tuple(jnp.zeros(r.shape, r.dtype) for r in spec.results)
     call = Call.of(spec, device, operands)
     saved = _Residuals.of(call)
-    wanted = set(spec.options.gradients)
+    wanted = spec.options.gradients
 
     def step(block: Block, grads: Results) -> Results:
         grads = dict(grads)
@@ -206,7 +206,7 @@ def backward(
         p, p_sink = _probabilities(score, lse, scores.sinks)
         if "value" in wanted:
             add("value", scores.sum_over_rows(scores.drop(p), out_grad), "bk")
-        if wanted == {"value"}:
+        if wanted == ("value",):
             return grads
         p_grad = scores.drop(scores.dot(out_grad, scores.v))
         row_grad = lse_grad - (p * p_grad).sum(axis=-1)  # dlse - delta
@@ -219,8 +219,9 @@ def backward(
             moved = score_grad * scores.positions.distance().astype(call.wide)
             add("alibi_slopes", -sum_like(moved, grads["alibi_slopes"].shape), "bn")
         score_grad, read = pull(score_grad)
-        for name in wanted & read.keys():
-            grads[name] = grads[name] + read[name].astype(call.wide)
+        for name, grad in read.items():
+            if name in wanted:
+                grads[name] = grads[name] + grad.astype(call.wide)
         if "query" in wanted:
             q_grad = spec.options.scale * scores.sum_over_keys(score_grad, scores.k)
             grads["query"] = block.put(grads["query"], q_grad, "bnt")
@@ -234,8 +235,9 @@ def backward(
     grads = for_each_block(step, zeros, spec, call.sizes, batch_is_inner=batch_is_inner)
     if "key" in wanted:
         grads["key"] = spec.options.scale * grads["key"]
-    for name in wanted & {"query", "key", "value"}:
-        grads[name] = heads_first(grads[name])
+    for name in ("query", "key", "value"):
+        if name in wanted:
+            grads[name] = heads_first(grads[name])
     return tuple(
         grads[name].reshape(result.shape).astype(result.dtype)
         for name, result in zip(spec.options.gradients, spec.results, strict=True)
@@ -310,7 +312,7 @@ class _Residuals:
         )
 
 
-def _zero_grads(call: Call, wanted: set[str]) -> Results:
+def _zero_grads(call: Call, wanted: tuple[str, ...]) -> Results:
     """Where the blocks leave their gradients: rows in the final dtype, sums over blocks wide.
 
     The sum of a bias's rows over batch or heads is "bias_rows", for those of one block at a time.

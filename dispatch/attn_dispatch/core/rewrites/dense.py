@@ -154,8 +154,9 @@ class SequencesAsMask:
             "key": of_keys[..., None, None],
             "value": of_keys[..., None, None],
         }
-        for name in spoiled.keys() & results.keys():
-            results[name] = jnp.where(spoiled[name], jnp.nan, results[name])
+        for name, is_spoiled in spoiled.items():
+            if name in results:
+                results[name] = jnp.where(is_spoiled, jnp.nan, results[name])
         return results if spec.is_backward else marked(spec, operands, results)
 
 

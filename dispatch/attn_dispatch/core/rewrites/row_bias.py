@@ -60,8 +60,9 @@ class RowBias:
         no_number = jnp.where(jnp.isfinite(shift), 0.0, jnp.nan)
         out = results["out"] + no_number.swapaxes(1, 2)[..., None].astype(results["out"].dtype)
         results["out"] = _zero_in(is_dead, out)
-        for name in {"lse", "row_max"} & results.keys():
-            results[name] = jnp.where(is_dead, -jnp.inf, results[name] + shift)
+        for name in ("lse", "row_max"):
+            if name in results:
+                results[name] = jnp.where(is_dead, -jnp.inf, results[name] + shift)
         # A dead row that is wrong as well is NaN.
         results = marked(spec, operands, results)
         return with_sinks(results, operands["sinks"]) if spec.has("sinks") else results

@@ -45,8 +45,9 @@ class ValueColumns:
         size, given = inner.head_dim_v, for_(inner, operands)
         parts: list[Arrays] = []
         for first in range(0, spec.head_dim_v, size):
-            for name in set(_COLUMNS) & given.keys():
-                given[name] = pad_last(operands[name][..., first : first + size], size)
+            for name in _COLUMNS:
+                if name in given:
+                    given[name] = pad_last(operands[name][..., first : first + size], size)
             parts.append(calls.kernel(inner, dict(given)))
             if spec.has("lse_grad"):
                 given["lse_grad"] = jnp.zeros_like(given["lse_grad"])
