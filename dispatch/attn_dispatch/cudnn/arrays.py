@@ -17,7 +17,7 @@ from attn_dispatch.cudnn.call import (
     node_array_extents,
 )
 from attn_dispatch.programs.kernel import KernelProgram
-from attn_dispatch.programs.nodes import RowKeys
+from attn_dispatch.programs.nodes import Outside, RowKeys
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from attn_dispatch.semantics.live import Live
 from attn_dispatch.semantics.lse_grad import with_lse_grad
@@ -259,16 +259,19 @@ def _node_arrays(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list
         queries=(dead_rows(spec), call.seq_len_q),
         keys=call.seq_len_kv,
     )
+
+    def made(array: Outside) -> jax.Array:
+        read = arrays_of(array.mod, spec.options.mods[array.mod], operands)
+        return outside(array, indices, read).astype(array.dtype)
+
     found = []
     for array in mods.outside:
-        made = array.border if isinstance(array, RowKeys) else array
-        x = None
-        if made is not None:
-            read = arrays_of(made.mod, spec.options.mods[made.mod], operands)
-            x = outside(made, indices, read).astype(made.dtype)
-        if isinstance(array, RowKeys):
-            own, narrower = _row_keys(spec, operands, array, indices.t), _NARROWER[array.which]
-            x = own if x is None else narrower(x, own)
+        if isinstance(array, Outside):
+            x = made(array)
+        else:
+            x = _row_keys(spec, operands, array, indices.t)
+            if array.border is not None:
+                x = _NARROWER[array.which](x, made(array.border))
         found.append(jnp.broadcast_to(x, node_array_extents(spec, call, array)))
     return found
 
