@@ -185,7 +185,7 @@ FOUND: tuple[Case, ...] = (
     ),
     # Rounded once it was multiplied by the scale, not before; and again, for each head of a group.
     _found(
-        "one_key_lse_grad",
+        "one_pair_lse_grad",
         t=2,
         s=1,
         h=8,
