@@ -215,7 +215,7 @@ PARTS = 16
 
 
 def cells_of(part: int | None) -> tuple[tuple[str, str, str], ...]:
-    """Every cell; or one part of them, in which each call is planned in both directions."""
+    """Every cell, or one part of them, and all of the plainest call."""
     labels = list(CASES)
 
     def number(label: str, direction: str, arch: str) -> int:

@@ -139,7 +139,10 @@ def test_a_sequence_that_is_too_long_is_nan_and_no_other(longest):
         ({"value": jnp.zeros((14, 6))}, "value: expected [S, K, V], got [14, 6]"),
         ({"cu_seqlens_q": None}, "cu_seqlens_q: expected an array of integers, got None"),
         ({"cu_seqlens_q": jnp.zeros(5)}, "cu_seqlens_q: expected an integer dtype, got float32"),
-        ({"cu_seqlens_q": [0]}, "cu_seqlens_q: expected shape [sequences + 1] for one sequence or more, got [1]"),
+        (
+            {"cu_seqlens_q": [0]},
+            "cu_seqlens_q: expected shape [sequences + 1] for one sequence or more, got [1]",
+        ),
         ({"cu_seqlens_kv": [0, 3]}, "cu_seqlens_kv: expected cu_seqlens_q's shape [5], got [2]"),
         ({"max_seqlen_q": 0}, "max_seqlen_q: expected a static positive int, got 0"),
         ({"max_seqlen_kv": 2.0}, "max_seqlen_kv: expected a static positive int, got 2.0"),
