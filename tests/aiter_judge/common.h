@@ -1,10 +1,9 @@
 // What AITER's sources and the adapter include, read once for all of them: see build.py.
 #include <hip/hip_runtime.h>
 
+#include "bias.hpp"
 #include "ck_tile/core.hpp"
 #include "ck_tile/host/kernel_launch.hpp"
 #include "ck_tile/ops/epilogue.hpp"
 #include "ck_tile/ops/fmha.hpp"
-
-#include "bias.hpp"
 #include "mask.hpp"
