@@ -58,10 +58,10 @@ def check_values(arrays: Mapping[str, Any], limits: Limits) -> None:
     """
     given = {x: y for x, y in arrays.items() if x in _LOOKED_AT and y is not None}
     known = {name: known_values(x) for name, x in given.items()}
-    line = caller()  # when the program runs it is another
-    _check({name: x for name, x in known.items() if x is not None}, limits, given.keys(), line)
+    _check({name: x for name, x in known.items() if x is not None}, limits, given.keys())
     if not settings.current().check or all(x is not None for x in known.values()):
         return
+    line = caller()  # when the program runs it is another
 
     def check(values: Mapping[str, Any]) -> None:
         _check({x: np.asarray(y) for x, y in values.items()}, limits, values.keys(), line)
@@ -69,8 +69,13 @@ def check_values(arrays: Mapping[str, Any], limits: Limits) -> None:
     jax.debug.callback(check, {name: jnp.asarray(x) for name, x in given.items()})
 
 
-def _check(known: Mapping[str, np.ndarray], limits: Limits, given: Any, line: Line | None) -> None:
-    """Check what is known of the arguments with the names in `given`, of the call at this line."""
+def _check(
+    known: Mapping[str, np.ndarray], limits: Limits, given: Any, line: Line | None = None
+) -> None:
+    """Check what is known of the arguments with the names in `given`.
+
+    The call was made at this line; None: it is being made.
+    """
     for i, (side, suffix) in enumerate(_SIDES):
         row_lengths = known.get(f"{side}_seq_lengths")
         if row_lengths is not None:

@@ -1,4 +1,8 @@
-"""A program's body in a kernel's terms: which node each operation of a jaxpr is."""
+"""A program's body in a kernel's terms: which node each operation of a jaxpr is.
+
+What does not depend on the score, and not on t and s at once, XLA computes beforehand: such an
+array is small.
+"""
 
 from __future__ import annotations
 

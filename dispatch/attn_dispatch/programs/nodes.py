@@ -11,9 +11,6 @@ float32, i for int32, p for a predicate.
 What cuDNN's engines take, found out by planning with 9.12, 9.19 and 9.28: the first operand of
 every node must be computed in the kernel; predicates come from comparisons of int32, and nothing
 else is done with them but to select; there is no lookup.
-
-What does not depend on the score, and not on t and s at once, XLA computes beforehand: such an
-array is small.
 """
 
 from __future__ import annotations
