@@ -13,8 +13,15 @@ import pytest
 
 import aiter_emulated
 import attn_dispatch
-from attn_dispatch import dot_product_attention, dropout_mask, ragged_dot_product_attention
+from attn_dispatch import (
+    dot_product_attention,
+    dropout_mask,
+    explain,
+    ragged_dot_product_attention,
+)
+from attn_dispatch.aiter.arrays import rng_state
 from attn_dispatch.core import primitive
+from attn_dispatch.core.rewrites import rewrite
 from attn_dispatch.devices.target import device_for
 
 
@@ -185,24 +192,53 @@ def test_dropout_under_jit_takes_the_key_as_an_operand(emulator):
     assert emulator.calls("forward") == 2
 
 
-def test_a_dropped_call_that_aiter_cannot_differentiate_is_not_begun(emulator):
-    """XLA would not draw the mask of AITER's forward pass again."""
-    options: dict[str, Any] = {
-        "logits_soft_cap": 2.0, "dropout_rate": 0.5, "dropout_key": jax.random.key(1)
-    }  # fmt: skip
+CAPPED: dict[str, Any] = {
+    "logits_soft_cap": 2.0, "dropout_rate": 0.5, "dropout_key": jax.random.key(1)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("s", [40, 300])
+def test_xla_goes_back_under_the_mask_of_aiters_forward_pass(emulator, s):
     with attn_dispatch.fallback("silent"):
-        got = value_and_gradients(*arrays(), **options)
+        got = value_and_gradients(*arrays(s=s), **CAPPED)
+    # One is the call, one reads 96 keys of its mask, and the last would be the call again.
+    assert (emulator.calls("forward"), emulator.calls("backward")) == (1 + -(-s // 96), 0)
+    keep = dropout_mask(*arrays(s=s), **CAPPED)
+    q, k, v = (x.astype(jnp.float32) for x in arrays(s=s))
+
+    def dense(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        k, v = (jnp.repeat(x, 2, axis=2) for x in (k, v))
+        score = 2 * jnp.tanh(jnp.einsum("btnh,bsnh->bnts", q, k) / 4 / 2)
+        weight = jnp.where(keep, 2 * jax.nn.softmax(score), 0)
+        return jnp.einsum("bnts,bsnh->btnh", weight, v)
+
+    out, pull = jax.vjp(dense, q, k, v)
+    assert_close(got, [np.asarray(x) for x in (out, *pull(out))])
+
+
+def test_a_dropped_call_is_not_begun_if_its_mask_is_too_large_to_tell(emulator, monkeypatch):
+    """XLA would not draw the mask of AITER's forward pass again."""
+    monkeypatch.setattr(rewrite, "_DENSE_ELEMENTS", 2 * 4 * 24 * 40 - 1)
+    with attn_dispatch.fallback("silent"):
+        got = value_and_gradients(*arrays(), **CAPPED)
         assert (emulator.calls("forward"), emulator.calls("backward")) == (0, 0)
-        dot_product_attention(*arrays(), **options)
+        dot_product_attention(*arrays(), **CAPPED)
     assert emulator.calls("forward") == 0  # nor is it where it is not differentiated
-    assert_close(got, value_and_gradients(*arrays(), **options, implementation="xla"))
+    assert_close(got, value_and_gradients(*arrays(), **CAPPED, implementation="xla"))
 
 
-def test_aiter_tells_no_dropout_mask():
-    options = {"dropout_rate": 0.5, "dropout_key": jax.random.key(1)}
-    with pytest.raises(NotImplementedError, match=r"aiter:\n +- the dropout keep mask as a result"):
-        dropout_mask(*arrays(), **options)
-    assert dropout_mask(*arrays(), **options, implementation="xla").shape == (2, 4, 24, 40)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.99])
+def test_the_dropout_mask_is_read_from_what_aiter_computes(emulator, rate, dtype):
+    """Its keys are more than one call tells of: 6 for each of the 16 columns of value."""
+    options: dict[str, Any] = {"dropout_rate": rate, "dropout_key": jax.random.key(1)}
+    qkv = [x.astype(dtype) for x in arrays(s=1000)]
+    spec = explain(*qkv, **options).call
+    key = {"dropout_key": jax.random.key_data(options["dropout_key"])[None]}
+    words = np.asarray(rng_state(spec, key)).view(np.uint64)
+    drawn = emulator.keep(tuple(map(int, words)), rate, (2, 4, 24, 1000))
+    for further in ({}, {"alibi_slopes": jnp.arange(4.0)}, {"sinks": jnp.arange(4.0) * 30}):
+        np.testing.assert_array_equal(dropout_mask(*qkv, **options, **further), drawn)
 
 
 def test_deterministic_calls_are_bit_equal():

@@ -272,7 +272,7 @@ def test_mask_of_an_implementation_that_tells_none(monkeypatch):
 
 
 def test_explain_says_what_refuses_the_other_direction():
-    q = jax.ShapeDtypeStruct((1, 256, 2, 128), jnp.bfloat16)
+    q = jax.ShapeDtypeStruct((1, 16384, 2, 128), jnp.bfloat16)
     slopes = jax.ShapeDtypeStruct((2,), jnp.float32)
     options: dict[str, Any] = {"alibi_slopes": slopes, "target": "gfx942"}
     assert explain(q, q, q, **options).chosen_forward == "aiter"
@@ -281,6 +281,14 @@ def test_explain_says_what_refuses_the_other_direction():
     assert "(in the backward pass, which must draw the same dropout mask)" in " ".join(
         str(explanation).split()
     )
+
+
+def test_explain_says_whose_mask_xla_goes_back_under():
+    q = jax.ShapeDtypeStruct((1, 8192, 2, 128), jnp.bfloat16)
+    options: dict[str, Any] = {"logits_soft_cap": 30.0, "dropout_rate": 0.1, "dropout_key": KEY}
+    explanation = explain(q, q, q, **options, target="gfx942")
+    assert (explanation.chosen_forward, explanation.chosen_backward) == ("aiter", "xla")
+    assert "rewritten: the dropout mask: aiter's" in str(explanation)
 
 
 def test_one_mask_for_any_number_of_devices_is_xlas():

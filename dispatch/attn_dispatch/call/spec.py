@@ -29,9 +29,11 @@ mask_mod_0, …          [1|C, ...]                 any; what mask_mod reads
 mods_start             [C, 2], B % C == 0         int32
 out, out_grad          [B, T, N, V]               the call's dtype
 lse, lse_grad          [B, N, T]                  `lse_dtype`
+keep                   [B, N, T, S]               bool
 ====================== ========================== ===================
 
-The last row pairs belong to the backward pass alone (`lse_grad` only where lse was returned).
+The last rows belong to the backward pass alone: `lse_grad` only where lse was returned, and `keep`
+in the place of dropout_key and dropout_start where XLA goes back under another's mask.
 Row d of dropout_key draws the mask of the B / D consecutive batch rows starting at d·B/D. Where the
 call is one device's part of a larger one, dropout_start has for each key which of the key's batch
 rows, and which head, come first here. Likewise row c of what score_mod and mask_mod read is that of

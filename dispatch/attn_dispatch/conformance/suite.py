@@ -152,9 +152,11 @@ class Conformance:
             refused = refused if own else {"/".join(wanted): traced.reasons}
             outcome = replace(outcome, refused_gradients=refused)
             traced = self._trace(case, operands, own)
-            # Dropout masks are drawn alike by one implementation alone.
-            if not own and self.has_fallback and not traced.reasons and not case.dropout:
-                traced = self._trace(case, operands, wanted, use_xla=True)
+            if not own and self.has_fallback and not traced.reasons:
+                by_both = self._trace(case, operands, wanted, use_xla=True)
+                # In dropout XLA has both, unless it is told the mask of the other's forward pass.
+                if by_both.verdicts["forward"].implementation == self.implementation:
+                    traced = by_both
         if traced.reasons:
             outcome = replace(outcome, refused_gradients={})
             return traced, replace(outcome, status="refused", reasons=traced.reasons)

@@ -93,7 +93,7 @@ def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
     options = replace(spec.options, needs_keep=False)
     name = select.choose(replace(spec, options=options), device).NAME
     # A NotImplementedError if it cannot tell its mask: another's is not the mask of this call.
-    named = replace(spec.options, implementation=(name,))
+    named = replace(spec.options, implementation=(name,), partner=None)
     return select.choose(replace(spec, options=named), device)
 
 

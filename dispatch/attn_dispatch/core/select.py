@@ -10,8 +10,10 @@ import jax
 from attn_dispatch import aiter, cudnn, settings, xla
 from attn_dispatch.call.spec import AttentionSpec, backward_options
 from attn_dispatch.core import told
+from attn_dispatch.core.consider import FORMULAS, GOES_BACK, consider, mask_of, reasons_as_it_is
 from attn_dispatch.core.remedies import with_remedy
-from attn_dispatch.core.rewrites import Chain, Compute, rewritten
+from attn_dispatch.core.rewrites import Chain, Compute
+from attn_dispatch.core.rewrites.rewrite import changed, for_
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation, Plan
 from attn_dispatch.devices.target import CPU
@@ -19,10 +21,6 @@ from attn_dispatch.warning import AttentionFallbackWarning, warn_once
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, aiter, xla)
 """Best first; the last one runs everywhere."""
-
-
-_FORMULAS = xla
-"""The implementation whose forward pass is there as plain JAX too."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,11 @@ def verdicts(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
             result.append(Verdict(implementation.NAME, reasons, None))
             continue
         plan = implementation.plan(chain.spec, device)
-        as_it_is = _reasons(implementation, spec, device) if chain.names else ()
-        result.append(Verdict(implementation.NAME, (), plan, chain.names, as_it_is))
+        as_it_is = reasons_as_it_is(implementation, spec, device) if chain.names else ()
+        is_chosen = not any(verdict.is_eligible for verdict in result)
+        drawer = _drawer(implementation, spec, device) if is_chosen else None
+        names = chain.names if drawer is None else (f"the dropout mask: {drawer.NAME}'s",)
+        result.append(Verdict(implementation.NAME, (), plan, names, as_it_is))
     return tuple(result)
 
 
@@ -74,6 +75,8 @@ class Choice:
 
     implementation: Implementation
     chain: Chain
+    drawer: Choice | None = None
+    """Who draws the dropout mask, if another does: the forward call that has it as a result."""
 
     @property
     def NAME(self) -> str:
@@ -81,6 +84,11 @@ class Choice:
 
     def compute(self, device: Device, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
         """The results of the call that was chosen for, in order."""
+        if self.drawer is not None:
+            keep = self.drawer.compute(device, operands)[-1]
+            without = ("dropout_key", "dropout_start")
+            spec = changed(self.chain.spec, without=without, arrays={"keep": (keep.shape, "bool")})
+            return GOES_BACK.backward(spec, device, for_(spec, {**operands, "keep": keep}))
 
         def by(implementation: Implementation) -> Compute:
             def compute(spec: AttentionSpec, operands: Mapping[str, jax.Array]):
@@ -110,7 +118,7 @@ def choose(spec: AttentionSpec, device: Device) -> Choice:
         if not reasons:
             if refused and is_open:
                 _announce_fallback(spec, device, implementation.NAME, refused)
-            return Choice(implementation, chain)
+            return Choice(implementation, chain, _drawer(implementation, spec, device))
         refused[implementation.NAME] = reasons
     raise NotImplementedError(
         _message("no implementation can run this attention call", spec, device, refused)
@@ -123,10 +131,10 @@ def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax
     Raises:
       NotImplementedError: with every reason, if there are no formulas for this call.
     """
-    if reasons := _FORMULAS.not_supported_reasons(spec, CPU):
+    if reasons := FORMULAS.not_supported_reasons(spec, CPU):
         headline = "this attention call has no formulas to differentiate"
-        raise NotImplementedError(_message(headline, spec, CPU, {_FORMULAS.NAME: reasons}))
-    return _FORMULAS.formula(spec, operands)
+        raise NotImplementedError(_message(headline, spec, CPU, {FORMULAS.NAME: reasons}))
+    return FORMULAS.formula(spec, operands)
 
 
 def allow_formula(spec: AttentionSpec, device: Device) -> None:
@@ -147,60 +155,20 @@ def allow_formula(spec: AttentionSpec, device: Device) -> None:
     choose(spec, device)
 
 
-def consider(
-    implementation: Implementation, spec: AttentionSpec, device: Device
-) -> tuple[tuple[str, ...], Chain]:
-    """Why it cannot run the call, or the one of the other direction that it must run as well.
+def _drawer(implementation: Implementation, spec: AttentionSpec, device: Device) -> Choice | None:
+    """Who draws the dropout mask of a backward call that this implementation was chosen for.
 
-    Where there is no reason, it runs the call as the chain has it.
+    None: it does, or there is no mask.
     """
-    reasons, chain = _one_way(implementation, spec, device)
-    if spec.partner is not None:
-        direction = "forward" if spec.is_backward else "backward"
-        others, _ = _one_way(implementation, spec.partner, device)
-        reasons += tuple(
-            f"{reason} (in the {direction} pass, which must draw the same dropout mask)"
-            for reason in others
-            if reason not in reasons
-        )
-    return reasons, chain
-
-
-def _one_way(
-    implementation: Implementation, spec: AttentionSpec, device: Device
-) -> tuple[tuple[str, ...], Chain]:
-    """Why it runs the call neither as it is nor rewritten: what speaks against it as it is."""
-    reasons = _reasons(implementation, spec, device)
-    # XLA takes every call as it is, and on another vendor's device nothing helps.
-    is_elsewhere = implementation.PLATFORM != device.platform
-    is_out_of_reach = spec.symbols or spec.options.derivative is not None
-    is_wanted = settings.current().rewrites and (reasons or spec.options.dropout_rate)
-    if is_elsewhere or is_out_of_reach or not is_wanted:
-        return reasons, Chain((), spec, reasons)
-    chain = rewritten(spec, lambda spec: _reasons(implementation, spec, device))
-    return (reasons or chain.reasons) if chain.reasons else (), chain
-
-
-def _reasons(
-    implementation: Implementation, spec: AttentionSpec, device: Device
-) -> tuple[str, ...]:
-    """Why it does not run this very call."""
-    if spec.symbols and implementation is not _FORMULAS:
-        symbols = ", ".join(spec.symbols)
-        return (f"its kernels are planned for shapes that are known, and {symbols} is a symbol",)
-    reasons = implementation.not_supported_reasons(spec, device)
-    if spec.options.derivative is not None and implementation is not _FORMULAS:
-        reasons += (
-            f"it has kernels for the call and for its gradients (jax.grad, jax.vjp), and none for "
-            f'a {spec.options.derivative}; implementation="{_FORMULAS.NAME}" computes that',
-        )
-    wants_same = settings.current().sharded_dropout == "same"
-    if spec.options.dropout_rate and wants_same and not implementation.DROPS_BY_POSITION:
-        reasons += (
-            'dropout under sharded_dropout("same"): the kernel counts rows and heads from its own '
-            "first, so its mask is another for another number of devices",
-        )
-    return reasons
+    if implementation is not GOES_BACK or spec.partner is None or not spec.is_backward:
+        return None
+    for earlier in _preferred(spec):
+        if earlier is implementation:
+            return None
+        if earlier.PLATFORM == device.platform and not consider(earlier, spec.partner, device)[0]:
+            chain = mask_of(earlier, spec.partner, device)
+            return None if chain is None else Choice(earlier, chain)
+    return None
 
 
 def _preferred(spec: AttentionSpec) -> Sequence[Implementation]:

@@ -30,6 +30,7 @@ _AXES = {
     "bias": "bnt",
     "alibi_slopes": "bn",
     "sinks": "bn",
+    "keep": "bnt",
 }
 """Leading axes of the operands that scores are made of."""
 
@@ -184,7 +185,7 @@ class Scores:
 
     def drop(self, x: jax.Array) -> jax.Array:
         """Dropout on x, [B, N, R, S]: kept and divided by 1 - rate, or 0."""
-        if self.head_keys is None:
+        if self.head_keys is None and "keep" not in self.operands:
             return x
         return jnp.where(self.kept, x / (1 - self.call.spec.options.dropout_rate), 0)
 
@@ -195,6 +196,8 @@ class Scores:
         Kept here, because XLA would draw it once for each use.
         """
         spec, sizes = self.call.spec, self.block.sizes
+        if "keep" in self.operands:
+            return self.operands["keep"]
         if self.head_keys is None:
             return jnp.ones((sizes["b"], sizes["n"], sizes["t"], spec.seq_len_kv), bool)
         return dropout_keep_mask(spec, self.head_keys, self.block.starts["t"], sizes["t"])

@@ -16,6 +16,7 @@ from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadG
 from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesAsMask, SlopesAsBias
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.empty import NoScores
+from attn_dispatch.core.rewrites.mask_from_out import MaskFromOut
 from attn_dispatch.core.rewrites.mods_as_arrays import MaskModAsMask, SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
 from attn_dispatch.core.rewrites.padded import PackedAsPadded
@@ -31,6 +32,7 @@ REWRITES: tuple[Rewrite, ...] = (
     _OF_THE_CALLERS_BIAS,
     NoScores(),
     CallForEachKey(),
+    MaskFromOut(),
     # Before sinks are left out: XLA takes it that its lse is of all it is given.
     GradientApart("alibi_slopes"),
     SumAsBias(),

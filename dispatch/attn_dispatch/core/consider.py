@@ -1,0 +1,93 @@
+"""What speaks against an implementation for a call: as it is, rewritten, and in both directions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attn_dispatch import settings, xla
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites import Chain, rewritten
+from attn_dispatch.core.rewrites.rewrite import is_affordable
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Implementation
+
+FORMULAS = xla
+"""The implementation whose forward pass is there as plain JAX too."""
+
+GOES_BACK = xla
+"""The implementation whose backward pass takes a dropout mask that another one drew."""
+
+
+def consider(
+    implementation: Implementation, spec: AttentionSpec, device: Device
+) -> tuple[tuple[str, ...], Chain]:
+    """Why it cannot run the call, or the one of the other direction that it must run as well.
+
+    Where there is no reason, it runs the call as the chain has it.
+    """
+    reasons, chain = _one_way(implementation, spec, device)
+    if spec.partner is not None:
+        direction = "forward" if spec.is_backward else "backward"
+        others, _ = _one_way(implementation, spec.partner, device)
+        if others and not spec.is_backward and mask_of(implementation, spec, device) is not None:
+            return reasons, chain
+        reasons += tuple(
+            f"{reason} (in the {direction} pass, which must draw the same dropout mask)"
+            for reason in others
+            if reason not in reasons
+        )
+    return reasons, chain
+
+
+def mask_of(implementation: Implementation, spec: AttentionSpec, device: Device) -> Chain | None:
+    """How the implementation draws the mask of a forward call, if XLA may go back under it.
+
+    The chain's call has the mask as its last result.
+    """
+    wanted = spec.options.implementation
+    # As large as the scores, which XLA has a block at a time.
+    shape = (spec.batch, spec.num_heads, spec.seq_len_q, spec.seq_len_kv)
+    if implementation is GOES_BACK or (wanted and GOES_BACK.NAME not in wanted) or spec.symbols:
+        return None
+    if spec.options.derivative is not None or not is_affordable(shape):
+        return None
+    options = replace(spec.options, needs_keep=True, needs_max=False, partner=None)
+    reasons, chain = _one_way(implementation, replace(spec, options=options), device)
+    return None if reasons else chain
+
+
+def _one_way(
+    implementation: Implementation, spec: AttentionSpec, device: Device
+) -> tuple[tuple[str, ...], Chain]:
+    """Why it runs the call neither as it is nor rewritten: what speaks against it as it is."""
+    reasons = reasons_as_it_is(implementation, spec, device)
+    # XLA takes every call as it is, and on another vendor's device nothing helps.
+    is_elsewhere = implementation.PLATFORM != device.platform
+    is_out_of_reach = spec.symbols or spec.options.derivative is not None
+    is_wanted = settings.current().rewrites and (reasons or spec.options.dropout_rate)
+    if is_elsewhere or is_out_of_reach or not is_wanted:
+        return reasons, Chain((), spec, reasons)
+    chain = rewritten(spec, lambda spec: reasons_as_it_is(implementation, spec, device))
+    return (reasons or chain.reasons) if chain.reasons else (), chain
+
+
+def reasons_as_it_is(
+    implementation: Implementation, spec: AttentionSpec, device: Device
+) -> tuple[str, ...]:
+    """Why it does not run this very call."""
+    if spec.symbols and implementation is not FORMULAS:
+        symbols = ", ".join(spec.symbols)
+        return (f"its kernels are planned for shapes that are known, and {symbols} is a symbol",)
+    reasons = implementation.not_supported_reasons(spec, device)
+    if spec.options.derivative is not None and implementation is not FORMULAS:
+        reasons += (
+            f"it has kernels for the call and for its gradients (jax.grad, jax.vjp), and none for "
+            f'a {spec.options.derivative}; implementation="{FORMULAS.NAME}" computes that',
+        )
+    wants_same = settings.current().sharded_dropout == "same"
+    if spec.options.dropout_rate and wants_same and not implementation.DROPS_BY_POSITION:
+        reasons += (
+            'dropout under sharded_dropout("same"): the kernel counts rows and heads from its own '
+            "first, so its mask is another for another number of devices",
+        )
+    return reasons

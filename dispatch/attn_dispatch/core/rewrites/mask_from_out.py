@@ -1,0 +1,78 @@
+"""The dropout mask of a kernel that does not return it: read from what it makes of known values.
+
+Where query and key are 0, a row's scores are equal, and
+
+    out · exp(lse) · (1 - rate) = Σ of the values of the keys kept.
+
+Values that are powers of two make each column of that sum a number whose bits say which of so many
+keys were kept: a call reads `_BITS` keys for each column of value, and there are as many calls as
+it takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
+
+_BITS = 6
+"""Of a column. The sum is rounded to 8 bits in bfloat16, and 1 / (1 - rate) before it."""
+
+
+@dataclass(frozen=True)
+class MaskFromOut:
+    name: str = "the dropout mask: read from what the kernel makes of known values"
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        o = spec.options
+        if not (o.needs_keep and o.dropout_rate) or o.score_mod or spec.head_dim_v == 0:
+            return None  # nobody knows what score_mod makes of equal scores
+        return changed(spec, needs_keep=False, needs_lse=True)
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner = self.inner(spec)
+        assert inner is not None
+        known = operands | _with_equal_scores(operands)
+        _, s, k, columns = spec.shape("value")
+        keys = jnp.arange(s, dtype=jnp.int32)
+
+        def read(first: jax.Array | int) -> jax.Array:
+            """Whether the keys from `first` on are kept, bool [B, T, N, columns · _BITS]."""
+            column, bit = jnp.divmod(keys - first, _BITS)
+            # At most 1, so that no sum overflows.
+            power = jnp.left_shift(1, bit) / 2 ** (_BITS - 1)
+            is_there = column[:, None] == jnp.arange(columns)[None, :]
+            value = jnp.where(is_there, power[:, None], 0)[None, :, None, :]
+            value = jnp.broadcast_to(value, (spec.batch, s, k, columns))
+            results = calls.kernel(inner, known | {"value": value.astype(spec.dtype)})
+            weight = jnp.exp(results["lse"]).swapaxes(1, 2)[..., None]
+            total = results["out"].astype(weight.dtype) * weight * (1 - spec.options.dropout_rate)
+            number = jnp.round(total * 2 ** (_BITS - 1)).astype(jnp.int32)
+            bits = [jnp.right_shift(number, i) & 1 for i in range(_BITS)]
+            return (jnp.stack(bits, axis=-1) == 1).reshape(*number.shape[:3], columns * _BITS)
+
+        firsts = range(0, s, columns * _BITS)
+        # One after the other in a loop, for the program does not get longer then.
+        parts = (
+            jax.lax.map(read, jnp.asarray(firsts, jnp.int32)) if len(firsts) > 1 else read(0)[None]
+        )
+        keep = jnp.moveaxis(parts, 0, 3).reshape(*parts.shape[1:4], -1)[..., :s]
+        return dict(calls.kernel(inner, operands)) | {"keep": keep.swapaxes(1, 2)}
+
+
+def _with_equal_scores(operands: Arrays) -> Arrays:
+    """Those of the operands that scores depend on, such that all that are not -inf are equal."""
+    known = {
+        name: jnp.zeros_like(operands[name])
+        for name in ("query", "key", "alibi_slopes", "sinks")
+        if name in operands
+    }
+    if "bias" in operands:
+        bias = operands["bias"]
+        known["bias"] = jnp.where(bias == -jnp.inf, bias, 0)
+    return known
