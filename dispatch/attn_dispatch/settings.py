@@ -29,6 +29,8 @@ class Settings:
     """Look at lengths, ids, cu_seqlens and windows where that costs a wait, too."""
     rewrites: bool = True
     """Run calls that a kernel refuses rewritten (core/rewrites)."""
+    first_rewrite: str | None = None
+    """Take this one to begin with, whether or not the kernel refuses the call: to test it."""
 
 
 _context = jax.make_user_context(None)

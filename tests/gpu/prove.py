@@ -1,11 +1,11 @@
 """What a version is proven by, on all GPUs of a machine at once: drawn calls and the GPU suite.
 
-usage: python tests/gpu/prove.py FOLDER [--seeds N ...] [--as-they-are N ...] [--draws N] [--jobs N]
-                                        [--named] [--suite]
+usage: python tests/gpu/prove.py FOLDER [--seeds N ...] [--as-they-are N ...] [--each-rewrite N ...]
+                                        [--draws N] [--jobs N] [--named] [--suite]
 
 Every seed draws calls of its own for `attn-dispatch verify`, on the GPUs in turn: --seeds under
-ATTN_DISPATCH_REWRITES=1, --as-they-are under ATTN_DISPATCH_REWRITES=0. --named adds the named cases
-to the first seed's.
+ATTN_DISPATCH_REWRITES=1, --as-they-are under ATTN_DISPATCH_REWRITES=0, and --each-rewrite with a
+rewrite for each call that nothing asks for. --named adds the named cases to the first seed's.
 
 --suite runs the GPU suite on the first GPU, which it has to itself: some tests measure its memory.
 Then it runs what needs two, beside the draws. Reports go to FOLDER, and so does what each run
@@ -53,8 +53,10 @@ def suite_of_two(folder: Path, gpus: tuple[str, ...]) -> Run:
 
 def draws(args: argparse.Namespace, gpus: tuple[str, ...]) -> Iterator[Run]:
     """A `verify` for each seed, on the last GPU first."""
-    seeds = [(seed, "1") for seed in args.seeds] + [(seed, "0") for seed in args.as_they_are]
-    for i, (seed, rewrites) in enumerate(seeds):
+    seeds = [(seed, "1", ()) for seed in args.seeds]
+    seeds += [(seed, "0", ()) for seed in args.as_they_are]
+    seeds += [(seed, "1", ("--each-rewrite",)) for seed in args.each_rewrite]
+    for i, (seed, rewrites, flags) in enumerate(seeds):
         options = {
             "--random": args.draws, "--seed": seed, "--jobs": args.jobs, "--report": args.folder,
             "--cases": "*" if args.named and not i else "found/*",
@@ -62,7 +64,7 @@ def draws(args: argparse.Namespace, gpus: tuple[str, ...]) -> Iterator[Run]:
         words = (str(word) for option in options.items() for word in option)
         yield Run(
             f"seed {seed}",
-            (sys.executable, "-m", "attn_dispatch", "verify", *words),
+            (sys.executable, "-m", "attn_dispatch", "verify", *words, *flags),
             {"CUDA_VISIBLE_DEVICES": gpus[-1 - i % len(gpus)], "ATTN_DISPATCH_REWRITES": rewrites},
         )
 
@@ -87,6 +89,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="*", default=[])
     parser.add_argument("--as-they-are", type=int, nargs="*", default=[])
+    parser.add_argument("--each-rewrite", type=int, nargs="*", default=[])
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=15)
     parser.add_argument("--named", action="store_true")

@@ -97,6 +97,10 @@ class Case:
     """Of query and key."""
     score_shift: float = 0.0
     """Added to every score, through a constant in query and key, and to the sinks."""
+    rounded_bias: bool = False
+    """Biases are numbers of the call's dtype, whatever their own."""
+    rewrite: str = ""
+    """The name of a rewrite (core/rewrites) to begin with, though nothing asks for one."""
 
     def __str__(self) -> str:
         return self.name
@@ -199,6 +203,8 @@ class Case:
             if self.infinite_bias:
                 bias[rng.random(self.bias) < 0.2] = -np.inf
                 bias[..., 1, :] = -np.inf
+            if self.rounded_bias:
+                bias = bias.astype(jnp.dtype(self.dtype)).astype(bias.dtype)
             operands["bias"] = bias
         if self.mask is not None:
             mask = rng.random(self.mask) < 0.7

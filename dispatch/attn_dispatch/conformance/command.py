@@ -17,6 +17,7 @@ from attn_dispatch import settings
 from attn_dispatch.conformance import draws, pool
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME, CASES
+from attn_dispatch.conformance.each_rewrite import each_rewrite
 from attn_dispatch.conformance.environment import environment
 from attn_dispatch.conformance.report import Report, bad_cases
 from attn_dispatch.core import select
@@ -59,6 +60,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--seed", type=_at_least(0), metavar="SEED", help="draw the cases of an earlier run again"
     )
     parser.add_argument(
+        "--each-rewrite", action="store_true",
+        help="give each drawn case one of the rewrites that there is something to do for, the "
+        "least used one, whether or not a kernel needs it",
+    )  # fmt: skip
+    parser.add_argument(
         "--repeat", type=Path, metavar="REPORT",
         help="run what failed or crashed in this report (its JSON file), and nothing else",
     )  # fmt: skip
@@ -85,7 +91,11 @@ def main(args: argparse.Namespace) -> None:
                 f"{args.random} drawn cases; --random {args.random} --seed {seed} draws them again"
             )
             options |= {"random": args.random, "seed": seed}
-            cases += draws.examples(args.random, seed)
+            drawn = draws.examples(args.random, seed)
+            if args.each_rewrite:
+                options |= {"each_rewrite": True}
+                drawn = each_rewrite(drawn)
+            cases += drawn
         if not cases:
             said = f"named like {args.cases!r}" if args.repeat is None else "bad in that report"
             sys.exit(f"error: no case is {said}")

@@ -50,11 +50,13 @@ class Report:
         }
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Writes verify-IMPLEMENTATION-DEVICE[-CUDNN][-SEED].json and .md; returns where."""
+        """Writes verify-IMPLEMENTATION-DEVICE[-CUDNN][-SEED][-each_rewrite].json and .md there."""
         folder.mkdir(parents=True, exist_ok=True)
         name = file_name(f"verify-{self.implementation}", self.environment)
         if "seed" in self.options:
             name += f"-seed_{self.options['seed']}"
+        if "each_rewrite" in self.options:
+            name += "-each_rewrite"
         paths = tuple(folder / f"{name}.{ending}" for ending in ("json", "md"))
         paths[0].write_text(_a_line_each(self.to_json()), encoding="utf-8")
         paths[1].write_text(self.markdown(), encoding="utf-8")
@@ -87,6 +89,7 @@ class Report:
         for title, reasons in (
             ("Refused, and why", reasons_of(self.outcomes)),
             ("Gradients left to XLA, and why", gradient_reasons_of(self.outcomes)),
+            ("Rewrites by which calls ran", rewrites_of(self.outcomes)),
         ):
             if reasons:
                 lines += ["", f"## {title}", ""]
@@ -153,6 +156,11 @@ def count(outcomes: Sequence[Outcome]) -> dict[str, int]:
 def reasons_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
     """Every reason why a case was refused, the most frequent first."""
     return Counter(reason for x in outcomes for reason in x.reasons).most_common()
+
+
+def rewrites_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
+    """Every rewrite by which a case ran, the most frequent first."""
+    return Counter(rewrite for x in outcomes for rewrite in x.rewrites).most_common()
 
 
 def gradient_reasons_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:

@@ -64,10 +64,15 @@ def _one_way(
     # XLA takes every call as it is, and on another vendor's device nothing helps.
     is_elsewhere = implementation.PLATFORM != device.platform
     is_out_of_reach = spec.symbols or spec.options.derivative is not None
-    is_wanted = settings.current().rewrites and (reasons or spec.options.dropout_rate)
-    if is_elsewhere or is_out_of_reach or not is_wanted:
+    current = settings.current()
+    has_cause = reasons or spec.options.dropout_rate or current.first_rewrite
+    if is_elsewhere or is_out_of_reach or not (current.rewrites and has_cause):
         return reasons, Chain((), spec, reasons)
-    chain = rewritten(spec, lambda spec: reasons_as_it_is(implementation, spec, device))
+    chain = rewritten(
+        spec,
+        lambda spec: reasons_as_it_is(implementation, spec, device),
+        first=current.first_rewrite,
+    )
     return (reasons or chain.reasons) if chain.reasons else (), chain
 
 

@@ -85,26 +85,34 @@ class Chain:
         return rewrite.compute(spec, operands, inner)
 
 
-def rewritten(spec: AttentionSpec, reasons_against: Reasons) -> Chain:
+def rewritten(spec: AttentionSpec, reasons_against: Reasons, *, first: str | None = None) -> Chain:
     """The call as far as rewrites bring it: without a reason against it, if there is a way.
 
     Args:
       spec: the call.
       reasons_against: why the implementation does not run a call, of this direction alone.
+      first: the name of one that is taken whether or not there is a reason.
     """
     moves = frozenset[str]()
     if spec.options.dropout_rate:
         # Where the mask is drawn is decided by one call, for both directions and for whoever
         # wants to see the mask.
-        chain = _chain(forward_of(spec), reasons_against, None)
+        chain = _chain(forward_of(spec), reasons_against, None, first)
         moves = frozenset(x.name for x, _ in chain.steps if x.moves_dropout)
-        return _chain(spec, reasons_against, moves)
-    return _chain(spec, reasons_against, None)
+        return _chain(spec, reasons_against, moves, first)
+    return _chain(spec, reasons_against, None, first)
 
 
-def _chain(spec: AttentionSpec, reasons_against: Reasons, moves: frozenset[str] | None) -> Chain:
+def _chain(
+    spec: AttentionSpec, reasons_against: Reasons, moves: frozenset[str] | None, first: str | None
+) -> Chain:
     """With exactly these of the rewrites that move dropout, unless None."""
     steps: list[tuple[Rewrite, AttentionSpec]] = []
+    for rewrite in REWRITES:
+        inner = rewrite.inner(spec) if rewrite.name == first else None
+        if inner is not None:
+            steps.append((rewrite, spec))
+            spec = inner
     reasons, before = reasons_against(spec), -1
     while before < len(steps):
         before = len(steps)
