@@ -19,6 +19,7 @@ from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME, CASES
 from attn_dispatch.conformance.each_rewrite import each_rewrite
 from attn_dispatch.conformance.environment import environment
+from attn_dispatch.conformance.outcome import Outcome
 from attn_dispatch.conformance.report import Report, bad_cases
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
@@ -108,13 +109,12 @@ def main(args: argparse.Namespace) -> None:
     except OSError as error:
         sys.exit(f"error: --report: expected a folder, got {args.report} ({error.strerror})")
     print(f"{len(cases)} cases of {implementation}, {args.jobs} at a time")
-    try:
-        report = run(cases, implementation, args.jobs, options, screen)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    report = run(cases, implementation, args.jobs, options, screen)
     screen.show(report)
     for path in report.write(args.report):
         print(path)
+    if "interrupted" in report.options:
+        sys.exit(130)
     sys.exit(0 if report.is_good else 1)
 
 
@@ -125,16 +125,22 @@ def run(
     options: dict[str, object],
     screen: ModuleType,
 ) -> Report:
-    """The report of these cases, in their order."""
+    """The report of these cases, in their order; if interrupted, of those that were done."""
     started = time.monotonic()
     outcomes = pool.run(cases, pool.command(implementation), jobs)
-    by_name = {x.case: x for x in screen.watched(outcomes, len(cases))}
+    by_name: dict[str, Outcome] = {}
+    try:
+        for outcome in screen.watched(outcomes, len(cases)):
+            by_name[outcome.case] = outcome
+    except KeyboardInterrupt:
+        options = options | {"interrupted": True}
+    done = [case for case in cases if case.name in by_name]
     calls = {case.name: case.to_json() for case in cases if BY_NAME.get(case.name) != case}
     return Report(
         environment=environment(),
         implementation=implementation,
         options=options,
-        outcomes=tuple(replace(by_name[x.name], call=calls.get(x.name, {})) for x in cases),
+        outcomes=tuple(replace(by_name[x.name], call=calls.get(x.name, {})) for x in done),
         seconds=time.monotonic() - started,
     )
 

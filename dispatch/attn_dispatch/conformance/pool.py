@@ -161,7 +161,7 @@ class _Worker:
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-            env=self._environment, text=True,
+            env=self._environment, text=True, process_group=0,  # Ctrl-C is for this one alone
         )  # fmt: skip
         return self._process
 
