@@ -132,8 +132,8 @@ class Conformance:
 
         keep = None
         if case.dropout:
-            draw = self._dropout(case, given)
-            keep, failures = dropped.check(case, draw, given, self.rows_dropped_together)
+            draw = self._dropout(case, poisoned)
+            keep, failures = dropped.check(case, draw, poisoned, self.rows_dropped_together)
             outcome = outcome.failed(*(f"dropout: {x}" for x in failures))
         got = numpy_results(run, poisoned)
         outcome = self._judged(case, given, keep, got, outcome)

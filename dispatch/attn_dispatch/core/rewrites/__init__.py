@@ -8,7 +8,7 @@ without a reason runs, and `explain` says by which.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from attn_dispatch.call.spec import AttentionSpec
@@ -27,13 +27,13 @@ from attn_dispatch.core.rewrites.value_columns import ValueColumns
 from attn_dispatch.core.rewrites.wide_heads import WiderHeads
 
 _OF_THE_CALLERS_BIAS = NarrowBias()
+_XLA_GOES_BACK = (GradientApart, ReadGradientsApart)
 
 REWRITES: tuple[Rewrite, ...] = (
     _OF_THE_CALLERS_BIAS,
     NoScores(),
     CallForEachKey(),
     MaskFromOut(),
-    # Before sinks are left out: XLA takes it that its lse is of all it is given.
     GradientApart("alibi_slopes"),
     SumAsBias(),
     GradientApart("bias"),
@@ -82,7 +82,8 @@ class Chain:
             return dict(kernel(self.spec, operands))
         rewrite, spec = self.steps[i]
         inner = Calls(lambda _, x: self._step(i + 1, dict(x), kernel, xla), xla)
-        return rewrite.compute(spec, operands, inner)
+        results = rewrite.compute(spec, operands, inner)
+        return {name: results[name] for name in spec.result_names}
 
 
 def rewritten(spec: AttentionSpec, reasons_against: Reasons, *, first: str | None = None) -> Chain:
@@ -119,6 +120,8 @@ def _chain(
         for rewrite in REWRITES:
             if steps and rewrite is _OF_THE_CALLERS_BIAS:
                 continue  # what another one made of it is not worth a look
+            if isinstance(rewrite, _XLA_GOES_BACK) and _has_left_sinks_out(spec, steps):
+                continue  # XLA takes it that lse is of all it is given
             is_given = moves is not None and rewrite.moves_dropout
             is_wanted = is_given and moves is not None and rewrite.name in moves
             if not is_wanted and (is_given or not reasons):
@@ -131,3 +134,9 @@ def _chain(
                 steps.append((rewrite, spec))
                 spec, reasons = inner, left
     return Chain(tuple(steps), spec, reasons)
+
+
+def _has_left_sinks_out(
+    spec: AttentionSpec, steps: Sequence[tuple[Rewrite, AttentionSpec]]
+) -> bool:
+    return not spec.has("sinks") and any(outer.has("sinks") for _, outer in steps)

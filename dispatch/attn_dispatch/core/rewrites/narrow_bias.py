@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
@@ -31,11 +32,14 @@ class NarrowBias:
         inner = self.inner(spec)
         assert inner is not None
         bias = operands["bias"]
-        narrow = bias.astype(spec.dtype)
-        # NaN differs from itself, and goes to XLA.
-        is_exact = (narrow.astype(bias.dtype) == bias).all()
+        bits = jnp.finfo(spec.dtype)
+        # Not by converting it there and back, which XLA leaves out. NaN differs from itself, and
+        # goes to XLA.
+        rounded = jax.lax.reduce_precision(bias, bits.nexp, bits.nmant)
+        is_exact = (rounded == bias).all()
 
         def by_kernel(operands: Arrays) -> Arrays:
+            narrow = operands["bias"].astype(spec.dtype)
             results = dict(calls.kernel(inner, operands | {"bias": narrow}))
             if "bias" in results:
                 results["bias"] = results["bias"].astype(bias.dtype)
