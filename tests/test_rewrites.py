@@ -70,7 +70,7 @@ def by_xla(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
     return dict(zip(spec.result_names, results, strict=True))
 
 
-def chain_of(spec: AttentionSpec, without: tuple[str, ...] = ()) -> Chain:
+def chain_of(spec: AttentionSpec, without: tuple[str, ...] = (), first: str = "") -> Chain:
     def reasons(spec: AttentionSpec) -> tuple[str, ...]:
         missing = {
             "mask": spec.has("mask"),
@@ -88,7 +88,7 @@ def chain_of(spec: AttentionSpec, without: tuple[str, ...] = ()) -> Chain:
         }
         return (*rules(spec), *(x for x in without if missing[x]))
 
-    return rewritten(spec, reasons)
+    return rewritten(spec, reasons, first=first or None)
 
 
 def computed(chain: Chain, operands: Operands) -> tuple:
@@ -143,15 +143,16 @@ def judge(case: Case, without: tuple[str, ...] = ()) -> None:
     """Compares what runs of both directions with the reference."""
     operands, drops = case.operands(), case.dropout > 0
     forward, *backward = specs_of(case, needs_keep=drops)
-    chain = chain_of(forward, without)
+    chain = chain_of(forward, without, case.rewrite)
     if chain.reasons:
         return
+    assert not case.rewrite or case.rewrite in chain.names
     results = computed(chain, poison_padding(forward.options, operands))
     keep = np.asarray(results[forward.result_names.index("keep")]) if drops else None
     exact = reference(forward.options, operands, keep)
     check(forward, results, exact)
     for spec in backward:
-        chain = chain_of(spec, without)
+        chain = chain_of(spec, without, case.rewrite)
         if chain.reasons:
             continue
         given = operands | case.cotangents()
@@ -204,6 +205,12 @@ NAMED = (
     ),
     Case("value_128", v=128, lse_grad=True, alibi=1, **_WIDE),
 )
+TAKEN_FIRST = (
+    Case("sinks_then_slopes", alibi=1, sinks=1, wanted=("query", "alibi_slopes")),
+    Case("sinks_then_bias", bias=(1, 4, 10, 1), sinks=1, lse_grad=True),
+)
+"""What goes by an lse with sinks must not come after they are left out."""
+
 _ENOUGH = 5
 _WITHOUT = (
     ("sinks", "mask"), ("sinks", "bias gradient"),
@@ -241,6 +248,11 @@ CASES = some_of_each()
 )
 def test_results_and_gradients(refused: Refused):
     judge(*refused)
+
+
+@pytest.mark.parametrize("case", TAKEN_FIRST, ids=str)
+def test_a_rewrite_that_is_taken_first(case: Case):
+    judge(replace(case, rewrite=sinks.SinksAfterwards().name))
 
 
 def test_every_rewrite_has_cases():

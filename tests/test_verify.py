@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -14,8 +15,11 @@ from attn_dispatch import aiter, cli
 from attn_dispatch.conformance import draws, pool
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME
+from attn_dispatch.conformance.each_rewrite import each_rewrite
 from attn_dispatch.conformance.outcome import Outcome
 from attn_dispatch.conformance.report import bad_cases
+from attn_dispatch.core.rewrites import REWRITES
+from attn_dispatch.core.rewrites.empty import NoScores
 
 SIZE = "f16_d64_33x17"
 CASES = f"plain/*_{SIZE}"
@@ -73,6 +77,33 @@ def test_drawn_cases(verify):
     assert "--random 2 --seed 4 draws them again" in printed
     assert [x["case"] for x in report["outcomes"]] == [NAMES[0], "drawn/4_0", "drawn/4_1"]
     assert report["options"]["seed"] == 4
+
+
+def test_each_rewrite_is_drawn(verify):
+    drawn = each_rewrite(draws.examples(150, 5))
+    used = Counter(case.rewrite for case in drawn)
+    names = {rewrite.name for rewrite in REWRITES} - {NoScores().name}  # no axis is drawn empty
+    assert used.keys() - {""} == names
+    assert all(Case.from_json(case.to_json()) == case for case in drawn)
+    status, _, report, _ = verify(
+        "--cases", NAMES[0], "--random", "2", "--seed", "5", "--each-rewrite"
+    )
+    assert status == 0
+    assert [x["call"].get("rewrite") for x in report["outcomes"][1:]] == [
+        case.rewrite for case in drawn[:2]
+    ]
+
+
+def test_an_interrupted_run_reports_what_was_done(verify, monkeypatch):
+    def interrupted(cases, command, jobs):
+        yield Outcome(cases[1].name, cases[1].family)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "run", interrupted)
+    status, _, report, text = verify("--cases", CASES)
+    assert status == 130
+    assert [x["case"] for x in report["outcomes"]] == [NAMES[1]]
+    assert report["options"]["interrupted"] and "| interrupted | True |" in text
 
 
 def test_what_failed_runs_again(verify, monkeypatch, tmp_path):

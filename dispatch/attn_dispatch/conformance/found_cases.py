@@ -5,6 +5,9 @@ from __future__ import annotations
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.drawn_mods import Step
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Facts, Packed, Ragged, case
+from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
+from attn_dispatch.core.rewrites.padded import PackedAsPadded
+from attn_dispatch.core.rewrites.sinks import SinksAfterwards
 
 _PACKED: Facts = {"packed": Packed((((1, 0.3), (2, 0.5)), ((1, 0.6), (3, 0.2)))), "max_segments": 3}
 _LENGTHS: Facts = {"q_lengths": (1, 0.4), "kv_lengths": (0.7, 0.3)}
@@ -199,4 +202,19 @@ FOUND: tuple[Case, ...] = (
     # delta is that of the rounded output, and half of it is the sink's.
     _found("row_bias_sinks", t=100, s=2, h=136, dtype="float16", bias="1nt1", sinks=1, scale=4.0),
     _found("mixed_poison_packed", mixed_poison=True, **_PACKED, **CAUSAL),
+    # Sinks were left out of what goes by an lse that has them.
+    _found("sinks_then_slopes", alibi=1, sinks=1, rewrite=SinksAfterwards().name, **CAUSAL),
+    _found("sinks_then_row_bias", bias="1nt1", sinks=1, rewrite=SinksAfterwards().name),
+    # XLA left out that a bias was rounded, so that each seemed to be what it is in 16 bits.
+    _found("narrow_bias", bias="bnts", dtype="float16", rewrite=NarrowBias().name),
+    _found("narrow_bias_exact", bias="1nts", rounded_bias=True, rewrite=NarrowBias().name),
+    # The gradient of a bias that the packed call does not have.
+    _found("padded_slopes", alibi=1, dropout=0.5, rewrite=PackedAsPadded().name, **_PACKED),
+    # XLA adds up in any order what is read at one place for several sequences.
+    _found(
+        "sum_deterministic",
+        score_mod=(Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "s"),),
+        deterministic=True,
+        **_PACKED,
+    ),
 )

@@ -27,7 +27,7 @@ from attn_dispatch.core.rewrites.value_columns import ValueColumns
 from attn_dispatch.core.rewrites.wide_heads import WiderHeads
 
 _OF_THE_CALLERS_BIAS = NarrowBias()
-_XLA_GOES_BACK = (GradientApart, ReadGradientsApart)
+_GO_BY_LSE = (GradientApart, ReadGradientsApart, RowBias)
 
 REWRITES: tuple[Rewrite, ...] = (
     _OF_THE_CALLERS_BIAS,
@@ -120,8 +120,8 @@ def _chain(
         for rewrite in REWRITES:
             if steps and rewrite is _OF_THE_CALLERS_BIAS:
                 continue  # what another one made of it is not worth a look
-            if isinstance(rewrite, _XLA_GOES_BACK) and _has_left_sinks_out(spec, steps):
-                continue  # XLA takes it that lse is of all it is given
+            if isinstance(rewrite, _GO_BY_LSE) and _has_left_sinks_out(spec, steps):
+                continue
             is_given = moves is not None and rewrite.moves_dropout
             is_wanted = is_given and moves is not None and rewrite.name in moves
             if not is_wanted and (is_given or not reasons):
@@ -139,4 +139,7 @@ def _chain(
 def _has_left_sinks_out(
     spec: AttentionSpec, steps: Sequence[tuple[Rewrite, AttentionSpec]]
 ) -> bool:
-    return not spec.has("sinks") and any(outer.has("sinks") for _, outer in steps)
+    """Whether lse is that of the call with sinks which it no longer has."""
+    return (
+        spec.is_backward and not spec.has("sinks") and any(outer.has("sinks") for _, outer in steps)
+    )

@@ -68,6 +68,8 @@ class SumAsBias:
         program = spec.options.score_mod
         if program is None or not (is_sum_with_score(program) and reads_by_key(program)):
             return None
+        if spec.options.deterministic_backward and any(map(is_mod_operand, spec.options.gradients)):
+            return None  # XLA may add them up in any order
         shape = _shape(spec, program)
         if spec.has("bias"):
             shape = common_shape(shape, spec.shape("bias"))
