@@ -95,9 +95,11 @@ _ANSWERS = (
     ),
     (r"Backward activations", _SCORE_PROGRAM),
     (r"^sinks: |^sinks beside", _REWRITTEN + "put into out and lse afterwards"),
-    (r"dropout keep mask as a result", _TAKES + "AITER's random numbers as a result"),
+    (
+        r"dropout keep mask as a result|dropout mask is not read back",
+        _REWRITTEN + "read from what the kernel makes of known values",
+    ),
     (r"dropout: cuDNN has one key|several dropout keys", _REWRITTEN + "a call for each key"),
-    (r"dropout mask is not read back", _TAKES + "its places in the packed arrays"),
     (r"the row maximum", _REWRITTEN + "by XLA, beside the kernel"),
     (
         r"deterministic_backward|Deterministic algorithm|that CK addresses at once",
