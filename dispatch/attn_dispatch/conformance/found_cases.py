@@ -202,6 +202,24 @@ FOUND: tuple[Case, ...] = (
     # delta is that of the rounded output, and half of it is the sink's.
     _found("row_bias_sinks", t=100, s=2, h=136, dtype="float16", bias="1nt1", sinks=1, scale=4.0),
     _found("mixed_poison_packed", mixed_poison=True, **_PACKED, **CAUSAL),
+    # Four entries, all of them by chance near numbers of float16 when computed plainly.
+    _found(
+        "row_bias_one_entry",
+        b=4,
+        t=256,
+        s=100,
+        n=3,
+        k=3,
+        h=128,
+        dtype="float16",
+        bias="b111",
+        bias_dtype="float16",
+        lse_grad=True,
+        wanted=("query", "key", "bias"),
+        transform="scan",
+        scale=1e-30,
+        **CAUSAL,
+    ),
     # Sinks were left out of what goes by an lse that has them.
     _found("sinks_then_slopes", alibi=1, sinks=1, rewrite=SinksAfterwards().name, **CAUSAL),
     _found("sinks_then_row_bias", bias="1nt1", sinks=1, rewrite=SinksAfterwards().name),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionOptions
@@ -116,6 +117,8 @@ def allowances(
                 f"{plain_error:.3g}, the largest entry is {size:.3g}, "
                 f"of terms of {terms:.3g} together"
             )
+        # Of few entries, all may by chance be numbers of the result's dtype.
+        plain_error = max(plain_error, float(jnp.finfo(plain.results[name].dtype).eps) * size / 2)
         if name in spread:
             plain_error = max(plain_error, _DEVIATIONS * float(spread[name].max(initial=0)))
         allowed[name] = factor(options) * plain_error + slack

@@ -136,7 +136,8 @@ class Conformance:
 
         keep = None
         if case.dropout:
-            draw = self._dropout(case, poisoned)
+            draw, told = self._dropout(case, poisoned)
+            outcome = replace(outcome, rewrites=tuple(dict.fromkeys(outcome.rewrites + told)))
             keep, failures = dropped.check(case, draw, poisoned, self.rows_dropped_together)
             outcome = outcome.failed(*(f"dropout: {x}" for x in failures))
         got = numpy_results(run, poisoned)
@@ -226,19 +227,25 @@ class Conformance:
             got != set(wanted.values())
         )
 
-    def _dropout(self, case: Case, operands: Operands) -> dropped.Draw:
-        """The implementation's mask, asked for; or probed for, where it does not tell."""
+    def _dropout(self, case: Case, operands: Operands) -> tuple[dropped.Draw, tuple[str, ...]]:
+        """The implementation's mask, asked for, and the rewrites by which it is told.
+
+        Where it is not, it is probed for.
+        """
         jitted = replace(case, transform="jit") if case.transform in ("eager", "donate") else case
         asked = Program.keep_mask(jitted, (self.implementation,))
         traced = asked.trace(operands)
-        if all(self._verdict(spec).is_eligible for spec in specs_in(traced.jaxpr)):
+        verdicts = [self._verdict(spec) for spec in specs_in(traced.jaxpr)]
+        if all(verdict.is_eligible for verdict in verdicts):
             with self.lowering():
                 compiled = asked.compile(traced)
-            return lambda operands: numpy_results(compiled, operands)["keep"]
+            rewrites = tuple(rewrite for verdict in verdicts for rewrite in verdict.rewrites)
+            return lambda operands: numpy_results(compiled, operands)["keep"], rewrites
         probed = Program.of(jitted, (self.implementation,), ())
         with self.lowering():
             compiled = probed.compile(probed.trace(operands))
-        return dropped.probe(lambda operands: numpy_results(compiled, operands)["out"], case)
+        draw = dropped.probe(lambda operands: numpy_results(compiled, operands)["out"], case)
+        return draw, ()
 
     def _judged(
         self, case: Case, given: Operands, keep: np.ndarray | None, got: Operands, outcome: Outcome
