@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance.case import Case, lse_dtype, spec_of
+from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.cudnn import library as cudnn_library
 
 needs_cudnn = pytest.mark.skipif(
@@ -21,12 +20,9 @@ needs_no_driver = pytest.mark.skipif(
 
 
 def forward_spec(case: Case, *, needs_lse: bool = True) -> AttentionSpec:
-    return spec_of(case.forward_options(needs_lse=needs_lse), case.operands())
+    return spec_of(case.forward_options(needs_lse=needs_lse), case.avals())
 
 
 def backward_spec(case: Case, gradients: tuple[str, ...] | None = None) -> AttentionSpec:
     """For these gradients, or all that the case has."""
-    out = jax.ShapeDtypeStruct((case.b, case.t, case.n, case.v), case.dtype)
-    lse = jax.ShapeDtypeStruct((case.b, case.n, case.t), lse_dtype(case.dtype))
-    residuals = {"out": out, "out_grad": out, "lse": lse, "lse_grad": lse}
-    return spec_of(case.backward_options(gradients), case.operands() | residuals)
+    return forward_spec(case).backward(case.backward_options(gradients))

@@ -80,7 +80,7 @@ def drawn(seed: int, count: int, *, mods: bool) -> list[Case]:
 
 def calls_of(case: Case) -> list[AttentionSpec]:
     """The forward call of a case and, where gradients are wanted, the backward call."""
-    operands = case.operands()
+    operands = case.avals()
     # As conformance/calls.py asks for it, and primitive.py: a residual where gradients are wanted.
     needs_lse = bool(case.gradients) or case.lse_grad or case.needs_max
     forward = case.forward_options(needs_lse=needs_lse)

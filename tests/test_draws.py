@@ -13,6 +13,7 @@ import pytest
 
 from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.cases import CASES
 from attn_dispatch.conformance.dice import Dice
 from attn_dispatch.conformance.suite import Conformance
 
@@ -45,6 +46,15 @@ def test_a_seed_draws_the_same_cases_again():
     assert draws.examples(30, seed=6) != first
     for case in first:
         assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
+
+
+def test_shapes_are_known_without_drawing():
+    """Of operands, which take long to draw where they are large."""
+    small = [case for case in CASES if case.b * case.n * case.t * case.s <= 2**16]
+    for case in (*draws.examples(150, 3, draws.SMALL), *small):
+        drawn = {name: (x.shape, x.dtype) for name, x in case.operands().items()}
+        assert list(drawn) == list(case.operand_names) == list(case.avals())
+        assert drawn == {name: (x.shape, x.dtype) for name, x in case.avals().items()}
 
 
 def digest(count: int = 40) -> str:

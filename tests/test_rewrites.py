@@ -104,13 +104,10 @@ def computed(chain: Chain, operands: Operands) -> tuple:
 
 def specs_of(case: Case, *, needs_keep: bool) -> list[AttentionSpec]:
     """The forward call and, if there are gradients, the backward call."""
-    operands, residuals = case.operands(), jax.eval_shape(case.cotangents)
-    forward = spec_of(case.forward_options(needs_keep=needs_keep), operands)
+    forward = spec_of(case.forward_options(needs_keep=needs_keep), case.avals())
     if not case.gradients:
         return [forward]
-    lse = jax.ShapeDtypeStruct((case.b, case.n, case.t), jnp.float32)
-    arrays = operands | residuals | {"out": residuals["out_grad"], "lse": lse}
-    return [forward, spec_of(case.backward_options(case.gradients), arrays)]
+    return [forward, forward.backward(case.backward_options(case.gradients))]
 
 
 def rewrites_of(case: Case, without: tuple[str, ...] = ()) -> set[str]:

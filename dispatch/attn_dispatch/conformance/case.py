@@ -173,17 +173,41 @@ class Case:
         """What stands in padding, over and over."""
         return (np.nan, np.inf, -np.inf, 6e4) if self.mixed_poison else (np.nan,)
 
+    def avals(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The shapes and dtypes of `operands`, in their order."""
+        b, s, k = self.b, self.s, self.k
+        shapes: dict[str, tuple[Shape, Any]] = {
+            "query": ((b, self.t, self.n, self.h), self.dtype),
+            "key": ((b, s, k, self.h), self.dtype),
+            "value": ((b, s, k, self.v), self.dtype),
+        }
+        if self.bias is not None:
+            shapes["bias"] = self.bias, self.bias_dtype
+        if self.mask is not None:
+            shapes["mask"] = self.mask, bool
+        for name, x in self._integers().items():
+            shapes[name] = (len(x), *[len(y) for y in x[:1] if isinstance(y, tuple)]), np.int32
+        for name, rows in (("alibi_slopes", self.alibi), ("sinks", self.sinks)):
+            if rows is not None:
+                shapes[name] = (rows, self.n), np.float32
+        if self.dropout:
+            keys = jax.eval_shape(self._dropout_keys)
+            shapes["dropout_key"] = keys.shape, keys.dtype
+        return {
+            name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+            for name, (shape, dtype) in (shapes | self._mod_shapes()).items()
+        }
+
     def operands(self) -> Operands:
         """The arrays of the forward call."""
         # NumPy promises of this old generator alone that it never draws anything else.
         rng = np.random.RandomState(zlib.crc32(self.name.encode()))
+        avals = self.avals()
 
-        def normal(*shape: int, dtype: str = self.dtype) -> np.ndarray:
-            return rng.standard_normal(shape).astype(jnp.dtype(dtype))
+        def normal(name: str) -> np.ndarray:
+            return rng.standard_normal(avals[name].shape)
 
-        b, t, s, n = self.b, self.t, self.s, self.n
-        q = self.magnitude * rng.standard_normal((b, t, n, self.h))
-        k = self.magnitude * rng.standard_normal((b, s, self.k, self.h))
+        q, k = self.magnitude * normal("query"), self.magnitude * normal("key")
         if self.score_shift:
             # Half of the columns of each are constant, so that every score moves alike. Those of
             # query are the larger ones: a fused backward pass takes delta from the rounded output,
@@ -193,24 +217,37 @@ class Case:
             root = np.sqrt(abs(self.score_shift / self.scale) / columns)
             q[..., :columns] = 3 * root
             k[..., :columns] = np.copysign(root / 3, self.score_shift * self.scale)
-        operands = {
-            "query": q.astype(jnp.dtype(self.dtype)),
-            "key": k.astype(jnp.dtype(self.dtype)),
-            "value": normal(b, s, self.k, self.v),
-        }
+        operands = {"query": q, "key": k, "value": normal("value")}
         if self.bias is not None:
-            bias = normal(*self.bias, dtype=self.bias_dtype)
+            bias = normal("bias").astype(avals["bias"].dtype)
             if self.infinite_bias:
                 bias[rng.random(self.bias) < 0.2] = -np.inf
                 bias[..., 1, :] = -np.inf
             if self.rounded_bias:
-                bias = bias.astype(jnp.dtype(self.dtype)).astype(bias.dtype)
+                bias = bias.astype(jnp.dtype(self.dtype))
             operands["bias"] = bias
         if self.mask is not None:
             mask = rng.random(self.mask) < 0.7
             if self.dead_rows:
                 mask[..., ::3, :] = False
             operands["mask"] = mask
+        operands |= {name: np.array(x) for name, x in self._integers().items()}
+        if self.alibi is not None:
+            operands["alibi_slopes"] = np.abs(normal("alibi_slopes").astype(np.float32)) / 2
+        if self.sinks is not None:
+            # Where the scores are, so that neither hides the other.
+            operands["sinks"] = normal("sinks").astype(np.float32) + self.score_shift
+        if self.dropout:
+            operands["dropout_key"] = np.array(self._dropout_keys())
+        if self._start:
+            for name in self._read_by_score_mod:
+                operands[name] = normal(name)
+            for name in self._read_by_mask_mod:
+                operands[name] = rng.randint(1, self.s + 1, avals[name].shape)
+            operands["mods_start"] = np.array([self.mods_start] * self._copies)
+        return {name: x.astype(avals[name].dtype) for name, x in operands.items()}
+
+    def _integers(self) -> dict[str, Any]:
         integers = {
             "query_seq_lengths": self.q_lengths,
             "key_value_seq_lengths": self.kv_lengths,
@@ -220,17 +257,11 @@ class Case:
             "cu_seqlens_kv": self.cu_kv,
             "window": self.window_arrays,
         }
-        operands |= {x: np.array(y, np.int32) for x, y in integers.items() if y is not None}
-        if self.alibi is not None:
-            operands["alibi_slopes"] = np.abs(normal(self.alibi, n, dtype="float32")) / 2
-        if self.sinks is not None:
-            # Where the scores are, so that neither hides the other.
-            sinks = normal(self.sinks, n, dtype="float32") + self.score_shift
-            operands["sinks"] = sinks.astype(np.float32)
-        if self.dropout:
-            keys = jax.random.split(jax.random.key(7, impl=self.dropout_impl), self.dropout_keys)
-            operands["dropout_key"] = np.array(jax.random.key_data(keys))
-        return operands | self._mod_operands(rng)
+        return {name: x for name, x in integers.items() if x is not None}
+
+    def _dropout_keys(self) -> jax.Array:
+        keys = jax.random.split(jax.random.key(7, impl=self.dropout_impl), self.dropout_keys)
+        return jax.random.key_data(keys)
 
     @property
     def _copies(self) -> int:
@@ -244,18 +275,17 @@ class Case:
         sequences = self.b // self._copies if self.cu_q is None else len(self.cu_q[0]) - 1
         return {"b": b + sequences, "n": n + self.n, "t": self.t, "s": self.s}
 
-    def _mod_operands(self, rng: np.random.RandomState) -> Operands:
+    def _mod_shapes(self) -> dict[str, tuple[Shape, Any]]:
         if not self._start:
             return {}
-        copies, lengths, made = self._copies, self._read_lengths, {}
-        rows = copies if self.own_arrays else 1
-        for name, index in zip(
-            self._read_by_score_mod, drawn_mods.reads_of(self.score_mod), strict=True
-        ):
-            made[name] = rng.standard_normal((rows, lengths[index])).astype(np.float32)
-        for name in self._read_by_mask_mod:
-            made[name] = rng.randint(1, self.s + 1, (rows, lengths["b"])).astype(np.int32)
-        return made | {"mods_start": np.array([self.mods_start] * copies, np.int32)}
+        lengths, rows = self._read_lengths, self._copies if self.own_arrays else 1
+        reads = drawn_mods.reads_of(self.score_mod)
+        made: dict[str, tuple[Shape, Any]] = {
+            name: ((rows, lengths[index]), np.float32)
+            for name, index in zip(self._read_by_score_mod, reads, strict=True)
+        }
+        made |= {name: ((rows, lengths["b"]), np.int32) for name in self._read_by_mask_mod}
+        return made | {"mods_start": ((self._copies, 2), np.int32)}
 
     def _programs(self) -> dict[str, Program]:
         lengths, programs = self._read_lengths, {}

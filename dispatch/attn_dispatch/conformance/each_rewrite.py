@@ -56,9 +56,8 @@ def _as_a_sum(case: Case) -> Case:
 
 def _calls(case: Case) -> Iterator[AttentionSpec]:
     """The forward call, with its dropout mask if there is one, and the backward call."""
-    operands = case.operands()
     forward = case.forward_options(needs_keep=case.dropout > 0)
-    spec = spec_of(forward, operands)
+    spec = spec_of(forward, case.avals())
     yield spec
     if case.gradients:
         backward = backward_options(forward, case.gradients, has_lse_grad=case.lse_grad)
