@@ -13,6 +13,7 @@ import sys
 import warnings
 from functools import partial
 from typing import Any
+from unittest import mock
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -29,7 +30,9 @@ from jax.sharding import PartitionSpec as P
 import attn_dispatch
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.core import primitive
 from attn_dispatch.core.shards import Shards, own_operands
+from attn_dispatch.devices.target import device_for
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from mesh_programs import COLLECTIVES, make_mesh
 
@@ -208,6 +211,40 @@ def unsplit() -> dict[str, list[str]]:
     return found
 
 
+def in_force() -> dict[str, list[bool]]:
+    """Whether settings of a `with` block hold, also for what is compiled after it."""
+    with attn_dispatch.target("gfx942"):
+        gpu = device_for("rocm")
+
+    def is_refused(lowered: Any) -> bool:
+        try:
+            lowered().compile()
+        except Exception as error:
+            return "attention falls back to xla" in str(error)
+        return False
+
+    found: dict[str, list[bool]] = {}
+    with mock.patch.object(primitive, "device_for", lambda platform: gpu):
+        for kind in ("Explicit", "Auto"):
+            operands = placed(arrays((4,)), make_mesh((2, 4), kind), P("x", None, "y"))
+
+            def refused(call: Any = attention, operands: Any = operands) -> bool:
+                return is_refused(lambda: jax.jit(lambda *x: call(*x)).lower(*operands))
+
+            with attn_dispatch.fallback("error"):
+                is_error = refused()
+                with attn_dispatch.fallback("silent"):
+                    is_silent = not refused()
+            with attn_dispatch.fallback("error"):
+
+                def late(operands: Any = operands) -> Any:
+                    with attn_dispatch.fallback("silent"):
+                        return jax.jit(lambda *x: attention(*x)).lower(*operands)
+
+                found[kind] = [is_error, is_silent, not is_refused(late)]
+    return found
+
+
 def nested() -> float:
     """A shard_map over one axis inside one over the other, which JAX 0.10 cannot differentiate."""
     mesh = make_mesh((2, 4), "Auto")
@@ -297,6 +334,7 @@ def main() -> None:
         "dims": several_dims(), "mapped": mapped(), "cut": cut(), "export": exported(),
         "derivatives": derivatives(),
         "unsplit": unsplit(), "nested": nested(), "seeds": seeds(), "set_around": set_around(),
+        "settings": in_force(),
     }  # fmt: skip
     print(json.dumps(found))
 

@@ -9,7 +9,7 @@ verify`, where its forward pass does not run on the vendor's kernels, and as hal
 backward pass, of the gradients that are wanted, does not. The reasons are what is left once the
 rewrites have done what they can. Calls with a score_mod or a mask_mod are passed over, unless
 --mods is given: --draws says how many count. --results keeps each target's counts as JSON, as in
-tests/results, where --draws was 1,000 for sm80 and sm120 and 4,000 for gfx942.
+tests/results.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Count:
     """Calls of which no part runs there."""
     backward: int = 0
     """Calls of which the forward pass alone does."""
+    later: int = 0
+    """Calls that run there, or not, as is decided when they run: those with a float32 bias."""
     reasons: Counter[str] = field(default_factory=Counter)
     alone: Counter[str] = field(default_factory=Counter)
     """Of calls that have one reason against them: what it would take to run those."""
@@ -54,7 +56,8 @@ class Count:
         forward, backward = (100 * x / max(self.calls, 1) for x in (self.forward, self.backward))
         yield (
             f"of {self.calls}: refused {self.forward} ({forward:.1f} %), "
-            f"the backward pass alone {self.backward} ({backward:.1f} %)"
+            f"the backward pass alone {self.backward} ({backward:.1f} %); "
+            f"decided when they run: {self.later}"
         )
         for reason, count in self.reasons.most_common():
             yield f"  {count:4} ({self.alone[reason]:3} alone)  {reason}"
@@ -65,6 +68,7 @@ class Count:
             "calls": self.calls,
             "refused": self.forward,
             "backward_pass_alone_refused": self.backward,
+            "decided_when_they_run": self.later,
             "reasons": [
                 {"reason": reason, "calls": count, "alone": self.alone[reason]}
                 for reason, count in self.reasons.most_common()
@@ -103,6 +107,7 @@ def count(cases: list[Case], device: Device) -> Count:
         result.calls += 1
         result.forward += against[0]
         result.backward += against[-1] and not against[0]
+        result.later += considered[0][1].may_fall_back and not against[0]
         result.reasons.update(why)
         if any(against):
             result.refused.append(case)

@@ -14,6 +14,7 @@ import pytest
 import aiter_emulated
 import attn_dispatch
 from attn_dispatch import (
+    AttentionFallbackWarning,
     dot_product_attention,
     dropout_mask,
     explain,
@@ -137,7 +138,13 @@ def test_a_float32_bias_goes_to_the_kernel_where_16_bits_hold_it(emulator, bias,
         out, pull = jax.vjp(jax.jit(call), bias)
         return [np.asarray(x, np.float32) for x in (out, *pull(out))]
 
-    got = value_and_gradient(jnp.asarray(bias))
+    with pytest.raises(NotImplementedError, match="bias: AITER needs query's dtype"):
+        value_and_gradient(jnp.asarray(bias))  # under fallback("error"): XLA might compute it
+    with pytest.raises(NotImplementedError, match="bias: AITER needs query's dtype"):
+        value_and_gradient(jnp.asarray(bias), "aiter")
+    with attn_dispatch.fallback("warn"):
+        with pytest.warns(AttentionFallbackWarning, match="may fall back to xla, .* when it runs"):
+            got = value_and_gradient(jnp.asarray(bias))
     assert (emulator.calls("forward"), emulator.calls("backward")) == (calls, calls)
     assert_close(got, value_and_gradient(jnp.asarray(bias), "xla"))
 
@@ -218,7 +225,7 @@ def test_xla_goes_back_under_the_mask_of_aiters_forward_pass(emulator, s):
 
 def test_a_dropped_call_is_not_begun_if_its_mask_is_too_large_to_tell(emulator, monkeypatch):
     """XLA would not draw the mask of AITER's forward pass again."""
-    monkeypatch.setattr(rewrite, "_DENSE_ELEMENTS", 2 * 4 * 24 * 40 - 1)
+    monkeypatch.setattr(rewrite, "MOST_PAIRS", 2 * 4 * 24 * 40 - 1)
     with attn_dispatch.fallback("silent"):
         got = value_and_gradients(*arrays(), **CAPPED)
         assert (emulator.calls("forward"), emulator.calls("backward")) == (0, 0)
@@ -227,8 +234,15 @@ def test_a_dropped_call_is_not_begun_if_its_mask_is_too_large_to_tell(emulator, 
     assert_close(got, value_and_gradients(*arrays(), **CAPPED, implementation="xla"))
 
 
+@pytest.mark.parametrize("rate", [0.99, 0.999, 0.9999999])
+def test_a_rate_that_8_bits_do_not_hold_is_refused(rate):
+    options: dict[str, Any] = {"dropout_rate": rate, "dropout_key": jax.random.key(1)}
+    with pytest.raises(NotImplementedError, match="CK decides with 8 bits"):
+        dot_product_attention(*arrays(), **options)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.99])
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_the_dropout_mask_is_read_from_what_aiter_computes(emulator, rate, dtype):
     """Its keys are more than one call tells of: 6 for each of the 16 columns of value."""
     options: dict[str, Any] = {"dropout_rate": rate, "dropout_key": jax.random.key(1)}

@@ -127,6 +127,12 @@ def test_what_cannot_be_split_is_said_once(further):
         assert "'x' (8 devices)" in message and "4 heads" in message and "batch of 2" in message
 
 
+@pytest.mark.parametrize("kind", ("Explicit", "Auto"))
+def test_settings_hold_when_shards_are_lowered(further, kind):
+    """XLA has those of Auto axes lowered when it compiles, maybe in another thread."""
+    assert further["settings"][kind] == [True] * 3
+
+
 def test_nested_shard_maps(further):
     assert further["nested"] <= TOLERANCE
 

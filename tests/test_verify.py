@@ -85,6 +85,7 @@ def test_each_rewrite_is_drawn(verify):
     names = {rewrite.name for rewrite in REWRITES} - {NoScores().name}  # no axis is drawn empty
     assert used.keys() - {""} == names
     assert all(Case.from_json(case.to_json()) == case for case in drawn)
+    assert "--random N" in str(verify("--each-rewrite")[0])
     status, _, report, _ = verify(
         "--cases", NAMES[0], "--random", "2", "--seed", "5", "--each-rewrite"
     )
@@ -100,10 +101,11 @@ def test_an_interrupted_run_reports_what_was_done(verify, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pool, "run", interrupted)
-    status, _, report, text = verify("--cases", CASES)
+    status, printed, report, text = verify("--cases", CASES)
     assert status == 130
     assert [x["case"] for x in report["outcomes"]] == [NAMES[1]]
-    assert report["options"]["interrupted"] and "| interrupted | True |" in text
+    assert report["options"]["interrupted"] and "Interrupted: others were not run." in text
+    assert "interrupted: 1 of 3 cases were done" in printed
 
 
 def test_what_failed_runs_again(verify, monkeypatch, tmp_path):

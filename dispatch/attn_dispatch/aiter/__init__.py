@@ -48,6 +48,9 @@ BACKWARD_TARGET = "attn_dispatch_aiter_backward"
 
 _ALIBI_LENGTHS = 2**16  # CK takes distances as 16-bit numbers (block_position_encoding.hpp)
 
+_MOST_BIAS = 1 / 32
+"""By how much of 1 - rate the share that is kept may differ from it: the output does as well."""
+
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     """This version's own limits, then those of AITER's kernels."""
@@ -201,6 +204,12 @@ def _unsupported_options(spec: AttentionSpec) -> list[str]:
         reasons.append(f"bias: AITER needs query's dtype {spec.dtype}, got {dtype}")
     if spec.has("alibi_slopes") and max(spec.seq_len_q, spec.seq_len_kv) >= _ALIBI_LENGTHS:
         reasons.append(f"alibi_slopes: CK counts distances below {_ALIBI_LENGTHS}")
+    kept, wanted = _share_kept(o.dropout_rate), 1 - o.dropout_rate
+    if abs(kept - wanted) > _MOST_BIAS * wanted:
+        reasons.append(
+            f"dropout_rate: CK decides with 8 bits, and would keep {kept:.4g} of the entries where "
+            f"{wanted:.4g} is asked for"
+        )
     if is_out_of_range(spec):
         reasons.append(
             "scale: AITER multiplies by it in float32, where it or its reciprocal is no normal "
@@ -209,6 +218,11 @@ def _unsupported_options(spec: AttentionSpec) -> list[str]:
     if spec.is_empty or 0 in (spec.head_dim, spec.head_dim_v):
         reasons.append("an axis has length zero, so there is nothing to compute")
     return reasons
+
+
+def _share_kept(rate: float) -> float:
+    """The share of entries that CK keeps: it draws a byte for each (block_dropout.hpp)."""
+    return (np.floor(np.float32(1 - rate) * np.float32(255)) + 1) / 256 if rate else 1.0
 
 
 def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:

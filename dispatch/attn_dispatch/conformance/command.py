@@ -67,7 +67,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     parser.add_argument(
         "--repeat", type=Path, metavar="REPORT",
-        help="run what failed or crashed in this report (its JSON file), and nothing else",
+        help="run what failed or crashed in this report (its JSON file) instead of named cases",
     )  # fmt: skip
     parser.add_argument(
         "--report", type=Path, default=Path(), metavar="FOLDER",
@@ -77,9 +77,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def main(args: argparse.Namespace) -> None:
-    """Run the chosen cases; ends the process with status 1 if something is wrong."""
+    """Run the chosen cases; ends the process with status 1 if something is wrong, 130 if it was
+    interrupted."""
     # This process, which only asks the device what it is, must leave its memory to the workers.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if args.each_rewrite and not args.random:
+        sys.exit("error: --each-rewrite: of drawn cases, so --random N is wanted as well")
     try:
         screen = _screen_module()
         implementation = args.implementation or default_implementation()
@@ -111,6 +114,8 @@ def main(args: argparse.Namespace) -> None:
     print(f"{len(cases)} cases of {implementation}, {args.jobs} at a time")
     report = run(cases, implementation, args.jobs, options, screen)
     screen.show(report)
+    if "interrupted" in report.options:
+        print(f"interrupted: {len(report.outcomes)} of {len(cases)} cases were done")
     for path in report.write(args.report):
         print(path)
     if "interrupted" in report.options:

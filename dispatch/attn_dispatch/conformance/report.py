@@ -65,6 +65,7 @@ class Report:
     def markdown(self) -> str:
         """Versions, the outcomes by family, every reason, and failures in full."""
         counts = ", ".join(f"{n} {status}" for status, n in self.counts().items())
+        counts += ". Interrupted: others were not run" * ("interrupted" in self.options)
         lines = [
             f"# attn-dispatch verify: {self.implementation} on {self.environment['device']}",
             "",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import Chain, rewritten
-from attn_dispatch.core.rewrites.rewrite import is_affordable
+from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, is_affordable
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
 
@@ -31,11 +31,17 @@ def consider(
         others, _ = _one_way(implementation, spec.partner, device)
         if others and not spec.is_backward and mask_of(implementation, spec, device) is not None:
             return reasons, chain
+        too_many = not (reasons or spec.is_backward or is_affordable(_pairs(spec)))
         reasons += tuple(
             f"{reason} (in the {direction} pass, which must draw the same dropout mask)"
             for reason in others
             if reason not in reasons
         )
+        if others and too_many and _may_be_xlas(spec):
+            reasons += (
+                f"dropout: XLA would go back under its mask, were that not of {_pairs(spec)} "
+                f"entries, over {MOST_PAIRS:,}",
+            )
     return reasons, chain
 
 
@@ -44,16 +50,23 @@ def mask_of(implementation: Implementation, spec: AttentionSpec, device: Device)
 
     The chain's call has the mask as its last result.
     """
-    wanted = spec.options.implementation
-    # As large as the scores, which XLA has a block at a time.
-    shape = (spec.batch, spec.num_heads, spec.seq_len_q, spec.seq_len_kv)
-    if implementation is GOES_BACK or (wanted and GOES_BACK.NAME not in wanted) or spec.symbols:
+    if implementation is GOES_BACK or not _may_be_xlas(spec) or spec.symbols:
         return None
-    if spec.options.derivative is not None or not is_affordable(shape):
+    if spec.options.derivative is not None or not is_affordable(_pairs(spec)):
         return None
     options = replace(spec.options, needs_keep=True, needs_max=False, partner=None)
     reasons, chain = _one_way(implementation, replace(spec, options=options), device)
     return None if reasons else chain
+
+
+def _pairs(spec: AttentionSpec) -> tuple[int, int, int, int]:
+    """The shape of a mask: that of the scores, which XLA has a block at a time."""
+    return spec.batch, spec.num_heads, spec.seq_len_q, spec.seq_len_kv
+
+
+def _may_be_xlas(spec: AttentionSpec) -> bool:
+    wanted = spec.options.implementation
+    return not wanted or xla.NAME in wanted
 
 
 def _one_way(
@@ -71,6 +84,7 @@ def _one_way(
     chain = rewritten(
         spec,
         lambda spec: reasons_as_it_is(implementation, spec, device),
+        may_fall_back=current.fallback != "error" and _may_be_xlas(spec),
         first=current.first_rewrite,
     )
     return (reasons or chain.reasons) if chain.reasons else (), chain

@@ -60,7 +60,8 @@ def _partitioner(
         say_unsplit(call.spec, shards.unused)
 
         def shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
-            # This runs when XLA compiles, which may be after a `with` block of settings has ended.
+            # This runs when XLA compiles, in whatever thread, and maybe after a `with` block of
+            # settings has ended. What is bound here takes them along.
             with settings.restored(surroundings), use_abstract_mesh(_NO_MESH):
                 return shard_call(bind, call, shards, operands)
 

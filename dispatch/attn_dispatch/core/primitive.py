@@ -16,6 +16,7 @@ from jax.extend.core import Primitive
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from attn_dispatch import settings
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.core import jax_compat, select
@@ -50,7 +51,7 @@ def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     )
 
 
-def _abstract_eval(*avals, options: AttentionOptions):
+def _abstract_eval(*avals, options: AttentionOptions, **_):
     call = LeadingCall.of(avals, options)
     # `_vary_alike` has made the operands agree on the varying axes of a surrounding shard_map.
     return [
@@ -97,10 +98,18 @@ def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
     return select.choose(replace(spec, options=named), device)
 
 
-def _lower(ctx, *operands, options: AttentionOptions, platform: str | None = None):
+def _lower(
+    ctx,
+    *operands,
+    options: AttentionOptions,
+    surroundings: settings.Settings,
+    platform: str | None = None,
+):
     # The default rule serves whatever platform has no rule of its own; ctx knows which.
     platform = platform or jax_compat.platforms_of(ctx)[0]
-    return jax_compat.lower_as(partial(_compute, options=options, platform=platform), ctx, operands)
+    with settings.restored(surroundings):
+        compute = partial(_compute, options=options, platform=platform)
+        return jax_compat.lower_as(compute, ctx, operands)
 
 
 def _batch(primitive: Primitive, operands: Sequence[jax.Array], dims, *, options: AttentionOptions):
@@ -110,6 +119,15 @@ def _batch(primitive: Primitive, operands: Sequence[jax.Array], dims, *, options
 @lru_cache(maxsize=4096)
 def _bind(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
     return partial(primitive.bind, options=options)
+
+
+@lru_cache(maxsize=4096)
+def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
+    def bind(*operands: jax.Array) -> list[jax.Array]:
+        # XLA may have the shard lowered when a `with` block of settings has ended.
+        return primitive.bind(*operands, options=options, surroundings=settings.current())
+
+    return bind
 
 
 def _lower_partitioned(ctx, *operands, bind: Bind, options: AttentionOptions):
@@ -148,7 +166,7 @@ def _make_primitive(name: str) -> Primitive:
     jax_compat.run_eagerly(primitive)
     primitive.def_abstract_eval(_abstract_eval)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
-    mlir.register_lowering(primitive, partial(_lower_partitioned, bind=partial(_bind, shard)))
+    mlir.register_lowering(primitive, partial(_lower_partitioned, bind=partial(_bind_shard, shard)))
     jax_compat.tell_devices_to_lowering_of(primitive)
     return primitive
 

@@ -26,6 +26,8 @@ _REMEDIES = (
     ),
     (r"may be NaN where the mask forbids", "say the mask in mask_mod"),
     (r"sinks beside a mask_mod", "say mask_mod with causality, a window, lengths or a mask"),
+    (r"^dropout_rate: CK", "a multiple of 1/256"),
+    (r"^dropout: XLA would go back", "make calls for a part of the batch each"),
     (r"dropout keys? ", "pass one dropout_key for the whole batch"),
     (r"dropout: .* has one key", "pass one dropout_key for the whole batch"),
     (r"from the bottom right of lengths", "pass the distances as a bias"),

@@ -64,7 +64,7 @@ def verdicts(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
         as_it_is = reasons_as_it_is(implementation, spec, device) if chain.names else ()
         is_chosen = not any(verdict.is_eligible for verdict in result)
         drawer = _drawer(implementation, spec, device) if is_chosen else None
-        names = chain.names if drawer is None else (f"the dropout mask: {drawer.NAME}'s",)
+        names = chain.names if drawer is None else (_under_mask_of(drawer),)
         result.append(Verdict(implementation.NAME, (), plan, names, as_it_is))
     return tuple(result)
 
@@ -116,9 +116,13 @@ def choose(spec: AttentionSpec, device: Device) -> Choice:
             continue  # the other vendor's: nobody expected it here
         reasons, chain = consider(implementation, spec, device)
         if not reasons:
+            choice = Choice(implementation, chain, _drawer(implementation, spec, device))
             if refused and is_open:
-                _announce_fallback(spec, device, implementation.NAME, refused)
-            return Choice(implementation, chain, _drawer(implementation, spec, device))
+                _announce_fallback(spec, device, choice, refused)
+            elif chain.may_fall_back and is_open:
+                why = reasons_as_it_is(implementation, spec, device)
+                _announce_fallback(spec, device, choice, {implementation.NAME: why})
+            return choice
         refused[implementation.NAME] = reasons
     raise NotImplementedError(
         _message("no implementation can run this attention call", spec, device, refused)
@@ -171,6 +175,13 @@ def _drawer(implementation: Implementation, spec: AttentionSpec, device: Device)
     return None
 
 
+def _under_mask_of(drawer: Choice) -> str:
+    return (
+        f"under the dropout mask of {drawer.NAME}, whose forward pass runs again to tell it: "
+        "one byte for each pair of a query and a key"
+    )
+
+
 def _preferred(spec: AttentionSpec) -> Sequence[Implementation]:
     wanted = spec.options.implementation
     if not wanted:
@@ -183,18 +194,26 @@ Refusals = Mapping[str, tuple[str, ...]]
 """Reasons by implementation."""
 
 
-def _announce_fallback(spec: AttentionSpec, device: Device, chosen: str, refused: Refusals) -> None:
+def _announce_fallback(
+    spec: AttentionSpec, device: Device, choice: Choice, refused: Refusals
+) -> None:
     """Say that a call falls back, and its backward pass with it where that follows."""
     policy = settings.current().fallback
     if policy == "silent" or (policy == "warn" and told.has_been(spec, device, refused)):
         return
-    headline = f"attention falls back to {chosen}"
+    chosen = IMPLEMENTATIONS[-1].NAME if choice.chain.may_fall_back else choice.NAME
+    what, remedy = "attention", f'implementation="{chosen}" asks for it without a warning'
     if spec.is_backward:
-        headline = f"attention's backward pass falls back to {chosen}"
-    remedy = f'implementation="{chosen}" asks for it without a warning'
+        what = "attention's backward pass"
     if spec.options.derivative is not None:
-        headline = f"attention's {spec.options.derivative} falls back to {chosen}"
+        what = f"attention's {spec.options.derivative}"
+    if spec.is_backward or spec.options.derivative is not None:
         remedy += ", and for the call as well"
+    headline = f"{what} falls back to {chosen}"
+    if choice.chain.may_fall_back:
+        headline = f"{what} may fall back to {chosen}, which is decided when it runs"
+    if choice.drawer is not None:
+        headline += f", {_under_mask_of(choice.drawer)}"
     message = _message(headline, spec, device, refused)
     backward = _backward_refusals(spec, device)
     if any(backward.values()):

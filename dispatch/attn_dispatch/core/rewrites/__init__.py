@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadGradientsApart
@@ -68,6 +69,11 @@ class Chain:
     """Why it does not run that one either."""
 
     @property
+    def may_fall_back(self) -> bool:
+        """Whether it is decided when the call runs that XLA computes it after all."""
+        return any(rewrite is _OF_THE_CALLERS_BIAS for rewrite, _ in self.steps)
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(rewrite.name for rewrite, _ in self.steps))
 
@@ -86,26 +92,40 @@ class Chain:
         return {name: results[name] for name in spec.result_names}
 
 
-def rewritten(spec: AttentionSpec, reasons_against: Reasons, *, first: str | None = None) -> Chain:
+def rewritten(
+    spec: AttentionSpec,
+    reasons_against: Reasons,
+    *,
+    may_fall_back: bool = True,
+    first: str | None = None,
+) -> Chain:
     """The call as far as rewrites bring it: without a reason against it, if there is a way.
 
     Args:
       spec: the call.
       reasons_against: why the implementation does not run a call, of this direction alone.
+      may_fall_back: whether XLA may compute the call after all, as is decided when it runs.
       first: the name of one that is taken whether or not there is a reason.
     """
-    moves = frozenset[str]()
+    chain_of = partial(
+        _chain, reasons_against=reasons_against, may_fall_back=may_fall_back, first=first
+    )
     if spec.options.dropout_rate:
         # Where the mask is drawn is decided by one call, for both directions and for whoever
         # wants to see the mask.
-        chain = _chain(forward_of(spec), reasons_against, None, first)
+        chain = chain_of(forward_of(spec), moves=None)
         moves = frozenset(x.name for x, _ in chain.steps if x.moves_dropout)
-        return _chain(spec, reasons_against, moves, first)
-    return _chain(spec, reasons_against, None, first)
+        return chain_of(spec, moves=moves)
+    return chain_of(spec, moves=None)
 
 
 def _chain(
-    spec: AttentionSpec, reasons_against: Reasons, moves: frozenset[str] | None, first: str | None
+    spec: AttentionSpec,
+    *,
+    reasons_against: Reasons,
+    may_fall_back: bool,
+    first: str | None,
+    moves: frozenset[str] | None,
 ) -> Chain:
     """With exactly these of the rewrites that move dropout, unless None."""
     steps: list[tuple[Rewrite, AttentionSpec]] = []
@@ -118,7 +138,7 @@ def _chain(
     while before < len(steps):
         before = len(steps)
         for rewrite in REWRITES:
-            if steps and rewrite is _OF_THE_CALLERS_BIAS:
+            if rewrite is _OF_THE_CALLERS_BIAS and (steps or not may_fall_back):
                 continue  # what another one made of it is not worth a look
             if isinstance(rewrite, _GO_BY_LSE) and _has_left_sinks_out(spec, steps):
                 continue

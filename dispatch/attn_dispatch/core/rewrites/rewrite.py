@@ -17,7 +17,7 @@ Arrays = dict[str, jax.Array]
 Compute = Callable[[AttentionSpec, Mapping[str, jax.Array]], Arrays]
 """A call computed: its results by name."""
 
-_DENSE_ELEMENTS = 2**27
+MOST_PAIRS = 2**27
 """An array over pairs of queries and keys that a rewrite makes has at most so many elements."""
 
 LENGTHS = ("query_seq_lengths", "key_value_seq_lengths")
@@ -103,7 +103,7 @@ def for_(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
 
 def is_affordable(shape: tuple[int, ...]) -> bool:
     """Whether an array over pairs of queries and keys may be made for a call."""
-    return math.prod(shape) <= _DENSE_ELEMENTS
+    return math.prod(shape) <= MOST_PAIRS
 
 
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
