@@ -111,7 +111,7 @@ def total(call: Any, arrays: tuple[Any, ...]) -> jax.Array:
         ("rocm", True, ("bfloat16",)),
     ],
 )
-@pytest.mark.filterwarnings("ignore:attention.* falls back")
+@pytest.mark.filterwarnings("ignore:attention.* falls? back")
 def test_strict_promotion(platform: str, is_x64: bool, dtypes: tuple[str, ...]):
     def lower(call: Any, arrays: tuple[Any, ...]) -> None:
         traced = jax.jit(jax.grad(total, 1), static_argnums=0).trace(call, arrays)

@@ -31,13 +31,13 @@ def consider(
         others, _ = _one_way(implementation, spec.partner, device)
         if others and not spec.is_backward and mask_of(implementation, spec, device) is not None:
             return reasons, chain
-        too_many = not (reasons or spec.is_backward or is_affordable(_pairs(spec)))
+        could_begin = others and not (reasons or spec.is_backward or spec.symbols)
         reasons += tuple(
             f"{reason} (in the {direction} pass, which must draw the same dropout mask)"
             for reason in others
             if reason not in reasons
         )
-        if others and too_many and _may_be_xlas(spec):
+        if could_begin and _may_be_xlas(spec) and not is_affordable(_pairs(spec)):
             reasons += (
                 f"dropout: XLA would go back under its mask, were that not of {_pairs(spec)} "
                 f"entries, over {MOST_PAIRS:,}",
