@@ -8,6 +8,7 @@ os.environ["ATTN_DISPATCH_POISON"] = "1"  # read once, at the first call
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest import mock
 
 import jax
@@ -16,8 +17,10 @@ import pytest
 import aiter_emulated
 from aiter_cases import CASES_BY_GFX, SIXTEEN_BIT_CASES
 from aiter_check import Check, asked_otherwise, sixteen_bit_atomics
+from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import CASES
+from attn_dispatch.conformance.each_rewrite import each_rewrite
 from attn_dispatch.conformance.suite import Conformance
 from attn_dispatch.core import primitive
 from attn_dispatch.devices.target import parse
@@ -67,6 +70,22 @@ def test_cases_of_all(case: Case):
         assert outcome.failures == ()
         if outcome.reasons:
             pytest.skip("; ".join(outcome.reasons))
+
+
+def test_calls_by_way_of_each_rewrite():
+    """Drawn ones; a rewrite is taken whether or not AITER needs it."""
+    drawn = [
+        replace(case, dtype="bfloat16")
+        for case in draws.examples(30, 41, draws.SMALL)
+        if not (case.score_mod or case.mask_mod) and case.transform != "eager"
+    ]
+    ran: set[str] = set()
+    with aiter_emulated.arch("gfx942"):
+        for case in each_rewrite(drawn):
+            outcome = OnEmulator("gfx942").check(case)
+            assert outcome.failures == (), case.to_json()
+            ran.update(outcome.rewrites)
+    assert len(ran) >= 8
 
 
 def test_most_of_the_common_cases_run():

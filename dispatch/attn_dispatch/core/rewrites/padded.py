@@ -120,7 +120,7 @@ class _Places:
 
     def padded(self, x: jax.Array) -> jax.Array:
         """[B, L, ...] to [B · M, R, ...], 0 past the end of a sequence."""
-        within = jnp.arange(self.longest, dtype=jnp.int32)
+        within = jnp.arange(self.longest, dtype=jnp.int32)[None, None, :]
         place = self.starts[:, :, None] + within
         is_inside = within < self.lengths[:, :, None]
         batch, number = self.starts.shape
@@ -144,7 +144,7 @@ class _Places:
     def _within(self) -> jax.Array:
         """int32 [B, L]: the position inside the sequence."""
         starts = jnp.take_along_axis(self.starts, jnp.maximum(self.sequence - 1, 0), axis=1)
-        return jnp.arange(self.sequence.shape[1], dtype=jnp.int32) - starts
+        return jnp.arange(self.sequence.shape[1], dtype=jnp.int32)[None, :] - starts
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
