@@ -234,6 +234,23 @@ def test_a_dropped_call_is_not_begun_if_its_mask_is_too_large_to_tell(emulator, 
     assert_close(got, value_and_gradients(*arrays(), **CAPPED, implementation="xla"))
 
 
+@pytest.mark.filterwarnings("ignore:attention may fall back")
+def test_the_mask_of_a_call_whose_bias_is_looked_at_when_it_runs(emulator):
+    """Each of the two biases has the mask of whoever computes it."""
+    options: dict[str, Any] = {"dropout_rate": 0.5, "dropout_key": jax.random.key(1)}
+    masks = []
+    with attn_dispatch.fallback("warn"):
+        for bias in (np.ones((4, 24, 40), np.float32), np.full((4, 24, 40), 0.1, np.float32)):
+            masks.append(dropout_mask(*arrays(), bias=bias, **options))
+            values = [*arrays()[:2], jnp.ones_like(arrays()[2])]
+            out = dot_product_attention(*values, bias=bias, **options)
+            dead = ~masks[-1].any(axis=3)
+            assert not np.asarray(out)[np.asarray(dead.swapaxes(1, 2))].any()
+    assert (masks[0] != masks[1]).any()
+    xlas = dropout_mask(*arrays(), **options, implementation="xla")
+    np.testing.assert_array_equal(masks[1], xlas)
+
+
 @pytest.mark.parametrize("rate", [0.99, 0.999, 0.9999999])
 def test_a_rate_that_8_bits_do_not_hold_is_refused(rate):
     options: dict[str, Any] = {"dropout_rate": rate, "dropout_key": jax.random.key(1)}

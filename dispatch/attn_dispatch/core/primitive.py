@@ -93,9 +93,15 @@ def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
         return select.choose(spec, device)
     options = replace(spec.options, needs_keep=False)
     name = select.choose(replace(spec, options=options), device).NAME
+
+    def among(*names: str) -> select.Choice:
+        options = replace(spec.options, implementation=names, partner=None)
+        return select.choose(replace(spec, options=options), device)
+
+    # In the order of the caller, who may leave it to the run whether XLA computes the call.
+    choice = among(*dict.fromkeys((name, *(spec.options.implementation or select.names()))))
     # A NotImplementedError if it cannot tell its mask: another's is not the mask of this call.
-    named = replace(spec.options, implementation=(name,), partner=None)
-    return select.choose(replace(spec, options=named), device)
+    return choice if choice.NAME == name else among(name)
 
 
 def _lower(
