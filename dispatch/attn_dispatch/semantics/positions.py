@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.packing import Runs
@@ -84,7 +85,7 @@ def _has_lengths(spec: AttentionSpec) -> bool:
 
 
 def _iota(length: int) -> jax.Array:
-    return jnp.arange(length, dtype=jnp.int32)[None, :]
+    return lax.broadcasted_iota(jnp.int32, (1, length), 1)
 
 
 def _ids(

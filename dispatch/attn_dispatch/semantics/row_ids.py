@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 
 Arrays = Mapping[str, jax.Array]
 
@@ -24,6 +25,9 @@ SIDES = ("query", "key")
 _CU_SEQLENS = {"query": "cu_seqlens_q", "key": "cu_seqlens_kv"}
 _SEGMENT_IDS = {"query": "query_segment_ids", "key": "key_value_segment_ids"}
 _LENGTHS = {"query": "query_seq_lengths", "key": "key_value_seq_lengths"}
+
+_DECIDING = (*_CU_SEQLENS.values(), *_SEGMENT_IDS.values(), *_LENGTHS.values(), "window")
+"""The operands that ids depend on."""
 
 _FEW = 256
 """Sequences up to which comparing a place with each of them is cheap."""
@@ -47,15 +51,38 @@ class RowIds:
     @staticmethod
     def of(spec: AttentionSpec, operands: Arrays) -> RowIds:
         """The ids of a call, whatever it has of lengths, segment ids and cu_seqlens."""
-        if spec.has("cu_seqlens_q"):
-            return _of_cu_seqlens(spec, operands)
-        if spec.has("query_segment_ids"):
-            return _of_segment_ids(spec, operands)
-        query, key = (_is_inside(spec, operands, side).astype(jnp.int32) for side in SIDES)
-        return RowIds(query, key, _wrong_rows(spec, operands))
+        names = [name for name in _DECIDING if spec.has(name)]
+        return RowIds(*_row_ids(_deciding(spec), {name: operands[name] for name in names}))
 
     def of_side(self, side: str) -> jax.Array:
         return self.query if side == "query" else self.key
+
+
+def _deciding(spec: AttentionSpec) -> AttentionSpec:
+    """What ids depend on: the same for a call, its backward pass and what rewrites make of both."""
+    shapes = tuple(x for x in spec.operands if x.name in ("query", "key", *_DECIDING))
+    options = AttentionOptions(
+        operands=tuple(x.name for x in shapes),
+        scale=1.0,
+        max_segments=spec.options.max_segments,
+        max_seq_lens=spec.options.max_seq_lens,
+    )
+    return AttentionSpec(options, shapes)
+
+
+# Both directions ask for ids, more than once: they are traced for the first of them alone.
+@partial(jax.jit, static_argnums=0)
+def _row_ids(
+    spec: AttentionSpec, operands: Arrays
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Of a call of which this spec says what ids depend on: `RowIds`, field by field."""
+    if spec.has("cu_seqlens_q"):
+        return _of_cu_seqlens(spec, operands)
+    if spec.has("query_segment_ids"):
+        return _of_segment_ids(spec, operands)
+    wrong = _wrong_rows(spec, operands)
+    query, key = (_is_inside(spec, operands, side, wrong).astype(jnp.int32) for side in SIDES)
+    return query, key, wrong
 
 
 def is_packed(spec: AttentionSpec) -> bool:
@@ -72,12 +99,17 @@ def most_sequences(spec: AttentionSpec) -> int | None:
 
 def row_lengths(spec: AttentionSpec, operands: Arrays, side: str) -> jax.Array:
     """The lengths of batch rows on one side, int32 [B]; 0 where one of the row's is wrong."""
+    return _right_lengths(spec, operands, side, _wrong_rows(spec, operands))
+
+
+def _right_lengths(
+    spec: AttentionSpec, operands: Arrays, side: str, wrong: jax.Array | None
+) -> jax.Array:
     full = full_length(spec, side)
     if not spec.has(_LENGTHS[side]):
         lengths = jnp.full((spec.batch,), full, jnp.int32)
     else:
         lengths = jnp.clip(operands[_LENGTHS[side]], 0, full).astype(jnp.int32)
-    wrong = _wrong_rows(spec, operands)
     return lengths if wrong is None else jnp.where(wrong[:, 0], 0, lengths)
 
 
@@ -120,14 +152,20 @@ def _wrong_rows(spec: AttentionSpec, operands: Arrays) -> jax.Array | None:
     return None if wrong is None else wrong[:, None]
 
 
-def _is_inside(spec: AttentionSpec, operands: Arrays, side: str) -> jax.Array:
+def _is_inside(
+    spec: AttentionSpec, operands: Arrays, side: str, wrong: jax.Array | None
+) -> jax.Array:
     """bool [B, L]: the place is before the row's length."""
-    return _iota(full_length(spec, side)) < row_lengths(spec, operands, side)[:, None]
+    lengths = _right_lengths(spec, operands, side, wrong)
+    return _iota(full_length(spec, side)) < lengths[:, None]
 
 
-def _of_segment_ids(spec: AttentionSpec, operands: Arrays) -> RowIds:
+def _of_segment_ids(
+    spec: AttentionSpec, operands: Arrays
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     given = {side: operands[_SEGMENT_IDS[side]] for side in SIDES}
-    is_inside = {side: _is_inside(spec, operands, side) for side in SIDES}
+    of_row = _wrong_rows(spec, operands)
+    is_inside = {side: _is_inside(spec, operands, side, of_row) for side in SIDES}
     largest = spec.options.max_segments
     ids = {}
     for side, x in given.items():
@@ -139,8 +177,7 @@ def _of_segment_ids(spec: AttentionSpec, operands: Arrays) -> RowIds:
         misplaced = _misplaced(spec, ids, largest)
         wrong |= _pick(misplaced, ids["query"])
         ids = {side: jnp.where(_pick(misplaced, x), 0, x) for side, x in ids.items()}
-    of_row = _wrong_rows(spec, operands)
-    return RowIds(ids["query"], ids["key"], wrong if of_row is None else wrong | of_row)
+    return ids["query"], ids["key"], wrong if of_row is None else wrong | of_row
 
 
 def _misplaced(spec: AttentionSpec, ids: Mapping[str, jax.Array], largest: int) -> jax.Array:
@@ -168,35 +205,41 @@ def _out_of_order(ids: jax.Array, longest: int) -> jax.Array:
     return (ids > 0) & is_out
 
 
-def _of_cu_seqlens(spec: AttentionSpec, operands: Arrays) -> RowIds:
-    wrong_row = _wrong_cu_seqlens(spec, operands)
-    wrong = jnp.pad(wrong_sequences(spec, operands), ((0, 0), (1, 0)))
-    query, key = (
-        _sequence_of(cu_seqlens_of(spec, operands, side), full_length(spec, side)) for side in SIDES
-    )
+def _of_cu_seqlens(spec: AttentionSpec, operands: Arrays) -> tuple[jax.Array, jax.Array, jax.Array]:
+    right = _cu_seqlens(spec, operands)
+    of_row = _wrong_cu_seqlens(spec, operands, right)
+    wrong = jnp.pad(_wrong_sequences(spec, right, of_row), ((0, 0), (1, 0)))
+    query, key = (_sequence_of(right[side], full_length(spec, side)) for side in SIDES)
     is_wrong = _pick(wrong, query)
-    return RowIds(
-        jnp.where(is_wrong, 0, query), jnp.where(_pick(wrong, key), 0, key), is_wrong | wrong_row
-    )
+    ids = jnp.where(is_wrong, 0, query), jnp.where(_pick(wrong, key), 0, key)
+    return *ids, is_wrong | of_row
 
 
 def wrong_sequences(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     """With cu_seqlens: bool [B, M], whether a sequence is too long, or all of its row is wrong."""
-    wrong = _wrong_cu_seqlens(spec, operands)
+    right = _cu_seqlens(spec, operands)
+    return _wrong_sequences(spec, right, _wrong_cu_seqlens(spec, operands, right))
+
+
+def _cu_seqlens(spec: AttentionSpec, operands: Arrays) -> dict[str, jax.Array]:
+    return {side: cu_seqlens_of(spec, operands, side) for side in SIDES}
+
+
+def _wrong_sequences(spec: AttentionSpec, right: Arrays, of_row: jax.Array) -> jax.Array:
+    """bool [B, M], of cu_seqlens made right and of the rows in which they were not."""
+    wrong = of_row
     for side in SIDES:
-        lengths = jnp.diff(cu_seqlens_of(spec, operands, side), axis=1)
-        wrong = wrong | (lengths > longest_sequence(spec, side))
+        wrong = wrong | (jnp.diff(right[side], axis=1) > longest_sequence(spec, side))
     return wrong
 
 
-def _wrong_cu_seqlens(spec: AttentionSpec, operands: Arrays) -> jax.Array:
+def _wrong_cu_seqlens(spec: AttentionSpec, operands: Arrays, right: Arrays) -> jax.Array:
     """bool [B, 1]: those of one side do not start at 0, do not ascend, or leave the array."""
     of_row = _wrong_rows(spec, operands)
     wrong = jnp.zeros((spec.batch, 1), bool) if of_row is None else of_row
     for side in SIDES:
         given = operands[_CU_SEQLENS[side]]
-        is_moved = given != cu_seqlens_of(spec, operands, side)
-        wrong = wrong | is_moved.any(axis=1, keepdims=True) | (given[:, :1] != 0)
+        wrong = wrong | (given != right[side]).any(axis=1, keepdims=True) | (given[:, :1] != 0)
     return wrong
 
 
@@ -215,8 +258,8 @@ def longest_sequence(spec: AttentionSpec, side: str) -> int:
 
 def _pick(per_id: jax.Array, ids: jax.Array) -> jax.Array:
     """What belongs to each id [B, L] of [B, M + 1]."""
-    return jnp.take_along_axis(per_id, ids, axis=1)
+    return jnp.take_along_axis(per_id, ids, axis=1, mode="promise_in_bounds")
 
 
 def _iota(length: int) -> jax.Array:
-    return jnp.arange(length, dtype=jnp.int32)[None, :]
+    return lax.broadcasted_iota(jnp.int32, (1, length), 1)
