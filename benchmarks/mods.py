@@ -3,12 +3,15 @@
 usage: python benchmarks/mods.py [--rounds N] [--seconds S] [--results FOLDER]
 
 Each mod of `attn_dispatch.mods` at 8,192 tokens, forward and with the gradients of query, key and
-value; "with arrays" has those of what the mod reads as well. All in bfloat16, in the same run.
+value; where it is "learned" with those of what the mod reads as well. All in bfloat16, in the same
+run. T5's table, with two heads: a bias of more pairs than 2^27 is not made.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,6 +31,10 @@ def _alibi(slopes: Any) -> dict[str, Any]:
     return {"score_mod": mods.alibi(slopes), **_CAUSAL}
 
 
+def _t5(table: Any) -> dict[str, Any]:
+    return {"score_mod": mods.relative_position(table, bidirectional=False), **_CAUSAL}
+
+
 CALLS: dict[str, dict[str, Any]] = {
     "causal": _CAUSAL,
     "full": {},
@@ -42,21 +49,30 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-def programs(options: dict[str, Any], implementation: str | None) -> dict[str, Any]:
-    """The call, and its gradients, jitted."""
+LEARNED: dict[str, tuple[Callable[[jax.Array], dict[str, Any]], jax.Array, dict[str, int]]] = {
+    "ALiBi, learned": (_alibi, _SLOPES, {}),
+    "T5, learned": (_t5, jnp.linspace(-1.0, 1.0, 64).reshape(32, 2), {"n": 2, "k": 1}),
+}
+"""The options of what the mod reads, that, and in what the call's size differs."""
 
-    def call(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return dot_product_attention(q, k, v, implementation=implementation, **options)
 
-    def gradients(q: jax.Array, k: jax.Array, v: jax.Array, out_grad: jax.Array):
-        return jax.vjp(call, q, k, v)[1](out_grad)
+def programs(
+    options: Callable[..., dict[str, Any]], implementation: str | None
+) -> dict[str, Callable[..., Any]]:
+    """The call, and its gradients, jitted; of query, key, value and what the mod reads."""
+
+    def call(q: jax.Array, k: jax.Array, v: jax.Array, *read: jax.Array) -> jax.Array:
+        return dot_product_attention(q, k, v, implementation=implementation, **options(*read))
+
+    def gradients(out_grad: jax.Array, *given: jax.Array):
+        return jax.vjp(call, *given)[1](out_grad)
 
     return {"forward": jax.jit(call), "forward_backward": jax.jit(gradients)}
 
 
-def arrays() -> list[jax.Array]:
+def arrays(size: dict[str, int]) -> list[jax.Array]:
     """query, key, value and the gradient of the output."""
-    z, keys = _SIZE, jax.random.split(jax.random.key(0), 4)
+    z, keys = size, jax.random.split(jax.random.key(0), 4)
     heads = (z["n"], z["k"], z["k"], z["n"])
     return [
         jax.random.normal(key, (z["b"], z["t"], n, z["h"]), jnp.bfloat16)
@@ -64,17 +80,24 @@ def arrays() -> list[jax.Array]:
     ]
 
 
-def measure(options: dict[str, Any], rounds: int, seconds: float) -> dict[str, Any]:
+def measure(name: str, rounds: int, seconds: float) -> dict[str, Any]:
     """Microseconds of the kernel, of XLA and of the same call without mods; and ratios."""
-    given, row = arrays(), {}
-    band = {name: x for name, x in options.items() if name == "is_causal"}
+    if name in LEARNED:
+        options, array, size = LEARNED[name]
+        read, is_causal = [array], True
+    else:
+        read, size, is_causal = [], {}, "is_causal" in CALLS[name]
+        options = partial(dict, CALLS[name])
+    *given, out_grad = arrays(_SIZE | size)
+    # XLA has the gradient of what is read, beside the kernel.
     made = {
-        "cudnn": programs(options, "cudnn"),
-        "xla": programs(options, "xla"),
-        "without": programs(band, "cudnn"),
+        "cudnn": (programs(options, None if read else "cudnn"), read),
+        "xla": (programs(options, "xla"), read),
+        "without": (programs(lambda: {"is_causal": is_causal}, "cudnn"), []),
     }
-    for direction, count in (("forward", 3), ("forward_backward", 4)):
-        run = {name: (x[direction], given[:count]) for name, x in made.items()}
+    row = {}
+    for direction, first in (("forward", []), ("forward_backward", [out_grad])):
+        run = {x: (y[direction], [*first, *given, *more]) for x, (y, more) in made.items()}
         try:
             times = by_turns(run, rounds, seconds)
         except NotImplementedError as error:
@@ -94,8 +117,8 @@ def main() -> None:
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
     print("microseconds, times as fast as the call without mods, and as XLA")
     rows = {}
-    for name, options in CALLS.items():
-        rows[name] = row = measure(options, args.rounds, args.seconds)
+    for name in (*CALLS, *LEARNED):
+        rows[name] = row = measure(name, args.rounds, args.seconds)
         cells = [
             f"{x['cudnn_us']:8.0f} us {x['over_without']:5.2f} {x['over_xla']:6.1f}"
             if "cudnn_us" in x

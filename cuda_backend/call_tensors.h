@@ -20,7 +20,7 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 struct OptionTensors {
   Tensor lengths_q, lengths_kv;
   Tensor offsets_query, offsets_key, offsets_value, offsets_out, offsets_lse;
-  Tensor bias, slopes, sinks, seed, seed_offset;
+  Tensor bias, sinks, seed, seed_offset;
   std::vector<Tensor> node_arrays;
 };
 
@@ -96,7 +96,6 @@ class CallTensors {
       t.bias = graph_.tensor(Tensor_attributes().set_name("bias"));
       lay_out_bias(t.bias, s_.bias_rows);
     }
-    if (s_.has_alibi) t.slopes = operand("slopes", Type::FLOAT, {1, s_.num_heads, 1, 1});
     std::istringstream arrays(s_.node_arrays);
     for (std::string array; std::getline(arrays, array, ',');) {
       std::istringstream words(array);

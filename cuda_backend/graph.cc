@@ -122,9 +122,8 @@ class GraphBuilder {
     if (t.bias) attributes.set_bias(t.bias);
     if (t.seed) attributes.set_dropout(s_.dropout_rate, t.seed, t.seed_offset);
     if (t.lengths_q) attributes.set_seq_len_q(t.lengths_q).set_seq_len_kv(t.lengths_kv);
-    if (ScoreMod::is_needed_by(s_)) {
-      score_mod_ =
-          std::make_shared<ScoreMod>(s_, t.lengths_q, t.lengths_kv, t.slopes, t.node_arrays);
+    if (s_.has_score_program()) {
+      score_mod_ = std::make_shared<ScoreMod>(s_, t.lengths_q, t.lengths_kv, t.node_arrays);
       attributes.set_score_mod(
           [mod = score_mod_](auto graph, auto score) { return mod->forward(graph, score); });
       return;

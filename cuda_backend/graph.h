@@ -36,7 +36,6 @@ struct SdpaGraph {
 //   OPTIONS   [lengths_q, lengths_kv]        int32 [batch]
 //             [offsets of query, key, value, out, [lse]]   int32 [batch + 1], in elements
 //             [bias]       bias_dtype [bias_batch, bias_heads, bias_rows, S rounded up to 8]
-//             [slopes]     float32 [num_heads]
 //             [node_arrays] float32 or int32, as the spec says
 //             [sinks]      float32 [num_heads]
 //             [seed, offset]                 int64 [1] each

@@ -67,8 +67,7 @@ constexpr KnownBad kTable[] = {
      "the kernel that splits the keys of a single query adds up lse in another order from call to "
      "call (not seen with 9.28)",
      "measured on an H200 with 9.19"},
-    {kFirst, kStillOpen,
-     [](const SdpaSpec& s, int64_t) { return s.needs_dbias && s.bends_scores(); },
+    {kFirst, kStillOpen, [](const SdpaSpec& s, int64_t) { return s.needs_dbias && s.bends_scores; },
      "the gradient of a bias under a soft cap is off by orders of magnitude",
      "measured on an H200 with 9.19"},
     {kFirst, kStillOpen,
@@ -76,7 +75,7 @@ constexpr KnownBad kTable[] = {
      "packed sequences of one query get a wrong log-sum-exp", "measured on an H200 with 9.19"},
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) {
-       return !s.backward && s.bends_scores() && s.has_bias() && s.seq_len_q == 1 &&
+       return !s.backward && s.bends_scores && s.has_bias() && s.seq_len_q == 1 &&
               s.seq_len_kv == 1;
      },
      "one query and one key with soft cap and a bias can get a wrong log-sum-exp",
@@ -90,16 +89,15 @@ constexpr KnownBad kTable[] = {
      "measured on an H100 with 9.19"},
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) {
-       const bool has_index = s.has_alibi || s.has_score_program();
-       return !s.backward && has_index && s.seq_len_q == 1 && !s.is_packed() && s.window_left < 0 &&
-              s.window_right < 0;
+       return !s.backward && s.moves_scores && s.seq_len_q == 1 && !s.is_packed() &&
+              s.window_left < 0 && s.window_right < 0;
      },
      "the kernel that splits the keys of a single query gets ALiBi wrong",
      "measured on an H200 with 9.19"},
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) {
-       const bool adds = s.has_alibi || s.has_bias() || s.has_score_program();
-       return s.backward && s.bends_scores() && adds && s.seq_len_kv % 128 != 0 && !s.has_lengths;
+       const bool adds = s.moves_scores || s.has_bias();
+       return s.backward && s.bends_scores && adds && s.seq_len_kv % 128 != 0 && !s.has_lengths;
      },
      "a backward pass with soft cap and a bias, a mask or ALiBi returns NaN dQ for rows whose "
      "log-sum-exp is below -88.7, unless the key length is a multiple of 128",

@@ -1,5 +1,5 @@
-// The nodes of a score_mod, as Python writes them (attn_dispatch/programs/nodes.py), put into a
-// graph:
+// What becomes of a score, as nodes that Python writes (attn_dispatch/programs/nodes.py), put into
+// a graph:
 //
 //   i0 = sub t s; i1 = abs i0; f2 = convert i1; f3 = mul f2 o0; f4 = sub x f3
 //

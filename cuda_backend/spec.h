@@ -35,10 +35,9 @@ struct Text : std::string {
   FIELD(bool, has_lengths)      /* lengths_q, lengths_kv are operands */        \
   FIELD(int64_t, packed_rows_q) /* rows of packed arrays; 0: not packed */      \
   FIELD(int64_t, packed_rows_kv)                                                \
-  FIELD(float, soft_cap)        /* 0: none */                                   \
-  FIELD(bool, has_alibi)                                                        \
-  FIELD(int64_t, alibi_offset)  /* the key that query 0 lines up with */        \
-  FIELD(Text, score_nodes)      /* of a score_mod: score_program.h; "": none */ \
+  FIELD(bool, bends_scores)     /* by more than what is added to them */        \
+  FIELD(bool, moves_scores)     /* by more than a soft cap */                   \
+  FIELD(Text, score_nodes)      /* how: score_program.h; "": they do not */     \
   FIELD(Text, gradient_nodes)   /* backward: of its gradient; "": 1 */          \
   FIELD(Text, node_arrays)      /* what they read: "f 1 8 1 1, i 1 1 1 300" */  \
   FIELD(Text, bias_dtype)       /* "" where there is no bias */                 \
@@ -71,7 +70,6 @@ struct SdpaSpec {
   bool has_bias() const { return !bias_dtype.empty(); }
   bool has_statistics() const { return backward || needs_lse || needs_max; }
   bool has_score_program() const { return !score_nodes.empty(); }
-  bool bends_scores() const { return soft_cap > 0 || !gradient_nodes.empty(); }
   bool has_band() const { return window_left >= 0 || window_right >= 0; }
 
   // A name for this spec that no other spec has: the first part of every cache key.

@@ -27,7 +27,6 @@ def names_of(call: CudnnCall) -> list[str]:
         "offsets_query offsets_key offsets_value offsets_out": call.is_packed,
         "offsets_lse": call.is_packed and call.has_statistics,
         "bias": call.bias_dtype,
-        "slopes": call.has_alibi,
         " ".join(f"o{i}" for i in range(_node_arrays(call))): call.node_arrays,
         "sinks": call.has_sinks,
         "seed seed_offset": call.dropout_rate,
@@ -115,19 +114,12 @@ class _Sequence:
         self.k = self.heads_first("key").repeat(self.groups, axis=0)
         self.v = self.heads_first("value").repeat(self.groups, axis=0)
         score = call.scale * (self.q @ self.k.swapaxes(1, 2))
-        self.cap_slope = np.ones(1)
-        if call.soft_cap:
-            bent = np.tanh(score / call.soft_cap)
-            score, self.cap_slope = call.soft_cap * bent, 1 - bent**2
         i, j = np.arange(self.t)[:, None], np.arange(self.s)
         if call.score_nodes:
             score = self.with_nodes(score, i, j)
         if call.bias_dtype:
             rows = slice(self.t) if call.bias_rows > 1 else slice(1)
             score = score + self.bias_of(given["bias"].astype(np.float64))[:, rows, : self.s]
-        if call.has_alibi:
-            distance = np.abs(i + call.alibi_offset - j)
-            score = score - given["slopes"][:, None, None].astype(np.float64) * distance
         diagonal = i + (self.length_kv - self.length_q if call.bottom_right else 0)
         may = (i < self.length_q) & (j < self.length_kv)
         if call.window_left >= 0:
@@ -184,7 +176,7 @@ class _Sequence:
             raw_grad = run_nodes(self.call.gradient_nodes, self.nodes | {"g": score_grad})
         else:
             raw_grad = score_grad
-        raw_grad = self.call.scale * raw_grad * self.cap_slope
+        raw_grad = self.call.scale * raw_grad
         self.put(results.arrays["dq"], raw_grad @ self.k, "query")
         of_keys = self.sum_groups(raw_grad.swapaxes(1, 2) @ self.q)
         self.put(results.arrays["dk"], of_keys, "key")

@@ -18,7 +18,14 @@ from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.reference import allowed_pairs, relative_positions
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
 from attn_dispatch.cudnn import rules as cudnn_rules
-from attn_dispatch.cudnn.call import Band, CudnnCall, band_of, calls_of, dead_rows
+from attn_dispatch.cudnn.call import (
+    Band,
+    CudnnCall,
+    band_of,
+    calls_of,
+    dead_rows,
+    score_rules_of,
+)
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
@@ -65,15 +72,15 @@ def test_one_query_is_never_declared_packed():
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({}, Band(-1, -1, bottom_right=False, offset=0)),
-        (CAUSAL, Band(-1, 0, bottom_right=False, offset=0)),
-        ({"window": (3, 2**40)}, Band(3, -1, bottom_right=False, offset=0)),
-        (BOTTOM_RIGHT, Band(-1, 0, bottom_right=False, offset=0)),  # as many queries as keys
-        ({"t": 128, **BOTTOM_RIGHT}, Band(-1, 0, bottom_right=True, offset=0)),
-        ({"t": 128, "bias": "11ts", **BOTTOM_RIGHT}, Band(-1, 128, False, 128)),
-        ({"t": 128, "alibi": 1, "alignment": "bottom_right"}, Band(-1, -1, False, 128)),
+        ({}, Band(-1, -1, bottom_right=False)),
+        (CAUSAL, Band(-1, 0, bottom_right=False)),
+        ({"window": (3, 2**40)}, Band(3, -1, bottom_right=False)),
+        (BOTTOM_RIGHT, Band(-1, 0, bottom_right=False)),  # as many queries as keys
+        ({"t": 128, **BOTTOM_RIGHT}, Band(-1, 0, bottom_right=True)),
+        ({"t": 128, "bias": "11ts", **BOTTOM_RIGHT}, Band(-1, 128, False)),
+        ({"t": 128, "alibi": 1, "alignment": "bottom_right"}, Band(-1, -1, False)),
         ({"t": 128, "dropout": 0.1, "window": (200, 4), "alignment": "bottom_right"},
-         Band(72, 132, False, 128)),
+         Band(72, 132, False)),
         # The window begins right of the first key: nothing from the top left says that.
         ({"t": 128, "dropout": 0.1, "window": (20, 4), "alignment": "bottom_right"}, None),
         ({"bias": "11ts", "q_lengths": (1, 0.5), **BOTTOM_RIGHT}, None),
@@ -123,7 +130,11 @@ def test_bands_show_the_pairs_that_may_attend(shape: tuple[int, int], extra: dic
             ids = np.ones(t, int), np.ones(s, int)
             distance = relative_positions(options, *ids)[dead:]
             assert not band.bottom_right
-            assert "alibi" not in extra or (distance == j - (i + band.offset)).all(), (row, band)
+            alibi = score_rules_of(call).alibi
+            assert (alibi is None) == ("alibi" not in extra)
+            if alibi is not None:
+                assert (distance == j - (i + dead + alibi.offset)).all(), row
+                assert not alibi.is_one_sided or (distance <= 0)[pairs[dead:]].all(), row
 
 
 @pytest.mark.parametrize("extra", [{"dropout": 0.1}, {"alibi": 1}, {"bias": "11ts"}], ids=str)

@@ -43,6 +43,7 @@ def rows() -> list[tuple[int, int, str, str]]:
 
 FORWARD = cudnn_attributes()
 BACKWARD = cudnn_attributes(backward=True)
+ONE_BENT = {"bends_scores": True, "seq_len_q": 1, "seq_len_kv": 1, "bias_rows": 1}
 ONE = {"batch": 1, "num_heads": 1, "num_kv_heads": 1, "seq_len_q": 1}
 LENGTHS = {"has_lengths": True}
 CAUSAL = {"window_right": 0}
@@ -77,11 +78,11 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
     ),
     "gradient of a bias under a soft cap": (
         "sm90",
-        [BACKWARD | BIAS | {"needs_dbias": True, "soft_cap": 3.0}],
+        [BACKWARD | BIAS | {"needs_dbias": True, "bends_scores": True}],
         [
-            BACKWARD | BIAS | {"soft_cap": 3.0},
+            BACKWARD | BIAS | {"bends_scores": True},
             BACKWARD | BIAS | {"needs_dbias": True},
-            FORWARD | BIAS | {"soft_cap": 3.0},
+            FORWARD | BIAS | {"bends_scores": True},
         ],
     ),
     "with the gradient of a bias, a head dim beyond 128": (
@@ -147,10 +148,10 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
     ),
     "one query and one key with soft cap": (
         "sm90",
-        [FORWARD | BIAS | {"soft_cap": 3.0, "seq_len_q": 1, "seq_len_kv": 1, "bias_rows": 1}],
+        [FORWARD | BIAS | ONE_BENT],
         [
-            FORWARD | {"soft_cap": 3.0, "seq_len_q": 1, "seq_len_kv": 1},
-            FORWARD | BIAS | {"soft_cap": 3.0, "seq_len_q": 1, "seq_len_kv": 2, "bias_rows": 1},
+            FORWARD | ONE_BENT,
+            FORWARD | BIAS | ONE_BENT | {"seq_len_kv": 2},
             FORWARD | BIAS | {"seq_len_q": 1, "seq_len_kv": 1, "bias_rows": 1},
         ],
     ),
@@ -162,27 +163,27 @@ TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
     "soft cap and a bias, a mask or ALiBi": (
         "sm90",
         [
-            BACKWARD | BIAS | {"soft_cap": 3.0, "seq_len_kv": 100},
-            BACKWARD | {"soft_cap": 3.0, "has_alibi": True, "seq_len_kv": 257},
+            BACKWARD | BIAS | {"bends_scores": True, "seq_len_kv": 100},
+            BACKWARD | {"bends_scores": True, "moves_scores": True, "seq_len_kv": 257},
         ],
         [
-            BACKWARD | BIAS | {"soft_cap": 3.0, "seq_len_kv": 256},
-            BACKWARD | BIAS | {"soft_cap": 3.0, "seq_len_kv": 100} | LENGTHS,
-            BACKWARD | {"soft_cap": 3.0, "seq_len_kv": 100},
+            BACKWARD | BIAS | {"bends_scores": True, "seq_len_kv": 256},
+            BACKWARD | BIAS | {"bends_scores": True, "seq_len_kv": 100} | LENGTHS,
+            BACKWARD | {"bends_scores": True, "seq_len_kv": 100},
             BACKWARD | BIAS | {"seq_len_kv": 100},
-            FORWARD | BIAS | {"soft_cap": 3.0, "has_alibi": True, "seq_len_kv": 100},
+            FORWARD | BIAS | {"bends_scores": True, "moves_scores": True, "seq_len_kv": 100},
         ],
     ),
     "gets ALiBi wrong": (
         "sm90",
         [
-            FORWARD | {"seq_len_q": 1, "has_alibi": True},
-            FORWARD | {"seq_len_q": 1, "has_alibi": True, "has_lengths": True},
+            FORWARD | {"seq_len_q": 1, "moves_scores": True},
+            FORWARD | {"seq_len_q": 1, "moves_scores": True, "has_lengths": True},
         ],
         [
             FORWARD | {"seq_len_q": 1},
-            FORWARD | {"seq_len_q": 2, "has_alibi": True},
-            FORWARD | {"seq_len_q": 1, "has_alibi": True, "window_right": 0},
+            FORWARD | {"seq_len_q": 2, "moves_scores": True},
+            FORWARD | {"seq_len_q": 1, "moves_scores": True, "window_right": 0},
         ],
     ),
     "dropout of a single query": (

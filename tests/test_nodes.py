@@ -15,8 +15,9 @@ from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.drawn_mods import DrawnMaskMod, DrawnScoreMod, Places
 from attn_dispatch.conformance.reference import arrays_of
-from attn_dispatch.programs.kernel import KernelProgram, Pairs, kernel_program
-from attn_dispatch.programs.nodes import Outside, RowKeys
+from attn_dispatch.programs.arguments import Alibi
+from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
+from attn_dispatch.programs.nodes import HeadSlopes, Read, RowKeys
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics.mods import outside
 from attn_dispatch.semantics.pair_indices import PairIndices
@@ -42,10 +43,12 @@ def test_nodes_compute_what_the_function_does(case: Case):
     length = max(case.s - 1, 1)
     band = (None, 0) if case.is_causal else (None, None)
     pairs = Pairs(lengths=(t, s), band=band, has_own_lengths=True)
-    kernel = kernel_program(score_mod, mask_mod, pairs, is_backward=True)
+    alibi = Alibi(0, is_one_sided=case.is_causal) if case.alibi else None
+    rules = ScoreRules(case.soft_cap, score_mod, alibi, mask_mod)
+    kernel = kernel_program(rules, pairs, is_backward=True)
     if isinstance(kernel, str):
         assert "read by s" in kernel
-        kernel = kernel_program(score_mod, mask_mod, pairs, is_backward=False)
+        kernel = kernel_program(rules, pairs, is_backward=False)
     assert isinstance(kernel, KernelProgram)
     x, g = (rng.standard_normal((1, n, t, s)) for _ in range(2))
     start = operands["mods_start"][0]
@@ -61,7 +64,13 @@ def test_nodes_compute_what_the_function_does(case: Case):
         may = may & mask_mod.may_attend(places, arrays_of("mask_mod", operands))
     known: dict[str, Any] = {"x": x, "g": g, "t": places.t, "s": places.s}
     known |= {f"o{i}": array_of(case, y, length) for i, y in enumerate(kernel.outside)}
-    score, slope, _ = score_mod.modified(x, may, places, arrays_of("score_mod", operands))
+    bent = np.tanh(x / case.soft_cap) if case.soft_cap else np.zeros(1)
+    capped = case.soft_cap * bent if case.soft_cap else x
+    score, slope, _ = score_mod.modified(capped, may, places, arrays_of("score_mod", operands))
+    slope = slope * (1 - bent**2)
+    if alibi is not None:
+        slopes = operands["alibi_slopes"][:1, :, None, None].astype(np.float64)
+        score = score - slopes * np.abs(places.t - places.s)
     got = run(kernel.forward, known)
     np.testing.assert_allclose(got[may], score[may], rtol=1e-4, atol=1e-4)
     if kernel.backward:
@@ -70,8 +79,10 @@ def test_nodes_compute_what_the_function_does(case: Case):
         assert np.isfinite(found).all()
 
 
-def array_of(case: Case, made: Outside | RowKeys, length: int) -> np.ndarray:
+def array_of(case: Case, made: Read, length: int) -> np.ndarray:
     """What XLA makes of the case's arrays, for one batch row whose sequence is that long."""
+    if isinstance(made, HeadSlopes):
+        return case.operands()["alibi_slopes"][:1, :, None, None].astype(np.float64)
     if isinstance(made, RowKeys):
         t = np.arange(case.t)[None, None, :, None]
         end = np.minimum(t + 1, length) if case.is_causal else np.full_like(t, length)
@@ -90,19 +101,52 @@ def array_of(case: Case, made: Outside | RowKeys, length: int) -> np.ndarray:
     return np.asarray(found).astype(np.float64 if made.dtype == "float32" else np.int32)
 
 
+@pytest.mark.parametrize("is_one_sided", [False, True])
+@pytest.mark.parametrize("first_row", [0, 5])
+def test_soft_cap_and_alibi(is_one_sided: bool, first_row: int):
+    """Without a score_mod; the last query lines up with the last of 12 keys."""
+    rules = ScoreRules(soft_cap=3.0, alibi=Alibi(2, is_one_sided))
+    pairs = Pairs((10, 12), first_row=first_row)
+    kernel = kernel_program(rules, pairs, is_backward=True)
+    assert isinstance(kernel, KernelProgram) and kernel.outside == (HeadSlopes(),)
+    assert kernel.forward == kernel_program(rules, pairs, is_backward=False).forward
+    rng = np.random.default_rng(3)
+    x, g = rng.standard_normal((2, 1, 4, 10 - first_row, 12))
+    _, _, row, s = np.ogrid[:1, :4, : 10 - first_row, :12]
+    slopes = rng.random((1, 4, 1, 1))
+    row, s = np.broadcast_arrays(row, s)
+    known = {"x": x, "g": g, "t": row, "s": s, "o0": slopes}
+    distance = row + first_row + 2 - s
+    may = (distance >= 0) | (not is_one_sided)
+    got, expected = run(kernel.forward, known), 3 * np.tanh(x / 3) - slopes * np.abs(distance)
+    np.testing.assert_allclose(np.where(may, got, 0), np.where(may, expected, 0), atol=1e-6)
+    np.testing.assert_allclose(run(kernel.backward, known), g / np.cosh(x / 3) ** 2, rtol=1e-6)
+    # It reads cuDNN's own scores once, and takes no gradient apart that is 0 past the sequences.
+    assert "select" not in kernel.backward and kernel.forward.split("; ")[0].split()[3] == "x"
+
+
+def test_alibi_alone_has_no_gradient_of_its_own():
+    kernel = kernel_program(ScoreRules(alibi=Alibi(0, False)), Pairs((8, 8)), is_backward=True)
+    assert isinstance(kernel, KernelProgram) and not kernel.backward
+    rules = ScoreRules(alibi=Alibi(0, False)), ScoreRules(soft_cap=2.0)
+    assert [(x.bends, x.moves) for x in rules] == [(False, True), (True, False)]
+
+
 def test_rows_after_the_last_query_are_none():
     """Where first rows are cut off, too: the kernel's tiles begin after them."""
     program = trace("score_mod", lambda x, b, n, t, s: jnp.tanh(x), (), "float32").program
-    kernel = kernel_program(program, None, Pairs((256, 2), first_row=254), is_backward=True)
+    kernel = kernel_program(
+        ScoreRules(score_mod=program), Pairs((256, 2), first_row=254), is_backward=True
+    )
     assert isinstance(kernel, KernelProgram) and "lt i0 #256" in kernel.backward
-    kernel = kernel_program(program, None, Pairs((256, 128)), is_backward=True)
+    kernel = kernel_program(ScoreRules(score_mod=program), Pairs((256, 128)), is_backward=True)
     assert isinstance(kernel, KernelProgram) and "lt" not in kernel.backward
 
 
 def test_a_score_that_is_read_twice_is_copied():
     def nodes(function: Any) -> str:
         program = trace("score_mod", function, (), "float32").program
-        kernel = kernel_program(program, None, Pairs((256, 256)), is_backward=False)
+        kernel = kernel_program(ScoreRules(score_mod=program), Pairs((256, 256)), is_backward=False)
         assert isinstance(kernel, KernelProgram)
         return kernel.forward
 
@@ -130,7 +174,7 @@ SLOPES = jnp.arange(4.0)
 )
 def test_what_cannot_be_said(function, message: str):
     program = trace("score_mod", function, (), "float32").program
-    why = kernel_program(program, None, Pairs((8, 8)), is_backward=False)
+    why = kernel_program(ScoreRules(score_mod=program), Pairs((8, 8)), is_backward=False)
     assert isinstance(why, str) and message in why
     assert "(at test_nodes.py:" in why
 
@@ -161,10 +205,11 @@ def test_a_masks_border_and_the_lengths_are_one_array():
     mask_mod = trace("mask_mod", prefix, (jnp.zeros(2, jnp.int32),), "float32").program
     score_mod = trace("score_mod", lambda x, b, n, t, s: jnp.tanh(x), (), "float32").program
     pairs = Pairs((256, 192), band=(5, None), has_own_lengths=True)
-    backward = kernel_program(score_mod, mask_mod, pairs, is_backward=True)
+    rules = ScoreRules(score_mod=score_mod, mask_mod=mask_mod)
+    backward = kernel_program(rules, pairs, is_backward=True)
     assert isinstance(backward, KernelProgram)
     (array,) = backward.outside
     assert isinstance(array, RowKeys) and array.which == "end" and array.border is not None
-    forward = kernel_program(score_mod, mask_mod, pairs, is_backward=False)
+    forward = kernel_program(rules, pairs, is_backward=False)
     assert isinstance(forward, KernelProgram)
     assert forward.outside == (array.border,)

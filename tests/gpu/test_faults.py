@@ -47,7 +47,7 @@ def run(module: jax.export.Exported) -> np.ndarray:
 
 
 EDITS = {
-    "an attribute is missing": (r"soft_cap = \S+ : f32, ", "", "missing soft_cap"),
+    "an attribute is missing": (r"bends_scores = \w+, ", "", "missing bends_scores"),
     "one is unknown": (r"\bbatch = ", "bats = 1 : i64, batch = ", "unknown bats"),
     "one has another type": (r"\bbatch = (\d+) : i64", r"batch = \1.0 : f32", "batch: .* S64"),
     "there are more keys": (

@@ -7,17 +7,19 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn.call import (
     CudnnCall,
     dead_rows,
+    has_nodes,
     has_own_lengths,
-    mods_of,
     node_array_extents,
+    nodes_of,
 )
 from attn_dispatch.programs.kernel import KernelProgram
-from attn_dispatch.programs.nodes import Outside, RowKeys
+from attn_dispatch.programs.nodes import HeadSlopes, Outside, Read, RowKeys
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from attn_dispatch.semantics.live import Live
 from attn_dispatch.semantics.lse_grad import with_lse_grad
@@ -236,9 +238,7 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax
         arrays += _lengths_and_offsets(spec, call, operands)
     if call.bias_dtype:
         arrays.append(_score_bias(spec, call, operands))
-    if call.has_alibi:
-        arrays.append(operands["alibi_slopes"].astype(jnp.float32)[0])
-    if spec.options.mods:
+    if has_nodes(spec):
         arrays += _node_arrays(spec, call, operands)
     if call.has_sinks:
         arrays.append(operands["sinks"].astype(jnp.float32)[0])
@@ -249,31 +249,35 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax
 
 
 def _node_arrays(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
-    """What score_mod and mask_mod read, as XLA computes it beforehand."""
-    mods = mods_of(spec, packed=call.is_packed)
-    assert isinstance(mods, KernelProgram)
-    indices = PairIndices.of_sequences(
-        spec,
-        operands,
-        sequences=call.batch // spec.batch,
-        queries=(dead_rows(spec), call.seq_len_q),
-        keys=call.seq_len_kv,
-    )
+    """What nodes read, as XLA computes it beforehand."""
+    nodes = nodes_of(spec, packed=call.is_packed)
+    assert isinstance(nodes, KernelProgram)
+    return [
+        jnp.broadcast_to(
+            _node_array(spec, call, operands, array), node_array_extents(spec, call, array)
+        )
+        for array in nodes.outside
+    ]
 
-    def made(array: Outside) -> jax.Array:
+
+def _node_array(spec: AttentionSpec, call: CudnnCall, operands: Arrays, array: Read) -> jax.Array:
+    if isinstance(array, HeadSlopes):
+        return operands["alibi_slopes"].astype(jnp.float32)[:, :, None, None]
+    if isinstance(array, Outside):
+        indices = PairIndices.of_sequences(
+            spec,
+            operands,
+            sequences=call.batch // spec.batch,
+            queries=(dead_rows(spec), call.seq_len_q),
+            keys=call.seq_len_kv,
+        )
         read = arrays_of(array.mod, spec.options.mods[array.mod], operands)
         return outside(array, indices, read).astype(array.dtype)
-
-    found = []
-    for array in mods.outside:
-        if isinstance(array, Outside):
-            x = made(array)
-        else:
-            x = _row_keys(spec, operands, array, indices.t)
-            if array.border is not None:
-                x = _NARROWER[array.which](x, made(array.border))
-        found.append(jnp.broadcast_to(x, node_array_extents(spec, call, array)))
-    return found
+    t = dead_rows(spec) + lax.broadcasted_iota(jnp.int32, (1, call.seq_len_q), 1)
+    x = _row_keys(spec, operands, array, t)
+    if array.border is None:
+        return x
+    return _NARROWER[array.which](x, _node_array(spec, call, operands, array.border))
 
 
 _NARROWER = {"first": jnp.maximum, "end": jnp.minimum}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.programs.kernel import KernelProgram, Pairs, kernel_program
-from attn_dispatch.programs.nodes import Outside, RowKeys
+from attn_dispatch.programs.arguments import Alibi
+from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
+from attn_dispatch.programs.nodes import Outside, Read
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
@@ -48,9 +49,8 @@ class CudnnCall:
     has_lengths: bool
     packed_rows_q: int
     packed_rows_kv: int
-    soft_cap: float
-    has_alibi: bool
-    alibi_offset: int
+    bends_scores: bool
+    moves_scores: bool
     score_nodes: str
     gradient_nodes: str
     node_arrays: str
@@ -105,8 +105,6 @@ class Band:
     left: int
     right: int
     bottom_right: bool
-    offset: int
-    """The key that the first query lines up with, where the diagonal starts at the top left."""
 
 
 def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
@@ -168,28 +166,34 @@ def band_of(spec: AttentionSpec) -> Band | None:
     o = spec.options
     left, right = (-1 if side is None else side for side in spec.band)
     if o.causal_alignment == "top_left":
-        return Band(left, right, bottom_right=False, offset=0)
+        return Band(left, right, bottom_right=False)
     offset = spec.seq_len_kv - (spec.seq_len_q - dead_rows(spec))
     if not has_own_lengths(spec) and offset == 0:
-        return Band(left, right, bottom_right=False, offset=0)
+        return Band(left, right, bottom_right=False)
     needs_top_left = spec.has("alibi_slopes")
     if (left, right) == (-1, -1) and not needs_top_left:
-        return Band(-1, -1, bottom_right=False, offset=0)
+        return Band(-1, -1, bottom_right=False)
     # cuDNN combines its bottom-right mask with none of these.
     if not (needs_top_left or has_score_bias(spec) or o.dropout_rate):
-        return Band(left, right, bottom_right=True, offset=0)
+        return Band(left, right, bottom_right=True)
     if has_own_lengths(spec):
-        return None if (left, right) != (-1, -1) else Band(-1, -1, bottom_right=False, offset=0)
+        return None if (left, right) != (-1, -1) else Band(-1, -1, bottom_right=False)
     # The same band, counted from the top left. Negative sides are open, so none may become so.
     from_left = left if left < 0 else left - offset
     from_right = right if right < 0 else right + offset
     if (left >= 0 > from_left) or (right >= 0 > from_right):
         return None
-    return Band(from_left, from_right, bottom_right=False, offset=offset)
+    return Band(from_left, from_right, bottom_right=False)
 
 
-def mods_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
-    """score_mod and mask_mod as cuDNN is told of them, or why it cannot be.
+def has_nodes(spec: AttentionSpec) -> bool:
+    """Whether something becomes of scores that cuDNN is told as nodes."""
+    o = spec.options
+    return bool(o.mods) or o.logits_soft_cap is not None or spec.has("alibi_slopes")
+
+
+def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
+    """What becomes of scores as cuDNN is told of it, or why it cannot be.
 
     Args:
       packed: whether arrays go packed; else what is padding in them goes as 0.
@@ -197,10 +201,9 @@ def mods_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
     o = spec.options
     left, right = spec.band
     is_bottom_right = o.causal_alignment == "bottom_right"
-    if is_bottom_right:
-        offset = spec.seq_len_kv - spec.seq_len_q
-        left = None if left is None else left - offset
-        right = None if right is None else right + offset
+    offset = spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
+    left = None if left is None else left - offset
+    right = None if right is None else right + offset
     pairs = Pairs(
         lengths=_longest(spec),
         first_row=dead_rows(spec),
@@ -209,31 +212,45 @@ def mods_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
         has_own_diagonal=is_bottom_right and has_own_lengths(spec),
         is_padding_zero=not packed,
     )
-    return kernel_program(o.score_mod, o.mask_mod, pairs, is_backward=spec.is_backward)
+    return kernel_program(score_rules_of(spec), pairs, is_backward=spec.is_backward)
 
 
-def node_array_extents(spec: AttentionSpec, call: CudnnCall, array: Outside | RowKeys) -> Extents:
-    """Batch, heads, rows and keys of an array that a mod reads, 1 where it is the same for all."""
-    # An array of batch rows alone it does not read right: programs/nodes.py.
-    axes = array.axes + ("bt" if spec.shape("mods_start")[0] > 1 else "")
+def score_rules_of(spec: AttentionSpec) -> ScoreRules:
+    o = spec.options
+    alibi = None
+    if spec.has("alibi_slopes"):
+        is_bottom_right = o.causal_alignment == "bottom_right"
+        offset = spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
+        right = spec.band[1]
+        alibi = Alibi(offset, is_one_sided=right is not None and right <= 0)
+    return ScoreRules(o.logits_soft_cap, o.score_mod, alibi, o.mask_mod)
+
+
+def node_array_extents(spec: AttentionSpec, call: CudnnCall, array: Read) -> Extents:
+    """Batch, heads, rows and keys of an array that nodes read, 1 where it is the same for all."""
+    axes = array.axes
+    if isinstance(array, Outside) and spec.shape("mods_start")[0] > 1:
+        axes += "bt"  # An array of batch rows alone it does not read right: programs/nodes.py.
     extents = {"b": call.batch, "n": call.num_heads, "t": call.seq_len_q, "s": call.seq_len_kv}
     b, n, t, s = (extents[x] if x in axes else 1 for x in "bnts")
     return b, n, t, s
 
 
-def _with_node_arrays(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
-    """The call with what its nodes read."""
-    mods = mods_of(spec, packed=call.is_packed)
-    if isinstance(mods, str):
-        raise ValueError(f"expected mods that cuDNN can be told of: {mods}")
+def _with_nodes(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
+    """The call with its nodes, and what they read."""
+    nodes, rules = nodes_of(spec, packed=call.is_packed), score_rules_of(spec)
+    if isinstance(nodes, str):
+        raise ValueError(f"expected mods that cuDNN can be told of: {nodes}")
     arrays = []
-    for array in mods.outside:
+    for array in nodes.outside:
         extents = node_array_extents(spec, call, array)
         arrays.append(" ".join(["f" if array.dtype == "float32" else "i", *map(str, extents)]))
     return replace(
         call,
-        score_nodes=mods.forward,
-        gradient_nodes=mods.backward,
+        bends_scores=rules.bends,
+        moves_scores=rules.moves,
+        score_nodes=nodes.forward,
+        gradient_nodes=nodes.backward,
         node_arrays=", ".join(arrays),
     )
 
@@ -273,9 +290,8 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         has_lengths=packed or has_own_lengths(spec),
         packed_rows_q=spec.batch * rows_q if packed else 0,
         packed_rows_kv=spec.batch * spec.seq_len_kv if packed else 0,
-        soft_cap=o.logits_soft_cap or 0.0,
-        has_alibi=spec.has("alibi_slopes"),
-        alibi_offset=band.offset,
+        bends_scores=False,
+        moves_scores=False,
         score_nodes="",
         gradient_nodes="",
         node_arrays="",
@@ -293,7 +309,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         needs_dbias="bias" in o.gradients,
         clears_rows=has_own_lengths(spec),
     )
-    return _with_node_arrays(spec, call) if o.mods else call
+    return _with_nodes(spec, call) if has_nodes(spec) else call
 
 
 def _bias_dtype(spec: AttentionSpec) -> str:

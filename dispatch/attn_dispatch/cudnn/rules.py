@@ -10,7 +10,7 @@ from attn_dispatch.cudnn.call import (
     band_of,
     counts_alibi_from_lengths,
     has_score_bias,
-    mods_of,
+    nodes_of,
 )
 from attn_dispatch.programs.program import is_finite
 from attn_dispatch.semantics.row_ids import is_packed
@@ -97,7 +97,7 @@ def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
     reasons = [reason for breaks, reason in _RULES if breaks(spec)]
     if spec.dtype not in ("float16", "bfloat16"):
         reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
-    if spec.options.mods and isinstance(why := mods_of(spec, packed=False), str):
+    if spec.options.mods and isinstance(why := nodes_of(spec, packed=False), str):
         reasons.append(why)
     return tuple(reasons)
 

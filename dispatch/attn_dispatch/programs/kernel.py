@@ -1,4 +1,4 @@
-"""What a kernel is told of a call's score_mod and mask_mod: nodes, and arrays that they read."""
+"""What a kernel is told of what becomes of a score: nodes, and arrays that they read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from attn_dispatch.programs import arguments
+from attn_dispatch.programs.arguments import Alibi
 from attn_dispatch.programs.flat import flat
 from attn_dispatch.programs.key_ranges import Number, key_range, near
 from attn_dispatch.programs.lowering import lowered
@@ -18,6 +20,7 @@ from attn_dispatch.programs.nodes import (
     SCORE,
     Outside,
     Predicate,
+    Read,
     Register,
     RowKeys,
     S,
@@ -26,22 +29,43 @@ from attn_dispatch.programs.nodes import (
     Writer,
     may_be_nan,
 )
-from attn_dispatch.programs.program import INDICES, Program
+from attn_dispatch.programs.program import INDICES, Program, is_sum_with_score
 
 _TILE = 128
 """What the kernels' tiles are multiples of, or divide."""
 
 
 @dataclass(frozen=True)
+class ScoreRules:
+    """What becomes of a score, in this order, before the softmax sees it."""
+
+    soft_cap: float | None = None
+    score_mod: Program | None = None
+    alibi: Alibi | None = None
+    mask_mod: Program | None = None
+
+    @property
+    def bends(self) -> bool:
+        """Whether more is done than to add to it."""
+        is_sum = self.score_mod is None or is_sum_with_score(self.score_mod)
+        return self.soft_cap is not None or not is_sum
+
+    @property
+    def moves(self) -> bool:
+        """Whether there is more than a soft cap."""
+        return (self.score_mod, self.alibi, self.mask_mod) != (None, None, None)
+
+
+@dataclass(frozen=True)
 class KernelProgram:
-    """score_mod and mask_mod in a kernel's terms."""
+    """The rules in a kernel's terms."""
 
     forward: str
     """From the score to what the softmax sees, -inf where a pair may not attend."""
     backward: str
     """From the gradient of that to the gradient of the score; empty where it is the same. It goes
     on where `forward` ended."""
-    outside: tuple[Outside | RowKeys, ...]
+    outside: tuple[Read, ...]
 
 
 @dataclass(frozen=True)
@@ -67,20 +91,16 @@ class _Unsupported(Exception):
 
 
 @lru_cache(maxsize=1024)
-def kernel_program(
-    score_mod: Program | None, mask_mod: Program | None, pairs: Pairs, *, is_backward: bool
-) -> KernelProgram | str:
+def kernel_program(rules: ScoreRules, pairs: Pairs, *, is_backward: bool) -> KernelProgram | str:
     """The nodes, or why a kernel cannot be told."""
     try:
-        if is_backward and score_mod is not None:
-            with_gradient = _with_gradient(score_mod, mask_mod, pairs)
-            if with_gradient is not None:
-                return with_gradient
+        if is_backward and (with_gradient := _with_gradient(rules, pairs)) is not None:
+            return with_gradient
         writer = _writer(pairs, is_backward=is_backward)
-        _, forward = _forward(writer, SCORE, score_mod, mask_mod, pairs)
+        forward = _forward(writer, SCORE, rules, pairs).nodes
         if not _reads_score_once(forward):
             writer = _writer(pairs, is_backward=is_backward)
-            _, forward = _forward(writer, _copied(writer), score_mod, mask_mod, pairs)
+            forward = _forward(writer, _copied(writer), rules, pairs).nodes
     except _Unsupported as error:
         return str(error)
     return KernelProgram("; ".join(forward), "", tuple(writer.outside))
@@ -104,36 +124,51 @@ def _reads_score_once(nodes: list[str]) -> bool:
     return len(reading) == 1 and reading != ["select"]
 
 
-def _forward(
-    writer: Writer,
-    score: Register,
-    score_mod: Program | None,
-    mask_mod: Program | None,
-    pairs: Pairs,
-) -> tuple[Value, list[str]]:
-    """Which pairs mask_mod lets attend, and the nodes that make of the score what softmax sees."""
-    made: Value = score
-    if score_mod is not None:
-        made = _lower("score_mod", score_mod.body, score_mod, [score], ["x"], writer)
-    may = True if mask_mod is None else _may_attend(writer, mask_mod, pairs)
+@dataclass(frozen=True)
+class _Forward:
+    """The nodes from the score to what the softmax sees, and what a backward pass reads of them."""
+
+    nodes: list[str]
+    bent: Register | None
+    """The tanh of a soft cap."""
+    capped: Register
+    """What a score_mod is given."""
+    may_attend: Value
+    """Which pairs mask_mod lets attend."""
+
+
+def _forward(writer: Writer, score: Register, rules: ScoreRules, pairs: Pairs) -> _Forward:
+    bent, capped = None, score
+    if rules.soft_cap is not None:
+        capped, bent = arguments.soft_cap(writer, score, rules.soft_cap)
+    made: Value = capped
+    if (score_mod := rules.score_mod) is not None:
+        made = _lower("score_mod", score_mod.body, score_mod, [capped], ["x"], writer)
+    if rules.alibi is not None:
+        made = arguments.alibi(writer, made, rules.alibi)
+    may = True if rules.mask_mod is None else _may_attend(writer, rules.mask_mod, pairs)
     made = writer.select(may, made, float("-inf"), "f")
-    return may, writer.needed(writer.result(made))
+    return _Forward(writer.needed(writer.result(made)), bent, capped, may)
 
 
-def _with_gradient(
-    score_mod: Program, mask_mod: Program | None, pairs: Pairs
-) -> KernelProgram | None:
+def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
     """The nodes of a backward pass; None where the gradient goes through as it is."""
-    writer = _writer(pairs, is_backward=True)
-    score = _copied(writer)
-    may, forward = _forward(writer, score, score_mod, mask_mod, pairs)
-    gradient = _gradient(score_mod)
-    grad = _lower("score_mod", gradient, score_mod, [GRADIENT, score], ["g", "x"], writer)
+    if not rules.bends:
+        return None
+    writer, score_mod = _writer(pairs, is_backward=True), rules.score_mod
+    forward = _forward(writer, SCORE if score_mod is None else _copied(writer), rules, pairs)
+    grad: Value = GRADIENT
+    if score_mod is not None:
+        inputs, names = [GRADIENT, forward.capped], ["g", "x"]
+        grad = _lower("score_mod", _gradient(score_mod), score_mod, inputs, names, writer)
+    if forward.bent is not None:
+        grad = arguments.soft_cap_gradient(writer, grad, forward.bent)
     if grad == GRADIENT:
         return None
-    grad = writer.select(_where_finite(writer, may, pairs), grad, 0.0, "f")
-    backward = [x for x in writer.needed(writer.result(grad)) if x not in forward]
-    return KernelProgram("; ".join(forward), "; ".join(backward), tuple(writer.outside))
+    if score_mod is not None:
+        grad = writer.select(_where_finite(writer, forward.may_attend, pairs), grad, 0.0, "f")
+    backward = [x for x in writer.needed(writer.result(grad)) if x not in forward.nodes]
+    return KernelProgram("; ".join(forward.nodes), "; ".join(backward), tuple(writer.outside))
 
 
 def _may_attend(writer: Writer, mask_mod: Program, pairs: Pairs) -> Value:

@@ -88,6 +88,19 @@ class RowKeys:
         return "".join(x for x in "bnt" if x in own + "bt")
 
 
+@dataclass(frozen=True)
+class HeadSlopes:
+    """ALiBi's slopes, one for each head."""
+
+    axes: str = "n"
+    dtype: str = "float32"
+
+
+HEAD_SLOPES = HeadSlopes()
+Read = Outside | RowKeys | HeadSlopes
+"""An array that nodes read."""
+
+
 class Writer:
     """Writes nodes; the same operation of the same operands is written once."""
 
@@ -102,7 +115,7 @@ class Writer:
         self.is_backward = is_backward
         self._is_past = is_past
         self.lines: list[str] = []
-        self.outside: list[Outside | RowKeys] = []
+        self.outside: list[Read] = []
         self._known: dict[tuple[str, ...], Register] = {}
         self._integers: dict[Register, Register] = {}
         """What a float was converted from."""
@@ -137,7 +150,7 @@ class Writer:
                 return self.node("i", "sub", self.t, S)
         return None
 
-    def array(self, outside: Outside | RowKeys) -> Register:
+    def array(self, outside: Read) -> Register:
         """A register for an array.
 
         What cuDNN reads right on an H200 (9.19, 9.28): by n, by t, and by b for each t; by s in the
