@@ -122,7 +122,7 @@ def test_soft_cap_and_alibi(is_one_sided: bool, first_row: int):
     np.testing.assert_allclose(np.where(may, got, 0), np.where(may, expected, 0), atol=1e-6)
     np.testing.assert_allclose(run(kernel.backward, known), g / np.cosh(x / 3) ** 2, rtol=1e-6)
     # It reads cuDNN's own scores once, and takes no gradient apart that is 0 past the sequences.
-    assert "select" not in kernel.backward and kernel.forward.split("; ")[0].split()[3] == "x"
+    assert "select" not in kernel.backward and kernel.forward.split().count("x") == 1
 
 
 def test_alibi_alone_has_no_gradient_of_its_own():
