@@ -173,6 +173,35 @@ def test_vmap(mapped: str):
     assert_same(got, jax.tree.map(lambda *x: jnp.stack(x), *expected), tolerance=1e-4)
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_each_key_has_a_copy_of_a_learned_table(mapped: bool, monkeypatch: pytest.MonkeyPatch):
+    """Which changes no gradient; a large table has none."""
+    tables = jnp.stack([TABLE, 2 * TABLE]) if mapped else TABLE
+
+    def near(score, b, n, t, s, table):
+        return score + table[n, jnp.clip(t - s, 0, 7)] * (b + 1)
+
+    def of_one(table):
+        out = dot_product_attention(Q, KEY, V, score_mod=near, score_mod_args=(table,))
+        return (out * OUT_GRAD).sum()
+
+    def total(tables):
+        return jax.vmap(of_one)(tables).sum() if mapped else of_one(tables)
+
+    def found() -> tuple[jax.Array, str]:
+        jax.clear_caches()
+        lowered = jax.jit(jax.grad(total)).lower(tables)
+        return lowered.compile()(tables), lowered.as_text()
+
+    copies = f"{4 if mapped else ''}x{S}x{N}x8xf32".removeprefix("x")
+    gradient, text = found()
+    assert copies in text
+    monkeypatch.setattr("attn_dispatch.semantics.mods._MOST_COPIED", S * N * 8 - 1)
+    expected, text = found()
+    assert copies not in text
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_segments_and_sequences_count_inside():
     """And b is the sequence where sequences are given by their starts."""
     lengths = (5, 9, 7)

@@ -161,12 +161,13 @@ class Scores:
         names = mod_operands("score_mod", len(program.arrays))
         arrays = {name: self.operands[name] for name in names}
         moving = {x: y for x, y in arrays.items() if jnp.issubdtype(y.dtype, jnp.floating)}
+        is_learned = any(map(is_mod_operand, options.gradients))
 
         def function(
             score: jax.Array, moving: dict[str, jax.Array], safe: jax.Array | None
         ) -> jax.Array:
             read = tuple((arrays | moving).values())
-            return modified(program, score, indices, read, safe)
+            return modified(program, score, indices, read, safe, is_learned=is_learned)
 
         def pull(grad: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
             _, back = jax.vjp(lambda x, y: function(x, y, may_attend), score, moving)

@@ -94,7 +94,7 @@ class SumAsBias:
 
         def added(moving: Arrays) -> jax.Array:
             read = mods.arrays_of("score_mod", program, operands | moving)
-            found = mods.added(program, indices, read, axes_of(program))
+            found = mods.added(program, indices, read, axes_of(program), is_learned=bool(moving))
             return jnp.broadcast_to(found, _shape(spec, program))
 
         sum_, pull = jax.vjp(added, moving)
