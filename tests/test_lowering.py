@@ -254,7 +254,7 @@ TYPES = {
 def attributes_in(text: str) -> dict[str, str]:
     found = re.search(r"mhlo.backend_config = \{(.*?)\}", text)
     assert found
-    return dict(attribute.split(" = ") for attribute in found[1].split(", "))
+    return dict(re.findall(r'(\w+) = ("[^"]*"|[^,]+)', found[1]))
 
 
 def as_attributes(call: CudnnCall) -> dict[str, str]:
