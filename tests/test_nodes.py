@@ -15,7 +15,7 @@ from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.drawn_mods import DrawnMaskMod, DrawnScoreMod, Places
 from attn_dispatch.conformance.reference import arrays_of
-from attn_dispatch.programs.arguments import Alibi
+from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
 from attn_dispatch.programs.nodes import HeadSlopes, Read, RowKeys
 from attn_dispatch.programs.tracing import trace

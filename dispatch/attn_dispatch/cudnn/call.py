@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.programs.arguments import Alibi
+from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
 from attn_dispatch.programs.nodes import Outside, Read
 from attn_dispatch.semantics import lse_grad

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from attn_dispatch.programs import arguments
-from attn_dispatch.programs.arguments import Alibi
+from attn_dispatch.programs import caps_and_slopes
+from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.flat import flat
 from attn_dispatch.programs.key_ranges import Number, key_range, near
 from attn_dispatch.programs.lowering import lowered
@@ -140,12 +140,12 @@ class _Forward:
 def _forward(writer: Writer, score: Register, rules: ScoreRules, pairs: Pairs) -> _Forward:
     bent, capped = None, score
     if rules.soft_cap is not None:
-        capped, bent = arguments.soft_cap(writer, score, rules.soft_cap)
+        capped, bent = caps_and_slopes.soft_cap(writer, score, rules.soft_cap)
     made: Value = capped
     if (score_mod := rules.score_mod) is not None:
         made = _lower("score_mod", score_mod.body, score_mod, [capped], ["x"], writer)
     if rules.alibi is not None:
-        made = arguments.alibi(writer, made, rules.alibi)
+        made = caps_and_slopes.alibi(writer, made, rules.alibi)
     may = True if rules.mask_mod is None else _may_attend(writer, rules.mask_mod, pairs)
     made = writer.select(may, made, float("-inf"), "f")
     return _Forward(writer.needed(writer.result(made)), bent, capped, may)
@@ -162,7 +162,7 @@ def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
         inputs, names = [GRADIENT, forward.capped], ["g", "x"]
         grad = _lower("score_mod", _gradient(score_mod), score_mod, inputs, names, writer)
     if forward.bent is not None:
-        grad = arguments.soft_cap_gradient(writer, grad, forward.bent)
+        grad = caps_and_slopes.soft_cap_gradient(writer, grad, forward.bent)
     if grad == GRADIENT:
         return None
     if score_mod is not None:
