@@ -40,7 +40,7 @@ test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/c
     $(VENV)/amd-aiter $(VENV)/jax-source
 	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
 	  ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter \
-	  ATTN_DISPATCH_JAX_SOURCE=$(ATTN_DISPATCH_JAX_SOURCE) LD_PRELOAD=$(JEMALLOC) \
+	  ATTN_DISPATCH_JAX_SOURCE=$(ATTN_DISPATCH_JAX_SOURCE) LD_PRELOAD="$(JEMALLOC) $$LD_PRELOAD" \
 	  $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 ifeq ($(HAS_NVIDIA),yes)
 	$(BIN)/python -m pytest tests/gpu

@@ -199,9 +199,7 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
       packed: whether arrays go packed; else what is padding in them goes as 0.
     """
     o = spec.options
-    left, right = spec.band
-    is_bottom_right = o.causal_alignment == "bottom_right"
-    offset = spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
+    (left, right), offset = spec.band, _offset(spec)
     left = None if left is None else left - offset
     right = None if right is None else right + offset
     pairs = Pairs(
@@ -209,21 +207,25 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
         first_row=dead_rows(spec),
         band=(left, right),
         has_own_lengths=has_own_lengths(spec),
-        has_own_diagonal=is_bottom_right and has_own_lengths(spec),
+        has_own_diagonal=o.causal_alignment == "bottom_right" and has_own_lengths(spec),
         is_padding_zero=not packed,
     )
     return kernel_program(score_rules_of(spec), pairs, is_backward=spec.is_backward)
 
 
 def score_rules_of(spec: AttentionSpec) -> ScoreRules:
-    o = spec.options
-    alibi = None
+    """What becomes of the scores of a call, but for its bias, lengths and band."""
+    o, alibi = spec.options, None
     if spec.has("alibi_slopes"):
-        is_bottom_right = o.causal_alignment == "bottom_right"
-        offset = spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
         right = spec.band[1]
-        alibi = Alibi(offset, is_one_sided=right is not None and right <= 0)
+        alibi = Alibi(_offset(spec), is_one_sided=right is not None and right <= 0)
     return ScoreRules(o.logits_soft_cap, o.score_mod, alibi, o.mask_mod)
+
+
+def _offset(spec: AttentionSpec) -> int:
+    """The key that query 0 of full rows lines up with."""
+    is_bottom_right = spec.options.causal_alignment == "bottom_right"
+    return spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
 
 
 def node_array_extents(spec: AttentionSpec, call: CudnnCall, array: Read) -> Extents:
