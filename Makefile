@@ -24,6 +24,9 @@ HEADER_PACKAGES := 'nvidia-cudnn-frontend>=1.28,<1.30' nvidia-cudnn-cu13 nvidia-
 # XLA compiles a tenth faster with it; the tests do without where it is not installed.
 JEMALLOC := $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2))
 
+# Many tests start processes, and each would compile all of JAX's Python again.
+unexport PYTHONDONTWRITEBYTECODE
+
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
 .PHONY: demo test soak lint clean
