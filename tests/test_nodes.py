@@ -16,6 +16,7 @@ from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.drawn_mods import DrawnMaskMod, DrawnScoreMod, Places
 from attn_dispatch.conformance.reference import arrays_of
 from attn_dispatch.programs.caps_and_slopes import Alibi
+from attn_dispatch.programs.factor import without_factor
 from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
 from attn_dispatch.programs.nodes import HeadSlopes, Read, RowKeys
 from attn_dispatch.programs.tracing import trace
@@ -77,6 +78,14 @@ def test_nodes_compute_what_the_function_does(case: Case):
         found = run(kernel.backward, known)
         np.testing.assert_allclose(found[may], (g * slope)[may], rtol=1e-4, atol=1e-4)
         assert np.isfinite(found).all()
+    shorter = without_factor(kernel)
+    assert not case.soft_cap or shorter.factor == pytest.approx(1 / case.soft_cap)
+    known |= {"x": x * shorter.factor}
+    again = run(shorter.forward, known)
+    np.testing.assert_allclose(again[may], got[may], rtol=1e-5, atol=1e-5)
+    if shorter.backward:
+        again = shorter.factor * run(shorter.backward, known)
+        np.testing.assert_allclose(again[may], found[may], rtol=1e-5, atol=1e-5)
 
 
 def array_of(case: Case, made: Read, length: int) -> np.ndarray:
@@ -123,6 +132,37 @@ def test_soft_cap_and_alibi(is_one_sided: bool, first_row: int):
     np.testing.assert_allclose(run(kernel.backward, known), g / np.cosh(x / 3) ** 2, rtol=1e-6)
     # It reads cuDNN's own scores once, and takes no gradient apart that is 0 past the sequences.
     assert "select" not in kernel.backward and kernel.forward.split().count("x") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "factor", "forward"),
+    [
+        (lambda x, b, n, t, s: 3 * x, 1.0, "f0 = mul x #1.0; f1 = mul f0 #3.0"),
+        (lambda x, b, n, t, s: jnp.tanh(4 * (x / 8)), 0.5, "f3 = tanh x"),
+        (lambda x, b, n, t, s: jnp.square(x / 2), 0.5, "f1 = mul x #1.0; f2 = mul f1 f1"),
+        (lambda x, b, n, t, s: jnp.tanh(-2 * x), 1.0, "f0 = mul x #1.0; f1 = mul f0 #-2.0; "),
+        (lambda x, b, n, t, s: x / 4 + jnp.tanh(x), 1.0, "f0 = mul x #1.0; f1 = mul f0 #0.25; "),
+        (lambda x, b, n, t, s: jnp.sin(x * 2) + jnp.where(s > 3, 1.0, 0.0) * x, 1.0, "f0 = mul x"),
+        (lambda x, b, n, t, s: jnp.where(s > t, x / 2, 1.0), 0.5, "f1 = mul x #1.0; "),
+    ],
+)
+def test_the_factor_that_scores_begin_with(function: Any, factor: float, forward: str):
+    """Where nothing else reads the score, it is the kernel's to multiply by."""
+    program = trace("score_mod", function, (), "float32").program
+    rules, pairs = ScoreRules(score_mod=program), Pairs((128, 128))
+    kernel = kernel_program(rules, pairs, is_backward=True)
+    assert isinstance(kernel, KernelProgram) and kernel.backward
+    shorter = without_factor(kernel)
+    assert shorter.factor == factor and shorter.forward.startswith(forward)
+    assert shorter.forward.split().count("x") == 1
+    x, g = np.random.default_rng(4).standard_normal((2, 1, 1, 128, 128))
+    t, s = np.broadcast_arrays(*np.ogrid[:128, :128])
+    known = {"x": x, "g": g, "t": t, "s": s}
+    expected = run(kernel.forward, known), run(kernel.backward, known)
+    known = {"x": x * factor, "g": g, "t": t, "s": s}
+    np.testing.assert_allclose(run(shorter.forward, known), expected[0], rtol=1e-6)
+    gradient = run(shorter.backward, known) if shorter.backward else g
+    np.testing.assert_allclose(factor * gradient, expected[1], rtol=1e-6)
 
 
 def test_alibi_alone_has_no_gradient_of_its_own():
@@ -193,7 +233,15 @@ def test_cudnn_plans_mods(target: str):
     # What an array is added to needs no kernel for its gradient.
     found = explain(x, x, x, target=target, score_mod=mods.alibi(SLOPES), is_causal=True)
     assert (found.chosen_forward, found.chosen_backward) == ("cudnn", "cudnn")
-    assert "the gradients of what score_mod reads" in str(found)
+    assert "the gradient of alibi_slopes: by XLA, beside the kernel" in str(found)
+
+
+def test_equal_masks_of_calls_of_different_lengths():
+    """Each call traces its own program: what is known of one must serve an equal one."""
+    for length in (128, 256):
+        mask_mod = trace("mask_mod", mods.dilated_window(64, 4), (), "float32").program
+        rules, pairs = ScoreRules(mask_mod=mask_mod), Pairs((length, length))
+        assert isinstance(kernel_program(rules, pairs, is_backward=False), KernelProgram)
 
 
 def test_a_masks_border_and_the_lengths_are_one_array():

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.caps_and_slopes import Alibi
+from attn_dispatch.programs.factor import without_factor
 from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
 from attn_dispatch.programs.nodes import Outside, Read
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
-from attn_dispatch.semantics.scaled_query import positive_scale
+from attn_dispatch.semantics.scaled_query import is_normal, positive_scale
 
 _HEAD_DIM_MULTIPLE = 8
 """Strides must be multiples of 16 bytes (cudnn-frontend issue 1571)."""
@@ -210,7 +211,11 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
         has_own_diagonal=o.causal_alignment == "bottom_right" and has_own_lengths(spec),
         is_padding_zero=not packed,
     )
-    return kernel_program(score_rules_of(spec), pairs, is_backward=spec.is_backward)
+    program = kernel_program(score_rules_of(spec), pairs, is_backward=spec.is_backward)
+    if isinstance(program, str):
+        return program
+    shorter = without_factor(program)
+    return shorter if is_normal(positive_scale(spec) * shorter.factor) else program
 
 
 def score_rules_of(spec: AttentionSpec) -> ScoreRules:
@@ -249,6 +254,7 @@ def _with_nodes(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
         arrays.append(" ".join(["f" if array.dtype == "float32" else "i", *map(str, extents)]))
     return replace(
         call,
+        scale=call.scale * nodes.factor,
         bends_scores=rules.bends,
         moves_scores=rules.moves,
         score_nodes=nodes.forward,

@@ -13,12 +13,11 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from attn_dispatch.programs import caps_and_slopes
 from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.flat import flat
-from attn_dispatch.programs.key_ranges import Number, key_range, near
+from attn_dispatch.programs.key_ranges import Number, key_range, outside_of
 from attn_dispatch.programs.lowering import lowered
 from attn_dispatch.programs.nodes import (
     GRADIENT,
     SCORE,
-    Outside,
     Predicate,
     Read,
     Register,
@@ -29,10 +28,13 @@ from attn_dispatch.programs.nodes import (
     Writer,
     may_be_nan,
 )
-from attn_dispatch.programs.program import INDICES, Program, is_sum_with_score
+from attn_dispatch.programs.program import INDICES, Program
+from attn_dispatch.programs.words import is_sum_with_score
 
 _TILE = 128
 """What the kernels' tiles are multiples of, or divide."""
+_EXACT_FLOATS = 2**24
+"""Whole numbers up to this are exact in float32."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class KernelProgram:
     """From the gradient of that to the gradient of the score; empty where it is the same. It goes
     on where `forward` ended."""
     outside: tuple[Read, ...]
+    factor: float = 1.0
+    """What scores have been multiplied by before."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,12 @@ def kernel_program(rules: ScoreRules, pairs: Pairs, *, is_backward: bool) -> Ker
 def _writer(pairs: Pairs, *, is_backward: bool) -> Writer:
     right = pairs.band[1]
     is_past = right is not None and right <= 0 and not pairs.has_own_diagonal
-    return Writer(is_backward=is_backward, first_row=pairs.first_row, is_past=is_past)
+    return Writer(
+        is_backward=is_backward,
+        first_row=pairs.first_row,
+        is_past=is_past,
+        has_exact_floats=max(pairs.lengths) <= _EXACT_FLOATS,
+    )
 
 
 def _copied(writer: Writer) -> Register:
@@ -173,11 +182,10 @@ def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
 
 def _may_attend(writer: Writer, mask_mod: Program, pairs: Pairs) -> Value:
     """What a mask_mod forbids that the band allows."""
-    found, body = key_range(mask_mod), mask_mod.body
+    found = key_range(mask_mod)
     left, right = (None, None) if pairs.has_own_diagonal else pairs.band
     may: Value = True
-    for var in found.rest:
-        one = ClosedJaxpr(body.jaxpr.replace(outvars=[var]), body.consts)
+    for one in found.rest:
         may = _both(_lower("mask_mod", one, mask_mod, [], [], writer), may)
     first, end = found.first, found.end
     # One comparison for each side: to choose by one, then by another, takes four times as long
@@ -207,11 +215,7 @@ def _border(writer: Writer, number: Number, mask_mod: Program, which: str | None
         return writer.arithmetic("i", "add", writer.t, number.offset)
     if not number.of_t and least == most:
         return int(least)
-    types = [jax.ShapeDtypeStruct((), jnp.int32) for _ in INDICES]
-    types += [jax.ShapeDtypeStruct(*array) for array in mask_mod.arrays]
-    body = flat(jax.make_jaxpr(lambda *x: near(number.compute(*x)))(*types))
-    axes = "".join(x for x in "bnt" if x in number.depends)
-    border = Outside(body, str(body.jaxpr), "mask_mod", axes, "int32")
+    border = outside_of(number, mask_mod)
     return writer.array(RowKeys(which, border) if which and writer.is_backward else border)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial, reduce
 from math import inf
 from typing import Any
 
@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
+from attn_dispatch.programs.flat import flat
+from attn_dispatch.programs.nodes import Outside
 from attn_dispatch.programs.program import INDICES, Program
 
 _FAR = 2**30
@@ -53,8 +55,11 @@ class KeyRange:
 
     first: Number | None = None
     end: Number | None = None
-    rest: tuple[Var, ...] = ()
-    """What else must hold, which is no range."""
+    ends: tuple[Number, ...] = ()
+    """Those that `end` is the least of, where there are several."""
+    rest: tuple[ClosedJaxpr, ...] = ()
+    """What else must hold, which is no range: each a body of the program's inputs. No value of the
+    program itself: an equal one, which has others, may have put it into a cache."""
 
     @property
     def band(self) -> tuple[int | None, int | None]:
@@ -65,6 +70,17 @@ class KeyRange:
         if self.end is not None and self.end.of_t == 1 and self.end.span[1] < inf:
             right = max(int(self.end.span[1]) - 1, 0)
         return left, right
+
+    @property
+    def row_end(self) -> Number | None:
+        """The number of keys that all queries of a batch row may attend, beside the band, if that
+        and the band say it all."""
+        ends = [x for x in self.ends or (self.end,) if x is not None and x.offset is None]
+        if self.rest or (self.first is not None and self.first.offset is None) or not ends:
+            return None
+        if any(x.of_t or x.depends - {"b"} for x in ends):
+            return None
+        return reduce(partial(_combined, jnp.minimum), ends)
 
     @property
     def is_band(self) -> bool:
@@ -132,8 +148,11 @@ class _Reading:
         return _number(x.val) if isinstance(x, Literal) else self._values[x]
 
     def _known(self, var: Var, depends: frozenset[str]) -> Number:
-        one = ClosedJaxpr(self._body.jaxpr.replace(outvars=[var]), self._body.consts)
+        one = self._alone(var)
         return Number(lambda *inputs: jaxpr_as_fun(one)(*inputs)[0], depends)
+
+    def _alone(self, var: Var) -> ClosedJaxpr:
+        return ClosedJaxpr(self._body.jaxpr.replace(outvars=[var]), self._body.consts)
 
     def _as_range(self, x: Var | Literal) -> KeyRange:
         value = self._value(x)
@@ -142,7 +161,7 @@ class _Reading:
         if isinstance(value, KeyRange):
             return value
         assert isinstance(x, Var)
-        return KeyRange(rest=(x,))
+        return KeyRange(rest=(self._alone(x),))
 
     def _of_keys(self, equation: JaxprEqn, given: list[_Value]) -> _Value:
         name = equation.primitive.name
@@ -218,7 +237,8 @@ def _compared(name: str, x: _Value, y: _Value) -> _Value:
 
 def _both(x: KeyRange, y: KeyRange) -> KeyRange:
     first = _combined(jnp.maximum, x.first, y.first)
-    return KeyRange(first, _combined(jnp.minimum, x.end, y.end), x.rest + y.rest)
+    ends = tuple(z for one in (x, y) for z in one.ends or (one.end,) if z is not None)
+    return KeyRange(first, _combined(jnp.minimum, x.end, y.end), ends, x.rest + y.rest)
 
 
 def _either(x: KeyRange, y: KeyRange) -> KeyRange | _Hole | None:
@@ -269,6 +289,15 @@ def _combined(function: Callable[..., Any], x: Number | None, y: Number | None =
         of_t,
         span,
     )
+
+
+def outside_of(number: Number, mask_mod: Program) -> Outside:
+    """A number as an array that XLA computes, cut off beyond every position."""
+    types = [jax.ShapeDtypeStruct((), jnp.int32) for _ in INDICES]
+    types += [jax.ShapeDtypeStruct(*array) for array in mask_mod.arrays]
+    body = flat(jax.make_jaxpr(lambda *x: near(number.compute(*x)))(*types))
+    axes = "".join(x for x in "bnt" if x in number.depends)
+    return Outside(body, str(body.jaxpr), "mask_mod", axes, "int32")
 
 
 def near(x: Any) -> jax.Array:

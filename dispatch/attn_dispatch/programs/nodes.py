@@ -105,18 +105,26 @@ class Writer:
     """Writes nodes; the same operation of the same operands is written once."""
 
     def __init__(
-        self, *, is_backward: bool = False, first_row: int = 0, is_past: bool = False
+        self,
+        *,
+        is_backward: bool = False,
+        first_row: int = 0,
+        is_past: bool = False,
+        has_exact_floats: bool = True,
     ) -> None:
         """Args:
         is_backward: whether a backward pass reads the arrays.
         first_row: t of the kernel's first row.
         is_past: whether all pairs that count are of a key at or before the query.
+        has_exact_floats: whether every position is exact as a float.
         """
         self.is_backward = is_backward
         self._is_past = is_past
+        self._has_exact_floats = has_exact_floats
         self.lines: list[str] = []
         self.outside: list[Read] = []
         self._known: dict[tuple[str, ...], Register] = {}
+        self._text_of: dict[Register, tuple[str, ...]] = {}
         self._integers: dict[Register, Register] = {}
         """What a float was converted from."""
         self.t = T
@@ -131,14 +139,40 @@ class Writer:
         if text not in self._known:
             register = Register(f"{kind}{len(self._known)}", kind)
             self.lines.append(f"{register.name} = {' '.join(text[1:])}")
-            self._known[text] = register
+            self._known[text], self._text_of[register] = register, text
         return self._known[text]
 
     def converted(self, x: Register) -> Register:
         """A whole number as a float."""
+        if self._has_exact_floats and (distance := self._float_distance(x)):
+            return distance
         number = self.node("f", "convert", x)
         self._integers[number] = x
         return number
+
+    def _float_distance(self, x: Register) -> Register | None:
+        """A difference of positions, or its size, calculated in floats.
+
+        A position is converted once for a row, or a column, of scores: with ALiBi a forward pass
+        has 0.86 of the speed without, and with whole numbers 0.78 (H200, 9.19).
+        """
+        match self._text_of.get(x):
+            case ("i", "abs", inner):
+                distance = self._float_distance(Register(inner, "i"))
+                return None if distance is None else self.node("f", "abs", distance)
+            case ("i", "sub", *both) if all(map(self._is_position, both)):
+                floats = (self.node("f", "convert", Register(y, "i")) for y in both)
+                return self.node("f", "sub", *floats)
+        return None
+
+    def _is_position(self, name: str) -> bool:
+        """Whether it is t or s, or so many further."""
+        if name in (T.name, S.name):
+            return True
+        match self._text_of.get(Register(name, "i")):
+            case ("i", "add", inner, number) if number.startswith("#"):
+                return self._is_position(inner)
+        return False
 
     def _distance(self, operation: str, *operands: Value) -> Register | None:
         """t - s, if that is what |t - s|, |s - t| or the larger of t - s and 0 is."""

@@ -53,14 +53,14 @@ def _may_be_nan(equation: JaxprEqn) -> bool:
 
 def axes_of(program: Program) -> str:
     """Of "bnts" those that the result depends on."""
-    depends = _dependence(program)
+    depends = dependence(program)
     out = program.body.jaxpr.outvars[0]
     return "".join(x for x in INDICES if isinstance(out, Var) and x in depends[out])
 
 
 def reads_by_key(program: Program) -> bool:
     """Whether an array is read at a place that depends on s."""
-    depends = _dependence(program)
+    depends = dependence(program)
     return any(
         equation.primitive.name in ("gather", "dynamic_slice")
         and any(isinstance(x, Var) and "s" in depends[x] for x in equation.invars)
@@ -68,24 +68,7 @@ def reads_by_key(program: Program) -> bool:
     )
 
 
-def is_sum_with_score(program: Program) -> bool:
-    """Whether the result is the score and something that does not depend on it."""
-    jaxpr, depends = program.body.jaxpr, _dependence(program)
-    made_by = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
-    x = jaxpr.outvars[0]
-    while isinstance(x, Var) and x in made_by:
-        equation = made_by[x]
-        if equation.primitive.name not in ("add", "sub", "add_any"):
-            return False
-        of_score = [y for y in equation.invars if isinstance(y, Var) and "score" in depends[y]]
-        is_taken_off = equation.primitive.name == "sub" and of_score != [equation.invars[0]]
-        if len(of_score) != 1 or is_taken_off:
-            return False
-        x = of_score[0]
-    return x == jaxpr.invars[0]
-
-
-def _dependence(program: Program) -> dict[Var, frozenset[str]]:
+def dependence(program: Program) -> dict[Var, frozenset[str]]:
     """Which of score, b, n, t and s each value of a body depends on."""
     jaxpr = program.body.jaxpr
     takes_score = len(jaxpr.invars) > len(INDICES) + len(program.arrays)

@@ -31,8 +31,13 @@ def scaled_query(spec: AttentionSpec, query: jax.Array) -> jax.Array:
 
 
 def is_out_of_range(spec: AttentionSpec) -> bool:
-    """Whether float32 cannot hold the scale as a normal number, with room for a factor of log2(e).
+    """Whether the scale is a number that kernels do not multiply by right."""
+    return not is_normal(positive_scale(spec))
+
+
+def is_normal(scale: float) -> bool:
+    """Whether float32 holds it as a normal number, with room for a factor of log2(e).
 
     A kernel that flushes it to 0, or to infinity, makes NaN of it.
     """
-    return not _SMALLEST <= positive_scale(spec) <= _LARGEST
+    return _SMALLEST <= scale <= _LARGEST
