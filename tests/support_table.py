@@ -108,9 +108,12 @@ _ANSWERS = (
     (r"^mask_mod|broadcasted vectors|arrays by row", _AS_MASK),
     (
         r"score_mod: .*(by s, which|depends on both t and s|as large as the scores)",
-        _REWRITTEN + "what it adds to the score, as a float32 bias over pairs, up to 2^27 of them",
+        _REWRITTEN + "what it adds to the score, as a bias over pairs, up to 2^27 of them",
     ),
-    (r"score_mod: not run", _SCORE_PROGRAM),
+    (
+        r"score_mod: not run",
+        _REWRITTEN + "as a soft cap, ALiBi or a bias over pairs, where it is one of them",
+    ),
 )
 """A pattern of reasons, and what helps: the first that fits."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from functools import partial
 from typing import Any
@@ -18,12 +19,19 @@ from attn_dispatch import (
     dot_product_attention,
     dropout_mask,
     explain,
+    mods,
     ragged_dot_product_attention,
 )
 from attn_dispatch.aiter.arrays import rng_state
 from attn_dispatch.core import primitive
 from attn_dispatch.core.rewrites import rewrite
 from attn_dispatch.devices.target import device_for
+
+SLOPES = jnp.linspace(0.1, 1, 4)
+TABLE, BIAS = (
+    jnp.linspace(-2, 2, math.prod(shape)).reshape(shape).astype(jnp.bfloat16)
+    for shape in ((32, 4), (4, 24, 40))
+)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +77,7 @@ def assert_close(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
         {"local_window_size": (4, 2)},
         {"key_value_seq_lengths": np.array([13, 0]), "is_causal": True},
         {"bias": np.linspace(-2, 2, 4 * 24 * 40).reshape(4, 24, 40).astype(jnp.bfloat16)},
-        {"alibi_slopes": np.linspace(0.1, 1, 4, dtype=np.float32), "is_causal": True},
+        {"alibi_slopes": SLOPES, "is_causal": True},
         {"deterministic_backward": True},
         {
             "query_segment_ids": np.repeat([[1, 2, 4], [0, 1, 1]], 8, axis=1),
@@ -85,6 +93,30 @@ def test_agrees_with_xla(emulator, options):
     assert (emulator.calls("forward"), emulator.calls("backward")) == (1, 1)
     assert_close(got, value_and_gradients(*arrays(), **options, implementation="xla"))
     assert emulator.calls("forward") == 1
+
+
+_OWN_ALIBI = {"score_mod": lambda x, b, n, t, s: x + SLOPES[n] * (s - t), "is_causal": True}
+WORDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "soft cap": ("as logits_soft_cap", {"score_mod": mods.soft_cap(2.0), "is_causal": True}),
+    "a sum": ("as a bias", {"score_mod": lambda x, b, n, t, s: x + BIAS[n, t, s]}),
+    "ALiBi": ("as alibi_slopes", {"score_mod": mods.alibi(SLOPES), "is_causal": True}),
+    "ALiBi both ways": ("as alibi_slopes", {"score_mod": mods.alibi(SLOPES)}),
+    "ALiBi of one's own": ("as alibi_slopes", _OWN_ALIBI),
+    "T5": ("as a bias", {"score_mod": mods.relative_position(TABLE)}),
+    "prefix": ("as a mask", {"mask_mod": mods.prefix_lm(np.array([13, 0]))}),
+    "chunks": ("as a mask", {"mask_mod": mods.chunked_window(7)}),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_mods_in_words_that_aiter_has(emulator, name: str):
+    """Forwards, and backwards but for the soft cap, of which CK has no gradient."""
+    how, options = WORDS[name]
+    assert how in str(explain(*arrays(), **options))
+    with attn_dispatch.fallback("silent" if "cap" in name else "error"):
+        got = value_and_gradients(*arrays(), **options)
+    assert emulator.calls("forward") == 1 and emulator.calls("backward") == ("cap" not in name)
+    assert_close(got, value_and_gradients(*arrays(), **options, implementation="xla"))
 
 
 def test_the_gradient_through_lse_is_aiters(emulator):

@@ -49,6 +49,7 @@ from test_cudnn_arrays import SMALL, check, poisoned, rules, to_jax
 Arrays = dict[str, Any]
 
 SUM = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "s"),)
+CAP, SLOPES = ((Step(name, 0, 0, 1.5, 8, "n"),) for name in ("soft cap", "ALiBi"))
 EVERY_THIRD = ("s == t or (t - s) % w == 0", 3)
 _WIDE = {"h": 16, "t": 6, "s": 7}
 
@@ -74,6 +75,7 @@ def chain_of(spec: AttentionSpec, without: tuple[str, ...] = (), first: str = ""
     def reasons(spec: AttentionSpec) -> tuple[str, ...]:
         missing = {
             "mask": spec.has("mask"),
+            "score_mod": spec.options.score_mod is not None,
             "sinks": spec.has("sinks"),
             "alibi": spec.has("alibi_slopes"),
             "row maximum": spec.options.needs_max,
@@ -190,6 +192,11 @@ NAMED = (
         kv_segments=((1,) * 9 + (2,) * 5, (1,) * 5 + (2,) * 9),
         is_causal=True,
     ),
+    Case("cap_mod", score_mod=CAP, is_causal=True, bias=(1, 4, 10, 14)),
+    Case("cap_mod_lengths", score_mod=CAP, kv_lengths=(9, 0), sinks=1),
+    Case("slopes_mod", score_mod=SLOPES, is_causal=True, lse_grad=True, mods_start=(1, 1)),
+    Case("slopes_mod_bias", score_mod=SLOPES, bias=(2, 1, 10, 14), wanted=("query", "score_mod_0")),
+    Case("slopes_mod_copies", b=4, score_mod=SLOPES, own_arrays=True, transform="vmap"),
     Case("mask_mod", mask_mod=EVERY_THIRD, is_causal=True, bias=(1, 4, 10, 14)),
     Case("mask_mod_mask", mask_mod=EVERY_THIRD, score_mod=SUM, mask=(2, 1, 1, 14), sinks=1),
     Case(
@@ -212,7 +219,8 @@ _ENOUGH = 5
 _WITHOUT = (
     ("sinks", "mask"), ("sinks", "bias gradient"),
     ("row maximum", "narrow heads"), ("lengths", "alibi"), ("packed",),
-    ("narrow values", "row bias"), ("bias gradient",), ("beyond 256",), ("beyond 128",), (),
+    ("narrow values", "row bias"), ("bias gradient",), ("score_mod",),
+    ("score_mod", "alibi"), ("beyond 256",), ("beyond 128",), (),
 )  # fmt: skip
 
 Refused = tuple[Case, tuple[str, ...]]

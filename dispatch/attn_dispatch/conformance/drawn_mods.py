@@ -2,8 +2,8 @@
 
 A score_mod is a list of steps. v0 is the score, and each step makes a further value of earlier
 ones, x and y, of the positions and of an array that it reads, r; the result is v0 plus half of the
-last. Steps keep moderate values moderate. Their derivatives are written out here, for the
-reference; an implementation has JAX's.
+last, or a step of `ALONE` itself. Steps keep moderate values moderate. Their derivatives are
+written out here, for the reference; an implementation has JAX's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Step(NamedTuple):
     """One operation of a score_mod."""
 
     formula: str
-    """A key of `FORMULAS`."""
+    """A key of `FORMULAS` or `ALONE`."""
     x: int
     """Which value it is of."""
     y: int
@@ -116,6 +116,17 @@ FORMULAS: dict[str, _Formula] = {
 }
 OF_THE_PAST = {"x - log(1 + t - s)"}
 """Those that are numbers for keys up to the query's own position alone."""
+
+ALONE: dict[str, _Formula] = {
+    "soft cap": FORMULAS["c tanh(x / c)"],
+    "ALiBi": _Formula(
+        lambda f, g: g.x - g.r / g.w * abs(g.t - g.s),
+        lambda f, g: (1, 0, -abs(g.t - g.s) / g.w),
+        reads=True,
+    ),
+}
+"""Score_mods of one step, which a call's arguments have a name for."""
+_ALL = FORMULAS | ALONE
 
 MASKS: dict[str, Callable[..., Any]] = {
     "s <= t or s < x[b]": lambda n, t, s, x, w: (s <= t) | (s < x),
@@ -213,24 +224,25 @@ class DrawnScoreMod(Program):
         read = {x: places.at(x, array) for x, array in zip(self.reads, arrays, strict=True)}
         for step in self.steps:
             one = _given(step, values, places.t, places.s, read)
-            values.append(np.asarray(FORMULAS[step.formula].value(functions, one), score.dtype))
+            values.append(np.asarray(_ALL[step.formula].value(functions, one), score.dtype))
             given.append(one)
-        slopes: list[Any] = [1.0, *(0.0 for _ in self.steps)]
-        slopes[-1] = slopes[-1] + 0.5
+        of_score, of_last = _shares(self.steps)
+        slopes: list[Any] = [of_score, *(0.0 for _ in self.steps)]
+        slopes[-1] = slopes[-1] + of_last
         by_read: dict[str, Any] = dict.fromkeys(self.reads, 0.0)
         for i in reversed(range(len(self.steps))):
             step, slope = self.steps[i], slopes[i + 1]
-            of_x, of_y, of_read = FORMULAS[step.formula].slopes(functions, given[i])
+            of_x, of_y, of_read = _ALL[step.formula].slopes(functions, given[i])
             slopes[step.x] = slopes[step.x] + slope * of_x
             slopes[step.y] = slopes[step.y] + slope * of_y
-            if FORMULAS[step.formula].reads:
+            if _ALL[step.formula].reads:
                 by_read[step.read] = by_read[step.read] + slope * of_read
 
         def like_score(x: Any) -> np.ndarray:
             return np.broadcast_to(np.asarray(x, score.dtype), score.shape)
 
         by_read = {x: like_score(y) for x, y in by_read.items()}
-        return score + values[-1] / 2, like_score(slopes[0]), by_read
+        return of_score * score + of_last * values[-1], like_score(slopes[0]), by_read
 
 
 @dataclass(frozen=True)
@@ -246,9 +258,19 @@ class DrawnMaskMod(Program):
         return MASKS[self.formula](places.n, places.t, places.s, x, self.w)
 
 
+def is_alone(steps: tuple[Step, ...]) -> bool:
+    """Whether the one step is the whole score_mod."""
+    return steps[0].formula in ALONE
+
+
+def _shares(steps: tuple[Step, ...]) -> tuple[float, float]:
+    """What the score and the last value are multiplied by in the result."""
+    return (0.0, 1.0) if is_alone(steps) else (1.0, 0.5)
+
+
 def reads_of(steps: tuple[Step, ...]) -> str:
     """The indices by which steps read arrays, in order."""
-    found = {step.read for step in steps if FORMULAS[step.formula].reads}
+    found = {step.read for step in steps if _ALL[step.formula].reads}
     return "".join(x for x in "bnts" if x in found)
 
 
@@ -268,9 +290,9 @@ def score_mod(steps: tuple[Step, ...], lengths: tuple[int, ...], dtype: str) -> 
         read = {x: array[at[x]] for x, array in zip(reads, arrays, strict=True)}
         values = [score]
         for step in steps:
-            value = FORMULAS[step.formula].value(_JAX, _given(step, values, t, s, read))
+            value = _ALL[step.formula].value(_JAX, _given(step, values, t, s, read))
             values.append(value.astype(score.dtype))
-        return score + values[-1] / 2
+        return values[-1] if is_alone(steps) else score + values[-1] / 2
 
     arrays = [np.zeros(length, np.float32) for length in lengths]
     made = trace("score_mod", function, arrays, dtype).program

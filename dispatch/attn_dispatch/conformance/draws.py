@@ -14,7 +14,7 @@ from typing import Any
 
 from attn_dispatch.conformance.case import Case, Transform
 from attn_dispatch.conformance.dice import Dice
-from attn_dispatch.conformance.drawn_mods import FORMULAS, MASKS, OF_THE_PAST, Step
+from attn_dispatch.conformance.drawn_mods import ALONE, FORMULAS, MASKS, OF_THE_PAST, Step
 
 Facts = dict[str, Any]
 
@@ -187,6 +187,9 @@ def _mods(dice: Dice, facts: Facts) -> Facts:
         mods["own_arrays"] = dice.in_one_of(2)
     if mods and dice.in_one_of(2):
         mods["mods_start"] = (dice.up_to(3), dice.up_to(3))
+    if "score_mod" in mods and dice.in_one_of(4):
+        (first, *_) = mods["score_mod"]
+        mods["score_mod"] = (first._replace(formula=dice.one_of(tuple(ALONE)), x=0, read="n"),)
     return mods
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites import Chain, rewritten
+from attn_dispatch.core.rewrites import Chain, is_preferred, rewritten
 from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, is_affordable
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
@@ -78,7 +78,7 @@ def _one_way(
     is_elsewhere = implementation.PLATFORM != device.platform
     is_out_of_reach = spec.symbols or spec.options.derivative is not None
     current = settings.current()
-    has_cause = reasons or spec.options.dropout_rate or current.first_rewrite
+    has_cause = reasons or spec.options.dropout_rate or current.first_rewrite or is_preferred(spec)
     if is_elsewhere or is_out_of_reach or not (current.rewrites and has_cause):
         return reasons, Chain((), spec, reasons)
     chain = rewritten(

@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from attn_dispatch.call.spec import mod_operands
 from attn_dispatch.programs.nodes import Outside
 from attn_dispatch.programs.program import Program, reads_by_key
+from attn_dispatch.programs.words import goes_by_distance
 from attn_dispatch.semantics.pair_indices import PairIndices
 
 _MOST_COPIED = 2**24
@@ -39,17 +40,23 @@ def added(
     axes: str,
     *,
     is_learned: bool = False,
+    is_packed: bool = False,
 ) -> jax.Array:
     """What a score_mod makes of a score of 0, float32 [1|B, 1|N, 1|T, 1|S].
 
     Args:
       is_learned: whether gradients of the arrays will be wanted.
+      is_packed: whether positions begin anew inside of a row.
     """
     nothing = jnp.zeros((1, 1, 1, 1), program.jaxpr.in_avals[0].dtype)
     has_copies = is_learned and reads_by_key(program)
-    pairs = (nothing, *_pairs(indices, axes))
-    found = _of_pairs(program.jaxpr, pairs, indices, arrays, has_copies=has_copies)
-    return found.astype(jnp.float32)
+    by_distance = not is_packed and {"t", "s"} <= {*axes} and goes_by_distance(program)
+    pairs = _distances(indices, axes) if by_distance else _pairs(indices, axes)
+    found = _of_pairs(program.jaxpr, (nothing, *pairs), indices, arrays, has_copies=has_copies)
+    found = found.astype(jnp.float32)
+    if by_distance:
+        return _along_diagonals(found, indices.t.shape[1], indices.s.shape[1])
+    return found
 
 
 def modified(
@@ -92,6 +99,30 @@ def _pairs(indices: PairIndices, axes: str = "bnts") -> tuple[jax.Array, ...]:
     return tuple(
         x if name in axes else jnp.zeros((1, 1, 1, 1), x.dtype) for name, x in found.items()
     )
+
+
+def _distances(indices: PairIndices, axes: str) -> tuple[jax.Array, ...]:
+    """As `_pairs`, but one pair for each distance s - t, along the last axis: first 0 and up, then,
+    after one that is left out, those below 0."""
+    queries, keys = indices.t.shape[1], indices.s.shape[1]
+    b, n, _, _ = _pairs(indices, axes)
+    place = jnp.arange(queries + keys, dtype=jnp.int32)[None, None, None, :]
+    is_later = place < keys
+    return b, n, jnp.where(is_later, 0, queries + keys - place), jnp.where(is_later, place, 0)
+
+
+def _along_diagonals(x: jax.Array, queries: int, keys: int) -> jax.Array:
+    """[·, ·, 1, T + S] of `_distances` as [·, ·, T, S].
+
+    Each row is the one before it, moved on by one: rows that are one shorter than what is repeated
+    begin there. Nothing is looked up, so a gradient is a plain sum, where a lookup's would have all
+    pairs of a distance add to one number: T5's table, of two heads and 8,192 tokens, trains TIMES
+    times as fast (H200).
+    """
+    b, n, _, length = x.shape
+    rows = jnp.broadcast_to(x, (b, n, queries, length)).reshape(b, n, queries * length)
+    rows = rows[:, :, : queries * (length - 1)].reshape(b, n, queries, length - 1)
+    return rows[..., :keys]
 
 
 def outside(array: Outside, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:

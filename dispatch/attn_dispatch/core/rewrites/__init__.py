@@ -2,8 +2,9 @@
 
 Whoever refuses a call is asked about it again, rewritten: in the order of the list, each rewrite
 that takes away a reason is kept, and again, until none does: what one makes may be another's
-business. None goes back to a call that was left: two could undo each other for ever. What is left
-without a reason runs, and `explain` says by which.
+business. A few are taken where there is no reason either, because kernels do less then. None goes
+back to a call that was left: two could undo each other for ever. What is left without a reason
+runs, and `explain` says by which.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadG
 from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesAsMask, SlopesAsBias
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.empty import NoScores
+from attn_dispatch.core.rewrites.mask_as_lengths import MaskModAsLengths
 from attn_dispatch.core.rewrites.mask_from_out import MaskFromOut
+from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap, ScoreModAsSlopes
 from attn_dispatch.core.rewrites.mods_as_arrays import MaskModAsMask, SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
 from attn_dispatch.core.rewrites.padded import PackedAsPadded
@@ -30,11 +33,17 @@ from attn_dispatch.core.rewrites.wide_heads import WiderHeads
 _OF_THE_CALLERS_BIAS = NarrowBias()
 _GO_BY_LSE = (GradientApart, ReadGradientsApart, RowBias)
 
+PREFERRED: tuple[Rewrite, ...] = (MaskModAsLengths(),)
+"""Those that are taken wherever they bring no reason: with them kernels do less."""
+
 REWRITES: tuple[Rewrite, ...] = (
+    *PREFERRED,
     _OF_THE_CALLERS_BIAS,
     NoScores(),
     CallForEachKey(),
     MaskFromOut(),
+    ScoreModAsCap(),
+    ScoreModAsSlopes(),
     GradientApart("alibi_slopes"),
     SumAsBias(),
     GradientApart("bias"),
@@ -56,6 +65,11 @@ REWRITES: tuple[Rewrite, ...] = (
 """Those that cost least first, and before those that need what they make."""
 
 Reasons = Callable[[AttentionSpec], tuple[str, ...]]
+
+
+def is_preferred(spec: AttentionSpec) -> bool:
+    """Whether a call that is refused by nobody is worth rewriting."""
+    return any(rewrite.inner(spec) is not None for rewrite in PREFERRED)
 
 
 @dataclass(frozen=True)
@@ -135,6 +149,14 @@ def _chain(
             steps.append((rewrite, spec))
             spec = inner
     reasons, before = reasons_against(spec), -1
+    for rewrite in PREFERRED:
+        inner = rewrite.inner(spec)
+        if inner is None or not (moves is None or rewrite.name in moves):
+            continue
+        left = reasons_against(inner)
+        if set(left) <= set(reasons):
+            steps.append((rewrite, spec))
+            spec, reasons = inner, left
     while before < len(steps):
         before = len(steps)
         for rewrite in REWRITES:

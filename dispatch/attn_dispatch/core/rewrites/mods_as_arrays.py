@@ -1,7 +1,7 @@
 """What a kernel cannot be told of a score_mod or mask_mod, as an array over pairs, which it can.
 
-A mask_mod becomes a mask, and what a score_mod adds to scores a float32 bias, whose gradient gives
-that of the arrays that it reads: T5's table, for one. Like all arrays over pairs, up to a size.
+A mask_mod becomes a mask, and what a score_mod adds to scores a bias, whose gradient gives that of
+the arrays that it reads: T5's table, for one. Like all arrays over pairs, up to a size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     is_affordable,
 )
-from attn_dispatch.programs.program import Program, axes_of, is_sum_with_score, reads_by_key
+from attn_dispatch.programs.program import Program, axes_of
+from attn_dispatch.programs.words import Parts, parts
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.semantics.row_ids import is_packed
@@ -36,12 +37,12 @@ class MaskModAsMask:
         program = spec.options.mask_mod
         if program is None:
             return None
-        shape = _shape(spec, program)
+        shape = shape_of(spec, program)
         if spec.has("mask"):
             shape = common_shape(shape, spec.shape("mask"))
         if not is_affordable(shape):
             return None
-        without = _operands_of(spec, "mask_mod")
+        without = operands_of(spec, "mask_mod")
         return changed(spec, without=without, arrays={"mask": (shape, "bool")}, mask_mod=None)
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
@@ -59,18 +60,21 @@ class MaskModAsMask:
 
 @dataclass(frozen=True)
 class SumAsBias:
-    """A score_mod that adds something to the score which depends on an array read by key."""
+    """A score_mod that adds something to the score, or to the score after a soft cap."""
 
-    name: str = "score_mod: what it adds, as a float32 bias"
+    name: str = "score_mod: what it adds, as a bias"
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
         program = spec.options.score_mod
-        if program is None or not (is_sum_with_score(program) and reads_by_key(program)):
+        found = None if program is None else parts(program)
+        if program is None or found is None or not found.adds:
+            return None
+        if found.soft_cap is not None and spec.options.logits_soft_cap is not None:
             return None
         if spec.options.deterministic_backward and any(map(is_mod_operand, spec.options.gradients)):
             return None  # XLA may add them up in any order
-        shape = _shape(spec, program)
+        shape = shape_of(spec, program)
         if spec.has("bias"):
             shape = common_shape(shape, spec.shape("bias"))
         if not is_affordable(shape):
@@ -78,9 +82,10 @@ class SumAsBias:
         wanted = ("bias" if is_mod_operand(x) else x for x in spec.options.gradients)
         return changed(
             spec,
-            without=_operands_of(spec, "score_mod"),
-            arrays={"bias": (shape, "float32")},
+            without=operands_of(spec, "score_mod"),
+            arrays={"bias": (shape, _bias_dtype(spec, found))},
             score_mod=None,
+            logits_soft_cap=found.soft_cap or spec.options.logits_soft_cap,
             gradients=tuple(dict.fromkeys(wanted)),
         )
 
@@ -94,11 +99,19 @@ class SumAsBias:
 
         def added(moving: Arrays) -> jax.Array:
             read = mods.arrays_of("score_mod", program, operands | moving)
-            found = mods.added(program, indices, read, axes_of(program), is_learned=bool(moving))
-            return jnp.broadcast_to(found, _shape(spec, program))
+            found = mods.added(
+                program,
+                indices,
+                read,
+                axes_of(program),
+                is_learned=bool(moving),
+                is_packed=is_packed(spec),
+            )
+            return jnp.broadcast_to(found, shape_of(spec, program))
 
         sum_, pull = jax.vjp(added, moving)
         bias = sum_ + operands["bias"].astype(sum_.dtype) if spec.has("bias") else sum_
+        bias = bias.astype(inner.dtype_of("bias"))
         results = dict(calls.kernel(inner, for_(inner, operands | {"bias": bias})))
         if "bias" not in results:
             return results
@@ -111,7 +124,17 @@ class SumAsBias:
         return results
 
 
-def _shape(spec: AttentionSpec, program: Program) -> tuple[int, int, int, int]:
+def _bias_dtype(spec: AttentionSpec, found: Parts) -> str:
+    """float32, or the call's 16 bits where all that is added comes of such numbers.
+
+    A gradient of the bias that is wanted would be rounded to them as well.
+    """
+    has_gradient = any(x == "bias" or is_mod_operand(x) for x in spec.options.gradients)
+    is_narrow = not spec.has("bias") and not has_gradient
+    return spec.dtype if is_narrow and found.dtype == spec.dtype else "float32"
+
+
+def shape_of(spec: AttentionSpec, program: Program) -> tuple[int, int, int, int]:
     """Of what a mod computes, 1 along the axes that it is the same for."""
     axes = axes_of(program)
     has_rows = "b" in axes or (is_packed(spec) and not {"t", "s"}.isdisjoint(axes))
@@ -123,7 +146,7 @@ def _shape(spec: AttentionSpec, program: Program) -> tuple[int, int, int, int]:
     )
 
 
-def _operands_of(spec: AttentionSpec, mod: str) -> tuple[str, ...]:
+def operands_of(spec: AttentionSpec, mod: str) -> tuple[str, ...]:
     """The operands that a call without this mod does not have."""
     names = tuple(x.name for x in spec.operands if is_mod_operand(x.name) and mod in x.name)
     return names if len(spec.options.mods) > 1 else (*names, "mods_start")

@@ -1,0 +1,91 @@
+"""A score_mod that a call's arguments have a name for, for kernels that know those alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
+from attn_dispatch.core.rewrites.mods_as_arrays import operands_of
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
+from attn_dispatch.programs.words import Slopes, parts
+from attn_dispatch.semantics import mods
+from attn_dispatch.semantics.positions import Positions
+
+
+@dataclass(frozen=True)
+class ScoreModAsCap:
+    name: str = "score_mod: as logits_soft_cap"
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        program = spec.options.score_mod
+        found = None if program is None else parts(program)
+        if found is None or found.soft_cap is None or found.adds:
+            return None
+        if spec.options.logits_soft_cap is not None or any(
+            map(is_mod_operand, spec.options.gradients)
+        ):
+            return None
+        without = operands_of(spec, "score_mod")
+        return changed(spec, without=without, score_mod=None, logits_soft_cap=found.soft_cap)
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner = self.inner(spec)
+        assert inner is not None
+        return calls.kernel(inner, for_(inner, operands))
+
+
+@dataclass(frozen=True)
+class ScoreModAsSlopes:
+    name: str = "score_mod: as alibi_slopes"
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        found = _slopes(spec)
+        # A mod counts positions from the top left.
+        if found is None or spec.options.causal_alignment != "top_left":
+            return None
+        right = spec.band[1]
+        if spec.has("alibi_slopes") or (found.is_one_sided and (right is None or right > 0)):
+            return None
+        if "b" in found.values.axes and spec.has("cu_seqlens_q"):
+            return None  # where b counts sequences
+        has_rows = "b" in found.values.axes or spec.shape("mods_start")[0] > 1
+        shape = spec.batch if has_rows else 1, spec.num_heads
+        wanted = ("alibi_slopes" if is_mod_operand(x) else x for x in spec.options.gradients)
+        return changed(
+            spec,
+            without=operands_of(spec, "score_mod"),
+            arrays={"alibi_slopes": (shape, "float32")},
+            score_mod=None,
+            gradients=tuple(dict.fromkeys(wanted)),
+        )
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner, found, program = self.inner(spec), _slopes(spec), spec.options.score_mod
+        assert inner is not None and found is not None and program is not None
+        indices = Positions.of(spec, operands).indices
+        assert indices is not None
+        moving = {x: y for x, y in operands.items() if x in spec.options.gradients}
+        moving = {x: y for x, y in moving.items() if is_mod_operand(x)}
+        shape = inner.shape("alibi_slopes")
+
+        def slopes(moving: Arrays) -> jax.Array:
+            read = mods.arrays_of("score_mod", program, operands | moving)
+            of_heads = found.sign * mods.outside(found.values, indices, read)[:, :, 0, 0]
+            return jnp.broadcast_to(of_heads, shape).astype(jnp.float32)
+
+        made, pull = jax.vjp(slopes, moving)
+        results = dict(calls.kernel(inner, for_(inner, operands | {"alibi_slopes": made})))
+        if "alibi_slopes" in results:
+            results |= pull(results.pop("alibi_slopes"))[0]
+        return results
+
+
+def _slopes(spec: AttentionSpec) -> Slopes | None:
+    program = spec.options.score_mod
+    found = None if program is None else parts(program)
+    return None if found is None or found.soft_cap is not None else found.slopes
