@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from attn_dispatch import settings
@@ -18,9 +19,11 @@ from attn_dispatch.call.spec import AttentionOptions, CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
 from attn_dispatch.core import select, told
 from attn_dispatch.core.explanation import Explanation, explain_call
+from attn_dispatch.core.mask_share import mask_share
 from attn_dispatch.core.primitive import attention
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
+from attn_dispatch.programs.tracing import Mod, trace
 from attn_dispatch.semantics.array_scale import with_number_as_scale
 
 ScoreMod = Callable[..., Any]
@@ -393,7 +396,18 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
 
     avals = jax.eval_shape(operands, arrays)
     spec = LeadingCall.of(avals, options[0]).spec
-    return explain_call(spec, default_device(), has_lse_grad=named.arguments["return_lse"])
+    found = explain_call(spec, default_device(), has_lse_grad=named.arguments["return_lse"])
+    mask_mod = _known_mask_mod(named.arguments)
+    return found if mask_mod is None else replace(found, mask=mask_share(spec, mask_mod))
+
+
+def _known_mask_mod(arguments: dict[str, Any]) -> Mod | None:
+    """The call's mask_mod, if what it reads has values."""
+    function, read = arguments["mask_mod"], arguments["mask_mod_args"]
+    if function is None or _is_said_by_shape(read):
+        return None
+    mod = trace("mask_mod", function, read, "float32")
+    return None if any(isinstance(x, Tracer) for x in mod.arrays) else mod
 
 
 def _is_said_by_shape(argument: Any) -> bool:

@@ -11,6 +11,7 @@ from jaxlib.version import __version__ as JAXLIB_VERSION
 from attn_dispatch._version import __version__
 from attn_dispatch.call.spec import AttentionSpec, as_partners, backward_options
 from attn_dispatch.core import select
+from attn_dispatch.core.mask_share import MaskShare
 from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.devices.device import Device
 
@@ -28,6 +29,8 @@ class Explanation:
     forward: tuple[select.Verdict, ...]
     """One verdict for each implementation, in order of preference."""
     backward: tuple[select.Verdict, ...]
+    mask: MaskShare | None = None
+    """What a mask_mod leaves of the call; None without one, and where that is not known."""
 
     @property
     def chosen_forward(self) -> str | None:
@@ -47,6 +50,8 @@ class Explanation:
             f"versions  {versions}",
             f"chosen    forward: {self.chosen_forward}, backward: {self.chosen_backward}",
         ]
+        if self.mask is not None:
+            lines.extend(_wrapped("mask_mod  ", str(self.mask)))
         for direction, verdicts in (("forward", self.forward), ("backward", self.backward)):
             for verdict in verdicts:
                 label = f"{direction:<9} {verdict.implementation:<7} "
