@@ -24,6 +24,7 @@ from attn_dispatch.conformance.environment import environment
 
 _SIZE = {"b": 1, "t": 8192, "n": 16, "k": 4, "h": 128}
 _SLOPES = 2.0 ** -jnp.arange(0.5, 8.5, 0.5)
+_TABLE = jnp.linspace(-1.0, 1.0, 64).reshape(32, 2)
 _CAUSAL: dict[str, Any] = {"is_causal": True}
 
 
@@ -51,7 +52,8 @@ CALLS: dict[str, dict[str, Any]] = {
 
 LEARNED: dict[str, tuple[Callable[[jax.Array], dict[str, Any]], jax.Array, dict[str, int]]] = {
     "ALiBi, learned": (_alibi, _SLOPES, {}),
-    "T5, learned": (_t5, jnp.linspace(-1.0, 1.0, 64).reshape(32, 2), {"n": 2, "k": 1}),
+    "T5, learned": (_t5, _TABLE, {"n": 2, "k": 1}),
+    "T5 in bfloat16, learned": (_t5, _TABLE.astype(jnp.bfloat16), {"n": 2, "k": 1}),
 }
 """The options of what the mod reads, that, and in what the call's size differs."""
 
@@ -125,7 +127,7 @@ def main() -> None:
             else x["refused"][:60]
             for x in row.values()
         ]
-        print(f"{name:18s}{'   '.join(cells)}", flush=True)
+        print(f"{name:24s}{'   '.join(cells)}", flush=True)
     save("mods", {"environment": facts, "shape": _SIZE, "calls": rows}, args.results)
 
 

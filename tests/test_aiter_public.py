@@ -119,6 +119,27 @@ def test_mods_in_words_that_aiter_has(emulator, name: str):
     assert_close(got, value_and_gradients(*arrays(), **options, implementation="xla"))
 
 
+@pytest.mark.parametrize(
+    ("mod", "read"), [(mods.relative_position, TABLE), (mods.alibi, SLOPES)], ids=["T5", "ALiBi"]
+)
+def test_gradients_of_what_such_mods_read(emulator, mod: Any, read: jax.Array):
+    """Of a table by way of the bias', of slopes by XLA."""
+
+    def gradients(implementation: str | None) -> list[np.ndarray]:
+        def loss(read, q):
+            _, k, v = arrays()
+            options = {"score_mod": mod(read), "is_causal": True, "implementation": implementation}
+            return (dot_product_attention(q, k, v, **options).astype(jnp.float32) ** 2).sum()
+
+        found = jax.jit(jax.grad(loss, (0, 1)))(read, arrays()[0])
+        return [np.asarray(x, np.float32) for x in found]
+
+    got = gradients(None)
+    assert (emulator.calls("forward"), emulator.calls("backward")) == (1, 1)
+    for x, y in zip(got, gradients("xla"), strict=True):
+        assert np.abs(x - y).max() <= 0.02 * np.abs(y).max()
+
+
 def test_the_gradient_through_lse_is_aiters(emulator):
     q, k, v = arrays()
 

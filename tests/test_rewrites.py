@@ -26,6 +26,7 @@ from attn_dispatch.core.rewrites import (
     Chain,
     dense,
     empty,
+    mods_as_arguments,
     padded,
     rewritten,
     row_bias,
@@ -39,6 +40,8 @@ from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn.call import calls_of
 from attn_dispatch.devices.target import CPU
+from attn_dispatch.programs.words import parts
+from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
@@ -48,7 +51,7 @@ from test_cudnn_arrays import SMALL, check, poisoned, rules, to_jax
 
 Arrays = dict[str, Any]
 
-SUM = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "s"),)
+SUM, OF_HEADS = ((Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, read),) for read in "sn")
 CAP, SLOPES = ((Step(name, 0, 0, 1.5, 8, "n"),) for name in ("soft cap", "ALiBi"))
 EVERY_THIRD = ("s == t or (t - s) % w == 0", 3)
 _WIDE = {"h": 16, "t": 6, "s": 7}
@@ -181,6 +184,7 @@ NAMED = (
     Case("window_array", window_arrays=((3, 2),), bias=(1, 4, 10, 14)),
     Case("window_arrays", window_arrays=((3, 2), (-1, 4)), alignment="bottom_right", sinks=2),
     Case("window_array_lengths", window_arrays=((2, 1),), kv_lengths=(9, 0), is_causal=True),
+    Case("sum_by_distance", score_mod=OF_HEADS, is_causal=True, wanted=("key", "score_mod_0")),
     Case("sum", score_mod=SUM, is_causal=True, lse_grad=True),
     Case("sum_lengths", score_mod=SUM, kv_lengths=(9, 0), bias=(2, 1, 10, 14), mods_start=(1, 1)),
     Case("sum_copies", b=4, score_mod=SUM, own_arrays=True, transform="vmap", mask=(4, 1, 10, 14)),
@@ -217,10 +221,10 @@ TAKEN_FIRST = (
 
 _ENOUGH = 5
 _WITHOUT = (
-    ("sinks", "mask"), ("sinks", "bias gradient"),
+    ("score_mod",), ("sinks", "mask"), ("sinks", "bias gradient"),
     ("row maximum", "narrow heads"), ("lengths", "alibi"), ("packed",),
-    ("narrow values", "row bias"), ("bias gradient",), ("score_mod",),
-    ("score_mod", "alibi"), ("beyond 256",), ("beyond 128",), (),
+    ("narrow values", "row bias"), ("bias gradient",), ("score_mod", "alibi"),
+    ("beyond 256",), ("beyond 128",), (),
 )  # fmt: skip
 
 Refused = tuple[Case, tuple[str, ...]]
@@ -230,7 +234,7 @@ def some_of_each() -> dict[str, list[Refused]]:
     """By the name of each rewrite some calls that run by it, and what is refused beside."""
     drawn = [
         replace(case, dtype="float32", bias_dtype="float32", score_shift=0.0, magnitude=1.0)
-        for case in draws.examples(400, 7, draws.SMALL)
+        for case in draws.examples(200, 7, draws.SMALL)
         if abs(case.scale) > 1e-3
     ]
     found: dict[str, list[Refused]] = {rewrite.name: [] for rewrite in REWRITES}
@@ -280,6 +284,7 @@ def _doubled(x: Any, size: int) -> Any:
 
 
 _RIGHT = CallForEachKey.compute
+_OUTSIDE, _DIAGONALS = mods.outside, mods._along_diagonals
 
 
 def _keys_reversed(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
@@ -308,6 +313,20 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
     "constants": (
         "an axis", empty.NoScores, "compute",
         lambda _, spec, x, calls: {name: 1 + y for name, y in calls.xla(spec, x).items()},
+    ),
+    "one key more": (
+        "mask_mod: as lengths", mods, "outside", lambda *given: 1 + _OUTSIDE(*given)
+    ),
+    "other slopes": (
+        "score_mod: as alibi", mods, "outside", lambda *given: 2 * _OUTSIDE(*given)
+    ),
+    "another cap": (
+        "score_mod: as logits", mods_as_arguments, "parts",
+        lambda program: replace(parts(program), soft_cap=3.0),
+    ),
+    "another diagonal": (
+        "score_mod: what it adds", mods, "_along_diagonals",
+        lambda x, queries, keys: jnp.roll(_DIAGONALS(x, queries, keys), 1, axis=3),
     ),
     "columns": (
         "head dim", wide_heads, "pad_last",

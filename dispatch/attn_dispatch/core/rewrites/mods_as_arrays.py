@@ -125,13 +125,9 @@ class SumAsBias:
 
 
 def _bias_dtype(spec: AttentionSpec, found: Parts) -> str:
-    """float32, or the call's 16 bits where all that is added comes of such numbers.
-
-    A gradient of the bias that is wanted would be rounded to them as well.
-    """
-    has_gradient = any(x == "bias" or is_mod_operand(x) for x in spec.options.gradients)
-    is_narrow = not spec.has("bias") and not has_gradient
-    return spec.dtype if is_narrow and found.dtype == spec.dtype else "float32"
+    """float32, or the call's 16 bits where all that is added was read in them."""
+    is_narrow = found.dtype == spec.dtype and not spec.has("bias")
+    return spec.dtype if is_narrow else "float32"
 
 
 def shape_of(spec: AttentionSpec, program: Program) -> tuple[int, int, int, int]:
