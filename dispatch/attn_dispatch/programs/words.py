@@ -92,11 +92,6 @@ class _Reading:
             if inner is None or name == "convert_element_type":
                 return inner if _keeps_positions(made) else None
             return "|t - s|" if name == "abs" else _OPPOSITE.get(inner)
-        if made := self.made_by(x, "max"):
-            # What is taken for 0 comes after the query.
-            x, number = made.invars
-            is_zero = isinstance(number, Literal) and not number.val
-            return "t - s" if is_zero and self.distance(x) == "t - s" else None
         if made := self.made_by(x, "sub"):
             match [self._position(y) for y in made.invars]:
                 case ["t", "s"]:
