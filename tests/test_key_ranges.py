@@ -29,6 +29,13 @@ MASKS = {
     "dilated": (mods.dilated_window(6, 2), (6, 0), False),
     "prefix": (mods.prefix_lm(PREFIX), (None, None), False),
     "lengths": (lambda b, n, t, s: s < PREFIX[b], (None, None), False),
+    "causal, lengths": (lambda b, n, t, s: (s <= t) & (s < PREFIX[b]), (None, 0), False),
+    "window, lengths": (
+        lambda b, n, t, s: (jnp.abs(t - s) < 3) & (s < PREFIX[b]) & (s < 5), (2, 2), False
+    ),
+    "before the query, lengths": (lambda b, n, t, s: (s < t) & (s < PREFIX[b]), (None, 0), False),
+    "long before, lengths": (lambda b, n, t, s: (s < t - 5) & (s < PREFIX[b]), (None, 0), False),
+    "to come, lengths": (lambda b, n, t, s: (s >= t + 3) & (s < PREFIX[b]), (0, None), False),
     "some queries": (lambda b, n, t, s: (t > 5) & (s <= t), (None, 0), False),
     "some queries see all": (lambda b, n, t, s: (t > 5) | (s <= t), (None, None), False),
     "no limit": (lambda b, n, t, s: s <= LIMIT, (None, None), False),
@@ -72,6 +79,10 @@ def test_ranges(function, band, is_band):
         got &= s >= number(found.first)
     if found.end is not None:
         got &= s < number(found.end)
+    if found.row_end is not None:
+        left, right = (T + S if side is None else side for side in found.band)
+        in_window = (s >= t - left) & (s <= t + right) & (s < number(found.row_end))
+        np.testing.assert_array_equal(np.broadcast_to(in_window, expected.shape), expected)
     if found.rest:
         assert (got | ~expected).all()
     else:
@@ -83,3 +94,8 @@ def test_ranges(function, band, is_band):
     assert (in_band | ~expected).all()
     if is_band:
         np.testing.assert_array_equal(np.broadcast_to(in_band, expected.shape), expected)
+
+
+def test_masks_that_are_lengths_beside_a_window():
+    found = {x for x, (function, *_) in MASKS.items() if key_range(traced(function)[0]).row_end}
+    assert found == {"lengths", "causal, lengths", "window, lengths", "a few", "no limit", "all"}

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import attn_dispatch
 from attn_dispatch import explain, mods
-from attn_dispatch.core import mask_share
 
 B, T, S, N = 3, 300, 460, 2
 LENGTHS = jnp.array([130, 460, 0])
@@ -51,15 +51,24 @@ def found(options: dict[str, Any], **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("is_sampled", [False, True])
-def test_shares(name: str, is_sampled: bool, monkeypatch: pytest.MonkeyPatch):
+def test_shares(name: str):
     share = found(CALLS[name]).mask
     assert (share.pairs, share.tiles) == pytest.approx(shares(CALLS[name]), abs=1e-6)
     assert share.pairs <= share.tiles <= share.computed + 1e-6
-    if is_sampled:
-        # Tiles of one row, of one head and batch row, stand for all.
-        monkeypatch.setattr(mask_share, "_MOST_PAIRS", S)
-        assert 0 <= found(CALLS[name]).mask.pairs <= 1
+
+
+@pytest.mark.parametrize("length", [2**13, 2**15, 2**17, 2**20])
+def test_long_calls_are_estimated(length: int):
+    q = jax.ShapeDtypeStruct((2, length, 1, 8), jnp.float32)
+    share = explain(q, q, q, target="gfx942", mask_mod=lambda b, n, t, s: s <= t).mask
+    assert (share.pairs, share.tiles) == pytest.approx((0.5, 0.5), abs=0.02)
+    assert share.computed == pytest.approx(0.5, abs=0.02)
+    prefix = {"mask_mod": lambda b, n, t, s: (s <= t) | (s < 1000 * b)}
+    share = explain(q, q, q, target="gfx942", **prefix).mask
+    assert share.pairs == pytest.approx(0.5, abs=0.02) and share.computed == 1
+    (one, key) = (jax.ShapeDtypeStruct((2, x, 1, 8), jnp.float32) for x in (1, 10 * length))
+    share = explain(one, key, key, target="gfx942", mask_mod=lambda b, n, t, s: s % 2 == 0).mask
+    assert share.pairs == pytest.approx(0.5) and share.tiles == share.computed == 1
 
 
 def test_what_a_kernel_computes():
@@ -68,6 +77,8 @@ def test_what_a_kernel_computes():
     # Tiles of four for 460 keys: two of them, all and none.
     rows = found(CALLS["lengths"]).mask
     assert rows.computed == pytest.approx((2 + 4 + 0) / 12)
+    with attn_dispatch.rewrites(False):
+        assert found(CALLS["lengths"]).mask.computed == 1
     causal = found(CALLS["lengths, causal"]).mask
     assert causal.computed == pytest.approx((1 + 2 + 2 + 1 + 2 + 3) / 36)
 
@@ -81,11 +92,13 @@ def test_what_is_not_known():
     with_struct = found({}, mask_mod=lambda b, n, t, s, x: s < x[b], mask_mod_args=(struct,))
     packed = found(CALLS["prefix"], query_segment_ids=np.ones((B, T), int),
                    key_value_segment_ids=np.ones((B, S), int))  # fmt: skip
-    assert with_struct.mask is packed.mask is found({}).mask is None
+    lengths = found(CALLS["prefix"], key_value_seq_lengths=LENGTHS)
+    assert with_struct.mask is packed.mask is found({}).mask is lengths.mask is None
 
     @jax.jit
     def inside(x: jax.Array) -> jax.Array:
         assert found({"mask_mod": lambda b, n, t, s: s < x[b]}).mask is None
+        assert found(CALLS["lengths"]).mask is not None
         return x
 
     inside(LENGTHS)

@@ -392,3 +392,58 @@ def test_sums_in_any_order_are_refused_where_they_must_not_be(monkeypatch: pytes
     assert refused(target="sm90") and not refused()
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
     assert not refused(target="sm90")
+
+
+def test_arrays_that_jitted_functions_capture():
+    """They are what the mod reads, too, and no part of a plan that another one's call may share."""
+    q, k, v = (jnp.ones((2, 5, 2, 4)) * x for x in (0.3, 0.7, 1.0))
+    v = v * jnp.arange(5.0)[:, None, None]
+
+    def slopes(values: Any) -> Any:
+        of = jax.jit(lambda n: values[n])
+        inner = jax.jit(lambda x, d, n: x - of(n) * d)
+        return lambda score, b, n, t, s: inner(score, jnp.abs(t - s), n)
+
+    def call(values: Any, *, mod: Any = slopes) -> Any:
+        return dot_product_attention(q, k, v, score_mod=mod(values))
+
+    for values in (jnp.ones(2), jnp.zeros(2), jnp.arange(2.0)):
+        plain = dot_product_attention(q, k, v, alibi_slopes=values)
+        np.testing.assert_allclose(call(values), plain, rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(call)(values), plain, rtol=1e-6)
+    lengths = jnp.array([1, 4])
+    masked = dot_product_attention(q, k, v, mask_mod=jax.jit(lambda b, n, t, s: s < lengths[b]))
+    plain = dot_product_attention(q, k, v, key_value_seq_lengths=lengths)
+    np.testing.assert_allclose(masked, plain, rtol=1e-6)
+
+
+def test_arrays_that_are_captured_where_nobody_finds_them():
+    values = jnp.arange(4.0)
+    inner = jax.jit(lambda i, x: x + values[i])
+
+    def looping(score: Any, b: Any, n: Any, t: Any, s: Any) -> Any:
+        return jax.lax.fori_loop(0, 3, inner, score)
+
+    q = jnp.ones((1, 3, 1, 4))
+    try:
+        got = dot_product_attention(q, q, q, score_mod=looping, return_lse=True)[1]
+    except ValueError as error:
+        assert "score_mod_args" in str(error)
+    else:
+        plain = dot_product_attention(q, q, q, bias=jnp.full((1, 3, 3), 3.0), return_lse=True)[1]
+        np.testing.assert_allclose(got, plain, rtol=1e-6)
+
+
+def test_a_rule_that_closes_over_an_array_without_a_derivative():
+    table = jnp.arange(4.0)
+
+    @jax.custom_vjp
+    def moved(x, d):
+        return x + table[2] * d
+
+    moved.defvjp(lambda x, d: (x + table[2] * d, None), lambda _, g: (g, table[2] * g))
+    q = jnp.ones((1, 3, 1, 4))
+    mod = lambda x, b, n, t, s: moved(x, (s - t) * 1.0)  # noqa: E731
+    plain = lambda x, b, n, t, s: x + 2.0 * (s - t)  # noqa: E731
+    got, expected = (dot_product_attention(q, q, q, score_mod=x) for x in (mod, plain))
+    np.testing.assert_allclose(got, expected, rtol=1e-6)

@@ -131,6 +131,7 @@ _ALL = FORMULAS | ALONE
 MASKS: dict[str, Callable[..., Any]] = {
     "s <= t or s < x[b]": lambda n, t, s, x, w: (s <= t) | (s < x),
     "s < x[b] and t - s < w": lambda n, t, s, x, w: (s < x) & (t - s < w),
+    "s < t and s < x[b]": lambda n, t, s, x, w: (s < t) & (s < x),
     "not (t - s > w or s > x[b])": lambda n, t, s, x, w: ~((t - s > w) | (s > x)),
     "s == t or (t - s) % w == 0": lambda n, t, s, x, w: (s == t) | ((t - s) % w == 0),
     "s == 0 or |t - s| <= w + n": lambda n, t, s, x, w: (s == 0) | (abs(t - s) <= w + n),

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.mask_as_lengths import MaskModAsLengths
 from attn_dispatch.programs.key_ranges import key_range
+from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import Mod
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.semantics.row_ids import is_packed
 
 TILE = 128
-_MOST_PAIRS = 2**27
-"""Of more of them, tiles at even distances stand for all."""
+_MOST_TILES = 2**13
+_MOST_ROWS, _MOST_HEADS = 16, 8
+"""Of more tiles, batch rows and heads, some at even distances stand for all."""
 
 
 @dataclass(frozen=True)
 class MaskShare:
-    """Shares of a call's pairs of queries and keys, from 0 to 1."""
+    """Shares of a call's pairs of queries and keys, from 0 to 1; of long calls an estimate."""
 
     pairs: float
     """Those that may attend: by mask_mod, causality and window."""
@@ -34,57 +38,60 @@ class MaskShare:
     window or lengths."""
 
     def __str__(self) -> str:
-        pairs, tiles, computed = (
-            f"{100 * x:.3g} %" for x in (self.pairs, self.tiles, self.computed)
-        )
+        shares = (self.pairs, self.tiles, self.computed)
+        pairs, tiles, computed = (f"{100 * x:.3g} %" for x in shares)
         return (
             f"{pairs} of the pairs attend; {tiles} are in tiles of {TILE} x {TILE} that have one, "
-            f"{computed} in those that a kernel computes"
+            f"{computed} in those that a vendor's kernel computes; XLA computes all"
         )
 
 
 def mask_share(spec: AttentionSpec, mod: Mod) -> MaskShare | None:
-    """The shares; None where the pairs depend on more than lengths and positions.
+    """The shares; None where the pairs depend on more than positions.
 
     Args:
       spec: the call, its band as narrow as the mask_mod says.
       mod: its mask_mod, the arrays of which have values.
     """
-    if is_packed(spec) or spec.symbols or spec.is_empty or spec.has("window"):
+    decides = ("query_seq_lengths", "key_value_seq_lengths", "window")
+    if is_packed(spec) or spec.symbols or spec.is_empty or any(map(spec.has, decides)):
         return None
-    lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
-    if lengths and spec.options.causal_alignment == "bottom_right" and spec.band != (None, None):
-        return None
-    rows = _some(spec.seq_len_q, TILE, _MOST_PAIRS // spec.seq_len_kv)
-    heads = _some(spec.num_heads, 1, _MOST_PAIRS // (len(rows) * TILE * spec.seq_len_kv))
-    batch = _some(spec.batch, 1, _MOST_PAIRS // (len(heads) * len(rows) * TILE * spec.seq_len_kv))
+    axes = axes_of(mod.program)
+    batch = _some(spec.batch if "b" in axes else 1, _MOST_ROWS)
+    heads = _some(spec.num_heads if "n" in axes else 1, _MOST_HEADS)
+    most = isqrt(_MOST_TILES // (len(batch) * len(heads)))
+    rows, keys = (-(-length // TILE) for length in (spec.seq_len_q, spec.seq_len_kv))
+    if rows < keys:
+        first = _some(rows, most)
+        others = _some(keys, _MOST_TILES // (len(batch) * len(heads) * len(first)))
+    else:
+        others = _some(keys, most)
+        first = _some(rows, _MOST_TILES // (len(batch) * len(heads) * len(others)))
+    height = min(TILE, spec.seq_len_q)
+    s = (others[:, None] * TILE + np.arange(TILE)).reshape(-1)
 
-    def of_row(first: jax.Array) -> tuple[jax.Array, jax.Array]:
-        t, s = first + jnp.arange(TILE)[None], jnp.arange(spec.seq_len_kv)[None]
+    def of_rows(start: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        t = start * TILE + jnp.arange(height)
         copies = jnp.zeros(len(batch), jnp.int32)
-        indices = PairIndices(copies, jnp.asarray(batch)[:, None], jnp.asarray(heads)[None], t, s)
-        arrays = [x[None] for x in mod.arrays]
-        may = mods.may_attend(mod.program, indices, arrays)
-        may = may & (t < spec.seq_len_q)[..., None] & _in_band(spec, t[0][:, None], s)
-        tiles = jnp.pad(may, [(0, 0)] * 3 + [(0, -spec.seq_len_kv % TILE)])
-        tiles = tiles.reshape(*may.shape[:2], TILE, -1, TILE).any((2, 4))
-        return may.mean((0, 1)).sum(), tiles.mean((0, 1)).sum()
+        b, n = jnp.asarray(batch)[:, None], jnp.asarray(heads)[None]
+        indices = PairIndices(copies, b, n, t[None], jnp.asarray(s)[None])
+        may = mods.may_attend(mod.program, indices, [x[None] for x in mod.arrays])
+        is_there = (t < spec.seq_len_q)[:, None] & (s < spec.seq_len_kv)
+        may = may & is_there & _in_band(spec, t[:, None], jnp.asarray(s))
+        tiles = may.reshape(*may.shape[:3], len(others), TILE).any((2, 4))
+        return may.mean((0, 1)).sum(), tiles.mean(), is_there.sum()
 
-    counts = jax.jit(lambda: jax.lax.map(of_row, jnp.asarray(rows)))()
-    pairs, tiles = (float(np.asarray(x).mean()) for x in counts)
-    rows_of_tiles, keys_of_tiles = -(-spec.seq_len_q // TILE), -(-spec.seq_len_kv // TILE)
-    return MaskShare(
-        pairs * rows_of_tiles / (spec.seq_len_q * spec.seq_len_kv),
-        tiles / keys_of_tiles,
-        _computed(spec, mod, batch),
-    )
+    with jax.ensure_compile_time_eval():
+        found = jax.lax.map(of_rows, jnp.asarray(first))
+        counts, tiles, there = (np.asarray(x, np.float64) for x in found)
+        computed = _computed(spec, mod, batch)
+    return MaskShare(counts.sum() / there.sum(), tiles.mean(), computed)
 
 
-def _some(count: int, step: int, most: int) -> np.ndarray:
-    """Multiples of `step` below `count`; at even distances no more than `most` / `step`, or one."""
-    every = np.arange(0, count, step, dtype=np.int32)
-    wanted = min(max(most // step, 1), len(every))
-    return every[np.arange(wanted) * len(every) // wanted]
+def _some(count: int, most: int) -> np.ndarray:
+    """Numbers below `count`: all of them, or as many as `most`, in the middle of equal parts."""
+    wanted = min(max(most, 1), count)
+    return ((2 * np.arange(wanted, dtype=np.int64) + 1) * count // (2 * wanted)).astype(np.int32)
 
 
 def _in_band(spec: AttentionSpec, t: jax.Array, s: jax.Array) -> jax.Array:
@@ -100,19 +107,25 @@ def _offset(spec: AttentionSpec) -> int:
 
 
 def _computed(spec: AttentionSpec, mod: Mod, batch: np.ndarray) -> float:
-    """The share of tiles that band and lengths leave."""
-    t, s = (np.arange(0, x, TILE) for x in (spec.seq_len_q, spec.seq_len_kv))
+    """The share of tiles that band and lengths leave, of all rows of tiles."""
+    t, keys = np.arange(0, spec.seq_len_q, TILE), spec.seq_len_kv
     left, right = spec.band
-    first = t[:, None] + _offset(spec)
-    last = np.minimum(t + TILE, spec.seq_len_q)[:, None] - 1 + _offset(spec)
-    is_left = np.ones((len(t), len(s)), bool)
+    begin, end = np.zeros_like(t), np.full_like(t, -(-keys // TILE))
     if left is not None:
-        is_left &= np.minimum(s + TILE, spec.seq_len_kv) - 1 >= first - left
+        begin = np.clip((t + _offset(spec) - left) // TILE, 0, end)
     if right is not None:
-        is_left &= s <= last + right
-    if MaskModAsLengths().inner(spec) is None:
-        return float(is_left.mean())
-    end = key_range(mod.program).row_end
-    assert end is not None
-    keys = [np.asarray(end.compute(jnp.int32(b), *(jnp.int32(0),) * 3, *mod.arrays)) for b in batch]
-    return float(np.mean([(is_left & (s < x)).mean() for x in keys]))
+        last = np.minimum(t + TILE, spec.seq_len_q) - 1 + _offset(spec) + right
+        end = np.clip(last // TILE + 1, 0, end)
+    ends = [end]
+    if settings.current().rewrites and MaskModAsLengths().inner(spec) is not None:
+        number = key_range(mod.program).row_end
+        assert number is not None
+        rows = jnp.broadcast_to(
+            jax.vmap(lambda b: number.compute(b, *(jnp.int32(0),) * 3, *mod.arrays))(
+                jnp.asarray(batch)
+            ),
+            batch.shape,
+        )
+        ends = [np.minimum(end, -(-np.clip(x, 0, keys) // TILE)) for x in np.asarray(rows)]
+    share = np.mean([np.maximum(x - begin, 0).mean() for x in ends])
+    return float(share / -(-keys // TILE))

@@ -40,6 +40,12 @@ def has_rules(jaxpr: Jaxpr) -> bool:
     return not _RULES.isdisjoint(_operations(jaxpr))
 
 
+def has_constants(jaxpr: Jaxpr) -> bool:
+    """Whether functions inside hold arrays that are no operands."""
+    inner = [x for eqn in jaxpr.eqns for value in eqn.params.values() for x in _jaxprs(value)]
+    return any(x.consts or has_constants(x.jaxpr) for x in inner)
+
+
 def is_of_one_device(jaxpr: Jaxpr) -> bool:
     """Whether it has been traced under shard_map with an array that varies over the devices."""
     return not _OF_SHARD_MAP.isdisjoint(_operations(jaxpr))

@@ -33,8 +33,8 @@ from attn_dispatch.programs.words import is_sum_with_score
 
 _TILE = 128
 """What the kernels' tiles are multiples of, or divide."""
-_EXACT_FLOATS = 2**24
-"""Whole numbers up to this are exact in float32."""
+_EXACT_FLOATS = 2**23
+"""Whole numbers up to twice this are exact in float32."""
 
 
 @dataclass(frozen=True)

@@ -75,12 +75,16 @@ class KeyRange:
     def row_end(self) -> Number | None:
         """The number of keys that all queries of a batch row may attend, beside the band, if that
         and the band say it all."""
-        ends = [x for x in self.ends or (self.end,) if x is not None and x.offset is None]
-        if self.rest or (self.first is not None and self.first.offset is None) or not ends:
+        ends = [x for x in self.ends or (self.end,) if x is not None]
+        of_rows = [x for x in ends if x.offset is None]
+        if self.rest or not of_rows or any(x.of_t or x.depends - {"b"} for x in of_rows):
             return None
-        if any(x.of_t or x.depends - {"b"} for x in ends):
+        # A window has the diagonal in it.
+        if any(x.offset is not None and x.offset < 1 for x in ends):
             return None
-        return reduce(partial(_combined, jnp.minimum), ends)
+        if self.first is not None and (self.first.offset is None or self.first.offset > 0):
+            return None
+        return reduce(partial(_combined, jnp.minimum), of_rows)
 
     @property
     def is_band(self) -> bool:

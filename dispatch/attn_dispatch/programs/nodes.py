@@ -166,12 +166,12 @@ class Writer:
         return None
 
     def _is_position(self, name: str) -> bool:
-        """Whether it is t or s, or so many further."""
+        """Whether it is t or s, or a moderate number further."""
         if name in (T.name, S.name):
             return True
         match self._text_of.get(Register(name, "i")):
             case ("i", "add", inner, number) if number.startswith("#"):
-                return self._is_position(inner)
+                return abs(int(number[1:])) <= 2**22 and self._is_position(inner)
         return False
 
     def _distance(self, operation: str, *operands: Value) -> Register | None:

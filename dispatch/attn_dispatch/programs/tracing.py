@@ -13,7 +13,14 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AbstractMesh, get_abstract_mesh, use_abstract_mesh
 
-from attn_dispatch.programs.flat import NO_MESH, flat, has_rules, is_of_one_device, plain_type
+from attn_dispatch.programs.flat import (
+    NO_MESH,
+    flat,
+    has_constants,
+    has_rules,
+    is_of_one_device,
+    plain_type,
+)
 from attn_dispatch.programs.program import INDICES, Program
 
 _EXAMPLE = {
@@ -75,14 +82,14 @@ def trace(
         closed = _traced(name, of_leaves, avals)
     _check_result(name, closed)
     with use_abstract_mesh(NO_MESH):
-        body = jaxpr = flat(closed)
-        text = str(body.jaxpr)
+        body, captured = _without_constants(name, closed)
+        jaxpr, text = body, str(body.jaxpr)
         # Of plain operations the derivative is known when they are.
         if takes_score and has_rules(closed.jaxpr):
             _check_rules(name, closed)
-            jaxpr = flat(closed, keeps_rules=True)
+            jaxpr, _ = _without_constants(name, closed, keeps_rules=True)
             text += "\n" + _derivative_text(jaxpr, len(scalars))
-    arrays = (*given, *(_array(f"{name}: a captured array", x) for x in closed.consts))
+    arrays = (*given, *(_array(f"{name}: a captured array", x) for x in captured))
     if " at 0x" in text:
         raise ValueError(
             f"{name}: expected operations that two processes can compare, got one that holds a "
@@ -90,6 +97,25 @@ def trace(
         )
     shapes = tuple((x.shape, x.dtype.name) for x in arrays)
     return Mod(Program(text, shapes, jaxpr, body), arrays)
+
+
+def _without_constants(
+    name: str, closed: ClosedJaxpr, *, keeps_rules: bool = False
+) -> tuple[ClosedJaxpr, list[Any]]:
+    """The program with its constants as inputs, and them: those of functions inside that are jitted
+    come out once the calls are gone."""
+    captured: list[Any] = []
+    while True:
+        captured += closed.consts
+        closed = flat(closed, keeps_rules=keeps_rules)
+        if not closed.consts:
+            break
+    if has_constants(closed.jaxpr):
+        raise ValueError(
+            f"{name}: expected no array that a jitted function has captured inside of a loop, a "
+            f"branch or a custom derivative; pass it in {name}_args"
+        )
+    return closed, captured
 
 
 def _mesh_to_trace_under() -> AbstractMesh:
@@ -212,7 +238,7 @@ def _derivative_text(closed: ClosedJaxpr, scalars: int) -> str:
 
     try:
         derivative = jax.make_jaxpr(gradient)(closed.out_avals[0], *closed.in_avals)
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except Exception as error:
         # It can still be computed: a loop whose length is not known has no gradient, for one.
         return f"no gradient: {type(error).__name__}"
     return str(flat(derivative).jaxpr)

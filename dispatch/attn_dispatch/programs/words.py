@@ -15,6 +15,7 @@ from attn_dispatch.programs.nodes import COMPARISONS, Outside
 from attn_dispatch.programs.program import INDICES, Program, dependence
 
 Distance = OneOf["|t - s|", "t - s", "s - t"]
+_LEAST_CAP = 2.0**-100
 _OPPOSITE: dict[Distance, Distance] = {"t - s": "s - t", "s - t": "t - s"}
 
 
@@ -66,10 +67,12 @@ class _Reading:
 
     def slopes(self, sign: int, x: Var | Literal) -> Slopes | None:
         """Those of ALiBi, if that is added, or taken off."""
+        while (made := self.made_by(x, "convert_element_type")) and _is_float32(made):
+            x = made.invars[0]  # of a weak type
         times = self.made_by(x, "mul")
         for slopes, distance in (times.invars, times.invars[::-1]) if times else ():
             which = self.distance(distance)
-            if which and isinstance(slopes, Var) and self.depends[slopes] <= {"b", "n"}:
+            if which and (isinstance(slopes, Literal) or self.depends[slopes] <= {"b", "n"}):
                 sign = sign if which == "s - t" else -sign
                 return Slopes(self._outside(slopes), sign, which != "|t - s|")
         return None
@@ -82,8 +85,10 @@ class _Reading:
         if not times or not inside or inside[0] != self.jaxpr.invars[0]:
             return None
         cap = times[1]
+        if not _LEAST_CAP <= cap <= 1 / _LEAST_CAP:
+            return None
         # In float32 both of them are the same number.
-        return cap if cap > 0 and np.float32(inside[1]) == np.float32(1 / cap) else None
+        return cap if np.float32(inside[1]) == np.float32(1 / cap) else None
 
     def distance(self, x: Var | Literal) -> Distance | None:
         """Which difference of positions a value is."""
@@ -100,11 +105,11 @@ class _Reading:
                     return "s - t"
         return None
 
-    def _outside(self, x: Var) -> Outside:
+    def _outside(self, x: Var | Literal) -> Outside:
         """A value that does not depend on the score, as a function of its own."""
         alone = self.jaxpr.replace(invars=self.jaxpr.invars[1:], outvars=[x])
         body = flat(ClosedJaxpr(alone, self._consts))
-        axes = "".join(y for y in INDICES if y in self.depends[x])
+        axes = "".join(y for y in INDICES if isinstance(x, Var) and y in self.depends[x])
         return Outside(body, str(body.jaxpr), "score_mod", axes, "float32")
 
     def _position(self, x: Var | Literal) -> str | None:
@@ -125,6 +130,10 @@ class _Reading:
             return None
         number = float(other.val)
         return one, number if made.primitive.name == "mul" else 1 / number
+
+
+def _is_float32(equation: JaxprEqn) -> bool:
+    return {_dtype(equation.invars[0]), _dtype(equation.outvars[0])} == {np.dtype(np.float32)}
 
 
 def _dtype(x: Any) -> np.dtype:
