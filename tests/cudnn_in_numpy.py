@@ -117,6 +117,7 @@ class _Sequence:
         i, j = np.arange(self.t)[:, None], np.arange(self.s)
         if call.score_nodes:
             score = self.with_nodes(score, i, j)
+        is_hidden = score == -np.inf
         if call.bias_dtype:
             rows = slice(self.t) if call.bias_rows > 1 else slice(1)
             score = score + self.bias_of(given["bias"].astype(np.float64))[:, rows, : self.s]
@@ -126,6 +127,7 @@ class _Sequence:
             may &= j >= diagonal - call.window_left
         if call.window_right >= 0:
             may &= j <= diagonal + call.window_right
+        self.is_hidden = may.any(axis=-1) & ~(may & ~is_hidden).any(axis=-1)
         self.score = np.where(may, score, -np.inf)
         self.kept: Any = 1.0
         if call.dropout_rate:
@@ -146,15 +148,21 @@ class _Sequence:
 
     def forward(self, results: _Results) -> None:
         top = self.score.max(axis=2, initial=-np.inf)
-        top = np.where(top == -np.inf, np.nan, top)
+        # What it makes of rows without a key is not said; but where nodes have made all scores
+        # -inf, out is 0 and lse -inf (H200, 9.19 and 9.28: some hundred drawn batch rows).
+        is_hidden = self.is_hidden
+        top = np.where(is_hidden, 0, np.where(top == -np.inf, np.nan, top))
         weights = np.exp(self.score - top[..., None])
         total = weights.sum(axis=2) + 0 * top
         if self.call.has_sinks:
             total = total + np.exp(self.given["sinks"].astype(np.float64)[:, None] - top)
+        whole = np.where(is_hidden, 1, total)
+        with np.errstate(divide="ignore"):
+            lse = top + np.log(total)
         found = {
-            "out": (weights / total[..., None] * self.kept) @ self.v + 0 * top[..., None],
-            "lse": top + np.log(total),
-            "row_max": top,
+            "out": (weights / whole[..., None] * self.kept) @ self.v + 0 * top[..., None],
+            "lse": lse,
+            "row_max": np.where(is_hidden, -np.inf, top),
             "row_sum": total,
         }
         for name, array in results.arrays.items():
