@@ -447,3 +447,25 @@ def test_a_rule_that_closes_over_an_array_without_a_derivative():
     plain = lambda x, b, n, t, s: x + 2.0 * (s - t)  # noqa: E731
     got, expected = (dot_product_attention(q, q, q, score_mod=x) for x in (mod, plain))
     np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_gradients_of_16_bit_tables_are_added_up_in_float32():
+    """One in float32 that holds the same numbers is not trained better."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, out_grad = (jax.random.normal(key, (1, 512, 2, 16)) for key in keys)
+    table = jnp.sin(jnp.arange(64.0)).reshape(32, 2).astype(jnp.bfloat16).astype(jnp.float32)
+
+    def gradient(table: Any, dtype: Any) -> np.ndarray:
+        def loss(table: Any) -> Any:
+            given = (x.astype(dtype) for x in (q, k, v))
+            out = dot_product_attention(*given, score_mod=mods.relative_position(table))
+            return (out.astype(jnp.float32) * out_grad).sum()
+
+        return np.asarray(jax.jit(jax.grad(loss))(table), np.float64)
+
+    exact = gradient(table, jnp.float32)
+    narrow, wide = (
+        np.abs(gradient(table.astype(x), jnp.bfloat16) - exact).max()
+        for x in (jnp.bfloat16, jnp.float32)
+    )
+    assert narrow <= 1.5 * wide

@@ -1,0 +1,52 @@
+"""Programs whose 16-bit arrays are given in float32, and become 16-bit numbers once they are read.
+
+So what the pairs add to an array's gradient is added up in float32: thousands of numbers in 16 bits
+would lose the small ones, and a GPU adds 16-bit numbers to memory 25 times slower (H200).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, Var
+
+_READS = {"gather", "dynamic_slice"}
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Whether it is a floating dtype of 16 bits."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize == 2
+
+
+def with_wide_reads(closed: ClosedJaxpr) -> Callable[..., Any]:
+    """The one result of a program, of inputs any of which may be wider than it says."""
+
+    def evaluate(*inputs: jax.Array) -> jax.Array:
+        values: dict[Var, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        values |= zip(closed.jaxpr.invars, inputs, strict=True)
+
+        def value(x: Var | Literal) -> Any:
+            return x.val if isinstance(x, Literal) else _as_said(values[x], x)
+
+        for equation in closed.jaxpr.eqns:
+            given = [value(x) for x in equation.invars]
+            if equation.primitive.name in _READS and isinstance(equation.invars[0], Var):
+                given[0] = values[equation.invars[0]]
+            params = equation.primitive.get_bind_params(equation.params)
+            results = equation.primitive.bind(*given, **params)
+            if not equation.primitive.multiple_results:
+                results = [results]
+            made = zip(equation.outvars, results, strict=True)
+            values |= {var: _as_said(x, var) for var, x in made}
+        return value(closed.jaxpr.outvars[0])
+
+    return evaluate
+
+
+def _as_said(x: Any, var: Var) -> Any:
+    """A value in the dtype that the program has it in."""
+    dtype = var.aval.dtype  # pyright: ignore[reportAttributeAccessIssue]
+    return x.astype(dtype) if is_narrow(dtype) and x.dtype != dtype else x
