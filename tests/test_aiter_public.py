@@ -102,6 +102,14 @@ WORDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ALiBi": ("as alibi_slopes", {"score_mod": mods.alibi(SLOPES), "is_causal": True}),
     "ALiBi both ways": ("as alibi_slopes", {"score_mod": mods.alibi(SLOPES)}),
     "ALiBi of one's own": ("as alibi_slopes", _OWN_ALIBI),
+    "ALiBi of one slope": (
+        "as alibi_slopes",
+        {"score_mod": lambda x, b, n, t, s: x - 0.5 * jnp.abs(t - s)},
+    ),
+    "ALiBi by formula": (
+        "as alibi_slopes",
+        {"score_mod": lambda x, b, n, t, s: x - 2.0 ** -(n + 1.0) * jnp.abs(t - s)},
+    ),
     "T5": ("as a bias", {"score_mod": mods.relative_position(TABLE)}),
     "prefix": ("as a mask", {"mask_mod": mods.prefix_lm(np.array([13, 0]))}),
     "chunks": ("as a mask", {"mask_mod": mods.chunked_window(7)}),

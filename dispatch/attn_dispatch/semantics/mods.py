@@ -181,5 +181,5 @@ def _of_pairs(
             function = jax.vmap(function, tuple(axes))
             mapped.append(axis)
     inputs = [x.reshape(tuple(n for n in x.shape if n != 1)) for x in pairs]
-    result = function(*inputs, *rows)
+    result = jnp.asarray(function(*inputs, *rows))  # a program may say no more than a number
     return result.reshape(tuple(n if i in mapped else 1 for i, n in enumerate(shape)))
