@@ -211,7 +211,7 @@ CELLS = tuple(
 """Everything that is planned, in this order."""
 
 
-PARTS = 16
+PARTS = 24
 
 
 def cells_of(part: int | None) -> tuple[tuple[str, str, str], ...]:

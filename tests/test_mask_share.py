@@ -57,7 +57,7 @@ def test_shares(name: str):
     assert share.pairs <= share.tiles <= share.computed + 1e-6
 
 
-@pytest.mark.parametrize("length", [2**13, 2**15, 2**17, 2**20])
+@pytest.mark.parametrize("length", [2**13, 2**20])
 def test_long_calls_are_estimated(length: int):
     q = jax.ShapeDtypeStruct((2, length, 1, 8), jnp.float32)
     share = explain(q, q, q, target="gfx942", mask_mod=lambda b, n, t, s: s <= t).mask

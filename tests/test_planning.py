@@ -22,7 +22,7 @@ OTHERS = [path for path in os.environ.get("ATTN_DISPATCH_TEST_CUDNN", "").split(
 LIBRARIES = [INSTALLED, *OTHERS]
 
 EVERY_PLAN = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_PLAN"))
-"""Else each version plans a sixteenth of all cells: another one than the version before."""
+"""Else each version plans a twenty-fourth of all cells: another one than the version before."""
 
 Matrices = Callable[[str], Matrix]
 

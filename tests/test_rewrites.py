@@ -219,7 +219,7 @@ TAKEN_FIRST = (
 )
 """What goes by an lse with sinks must not come after they are left out."""
 
-_ENOUGH = 5
+_ENOUGH = 4
 _WITHOUT = (
     ("score_mod",), ("sinks", "mask"), ("sinks", "bias gradient"),
     ("row maximum", "narrow heads"), ("lengths", "alibi"), ("packed",),
