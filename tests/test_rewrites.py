@@ -321,8 +321,9 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
         "score_mod: as alibi", mods, "outside", lambda *given: 2 * _OUTSIDE(*given)
     ),
     "another cap": (
-        "score_mod: as logits", mods_as_arguments, "parts",
-        lambda program: replace(parts(program), soft_cap=3.0),
+        "score_mod: as logits", mods_as_arguments, "parts_of",
+        lambda spec: None if spec.options.score_mod is None
+        else replace(parts(spec.options.score_mod), soft_cap=3.0),
     ),
     "another diagonal": (
         "score_mod: what it adds", mods, "_along_diagonals",

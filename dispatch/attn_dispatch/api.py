@@ -371,7 +371,8 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
         means the target in force if there is one, else JAX's default device.
 
     Returns:
-      An `Explanation`: data, whose str() is a table.
+      An `Explanation`: data, whose str() is a table. Of a mask_mod whose arrays have values it has
+      the shares of pairs that attend and that kernels compute; of long calls an estimate.
 
     Raises:
       ValueError: the call is wrong, the target unknown, or None while several are in force.

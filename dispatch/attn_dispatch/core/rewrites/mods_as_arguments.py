@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
-from attn_dispatch.core.rewrites.mods_as_arrays import operands_of
+from attn_dispatch.core.rewrites.mods_as_arrays import operands_of, parts_of
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
-from attn_dispatch.programs.words import Slopes, parts
+from attn_dispatch.programs.words import Slopes
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
 
@@ -21,8 +21,7 @@ class ScoreModAsCap:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        program = spec.options.score_mod
-        found = None if program is None else parts(program)
+        found = parts_of(spec)
         if found is None or found.soft_cap is None or found.adds:
             return None
         if spec.options.logits_soft_cap is not None or any(
@@ -86,6 +85,5 @@ class ScoreModAsSlopes:
 
 
 def _slopes(spec: AttentionSpec) -> Slopes | None:
-    program = spec.options.score_mod
-    found = None if program is None else parts(program)
+    found = parts_of(spec)
     return None if found is None or found.soft_cap is not None else found.slopes

@@ -37,7 +37,7 @@ class MaskModAsMask:
         program = spec.options.mask_mod
         if program is None:
             return None
-        shape = shape_of(spec, program)
+        shape = _shape(spec, program)
         if spec.has("mask"):
             shape = common_shape(shape, spec.shape("mask"))
         if not is_affordable(shape):
@@ -66,15 +66,14 @@ class SumAsBias:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        program = spec.options.score_mod
-        found = None if program is None else parts(program)
+        program, found = spec.options.score_mod, parts_of(spec)
         if program is None or found is None or not found.adds:
             return None
         if found.soft_cap is not None and spec.options.logits_soft_cap is not None:
             return None
         if spec.options.deterministic_backward and any(map(is_mod_operand, spec.options.gradients)):
             return None  # XLA may add them up in any order
-        shape = shape_of(spec, program)
+        shape = _shape(spec, program)
         if spec.has("bias"):
             shape = common_shape(shape, spec.shape("bias"))
         if not is_affordable(shape):
@@ -107,7 +106,7 @@ class SumAsBias:
                 is_learned=bool(moving),
                 is_packed=is_packed(spec),
             )
-            return jnp.broadcast_to(found, shape_of(spec, program))
+            return jnp.broadcast_to(found, _shape(spec, program))
 
         sum_, pull = jax.vjp(added, moving)
         bias = sum_ + operands["bias"].astype(sum_.dtype) if spec.has("bias") else sum_
@@ -130,7 +129,7 @@ def _bias_dtype(spec: AttentionSpec, found: Parts) -> str:
     return spec.dtype if is_narrow else "float32"
 
 
-def shape_of(spec: AttentionSpec, program: Program) -> tuple[int, int, int, int]:
+def _shape(spec: AttentionSpec, program: Program) -> tuple[int, int, int, int]:
     """Of what a mod computes, 1 along the axes that it is the same for."""
     axes = axes_of(program)
     has_rows = "b" in axes or (is_packed(spec) and not {"t", "s"}.isdisjoint(axes))
@@ -140,6 +139,12 @@ def shape_of(spec: AttentionSpec, program: Program) -> tuple[int, int, int, int]
         spec.seq_len_q if "t" in axes else 1,
         spec.seq_len_kv if "s" in axes else 1,
     )
+
+
+def parts_of(spec: AttentionSpec) -> Parts | None:
+    """What the call's score_mod does, if it has one that is a sum or a soft cap."""
+    program = spec.options.score_mod
+    return None if program is None else parts(program)
 
 
 def operands_of(spec: AttentionSpec, mod: str) -> tuple[str, ...]:
