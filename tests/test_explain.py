@@ -28,8 +28,8 @@ def test_a_call_that_cudnn_runs():
     explanation = explain(Q, KV, KV, is_causal=True, target="sm90")
     assert (explanation.chosen_forward, explanation.chosen_backward) == ("cudnn", "cudnn")
     assert str(explanation.device) == "NVIDIA H200 (sm90, planned for, not present)"
-    assert [v.implementation for v in explanation.forward] == ["cudnn", "aiter", "xla"]
-    assert [v.is_eligible for v in explanation.forward] == [True, False, True]
+    assert [v.implementation for v in explanation.forward] == ["cudnn", "flash", "aiter", "xla"]
+    assert [v.is_eligible for v in explanation.forward] == [True, False, False, True]
     forward, backward = explanation.forward[0].plan, explanation.backward[0].plan
     assert forward == cudnn.plan(explanation.call, explanation.device)
     assert forward and backward and backward.workspace_bytes > forward.workspace_bytes
@@ -65,7 +65,7 @@ def test_every_reason_is_in_the_table():
     q = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.float32)
     options = {"mask": np.ones((128, 128), bool), "sinks": np.zeros(2, np.float32)}
     explanation = explain(q, q, q, **options, return_max_logits=True, target="gfx942")
-    reasons = explanation.forward[1].reasons
+    (reasons,) = (x.reasons for x in explanation.forward if x.implementation == "aiter")
     assert len(reasons) == 4 and explanation.chosen_forward == "xla"
     unwrapped = " ".join(str(explanation).split())
     for reason in reasons:
@@ -121,6 +121,7 @@ def test_explained_specs_are_those_of_the_call(monkeypatch, options):
     class Recorder:
         NAME = "recorder"
         PLATFORM = None
+        IS_EXTRA = False
         unusable_reason = staticmethod(lambda device: "")
         plan = staticmethod(lambda spec, device: Plan("", 0))
 

@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = (
     ("__init__", "__main__", "api", "cli", "conformance", "mods"),
     ("core",),
-    ("cudnn", "aiter", "xla"),
+    ("cudnn", "flash", "aiter", "xla"),
     ("devices", "semantics"),
     ("call",),
     ("programs",),
@@ -74,7 +74,7 @@ def test_only_the_choice_names_the_implementations():
             continue
         rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
         if path.name not in ("consider.py", "select.py"):
-            assert rooms.isdisjoint(("cudnn", "aiter", "xla")), path.name
+            assert rooms.isdisjoint(("cudnn", "flash", "aiter", "xla")), path.name
 
 
 def test_private_names_of_jax_are_in_one_file():

@@ -33,6 +33,7 @@ class Fake:
     NAME: str
     reasons: tuple[str, ...] = ()
     PLATFORM: str | None = "cuda"
+    IS_EXTRA: bool = False
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
         return tuple(f"{reason} on {device.arch}" for reason in self.reasons)
@@ -114,7 +115,7 @@ def test_nothing_fits(implementations, available, wanted, refusals):
 
 
 def test_names_are_those_of_the_implementations(implementations):
-    assert select.names() == ("cudnn", "aiter", "xla")
+    assert select.names() == ("cudnn", "flash", "aiter", "xla")
     implementations(FAST, LAST)
     assert select.names() == ("fast", "last")
     x = np.ones((1, 2, 1, 8), np.float32)

@@ -388,10 +388,13 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
         for x, y in named.arguments.items()
         if x in ARRAY_ARGUMENTS or x in _READ_BY_MODS or _is_said_by_shape(y)
     }
+    first_named: dict[int, str] = {}
+    names = {x: first_named.setdefault(id(y), x) for x, y in arrays.items()}
     options: list[AttentionOptions] = []
 
     def operands(arrays: dict[str, Any]) -> tuple[jax.Array, ...]:
-        call = named.replaced(arrays).normalised()
+        # What was one array stays one: same_lengths goes by that.
+        call = named.replaced({x: arrays[y] for x, y in names.items()}).normalised()
         options.append(call.options)
         return call.operands
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -45,6 +45,13 @@ ARRAY_ARGUMENTS = (
     "alibi_slopes", "sinks", "dropout_key",
 )  # fmt: skip
 """The arguments of the public calls that are arrays."""
+
+_BOTH_SIDES = (
+    ("query_seq_lengths", "key_value_seq_lengths"),
+    ("query_segment_ids", "key_value_segment_ids"),
+    ("cu_seqlens_q", "cu_seqlens_kv"),
+)
+"""Those of queries, each with that of keys."""
 
 
 def normalise(
@@ -129,6 +136,7 @@ def normalise(
         logits_soft_cap=check_soft_cap(logits_soft_cap, given["query"].dtype),
         max_segments=max_segments,
         max_seq_lens=max_seq_lens,
+        same_lengths=_are_same_lengths(given, arrays, shape),
         dropout_rate=dropout_rate,
         dropout_impl=dropout_impl,
         deterministic_backward=check_bool("deterministic_backward", deterministic_backward),
@@ -251,6 +259,19 @@ def _complete_segment_ids(given: dict[str, jax.Array], shape: _Shape) -> None:
         )
     ids = given.pop(present[0])
     given.update(dict.fromkeys(sides, ids))
+
+
+def _are_same_lengths(
+    given: Mapping[str, jax.Array], arrays: Mapping[str, Any], shape: _Shape
+) -> bool:
+    """Whether one array each was given for the lengths, ids and cu_seqlens of both sides."""
+    pairs = [(x, y) for x, y in _BOTH_SIDES if x in given or y in given]
+    if not pairs or shape.seq_len_q != shape.seq_len_kv:
+        return False
+    return all(
+        x in given and y in given and (given[x] is given[y] or arrays.get(x) is arrays.get(y))
+        for x, y in pairs
+    )
 
 
 def _check_max_segments(value: Any, has_ids: bool) -> int:

@@ -89,6 +89,9 @@ class AttentionOptions:
     max_seq_lens: tuple[int, int] | None = None
     """With cu_seqlens, or with segment ids and max_segments: the longest sequence of queries and of
     keys. None: not known."""
+    same_lengths: bool = False
+    """Every sequence has as many keys as queries: one array of lengths, ids or cu_seqlens was given
+    for both."""
     dropout_rate: float = 0.0
     dropout_impl: str | None = None
     """Name of the PRNG implementation that dropout_key's words belong to."""

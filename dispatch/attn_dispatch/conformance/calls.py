@@ -93,8 +93,11 @@ def specs_in(jaxpr: Any) -> list[AttentionSpec]:
 
 
 def custom_calls_in(text: str) -> set[str]:
-    """The targets of this library's custom calls in a program, lowered or compiled."""
-    return set(re.findall(r'custom_call(?:_target="| @)(attn_dispatch\w*)', text))
+    """The targets of this library's custom calls in a program, lowered or compiled.
+
+    Those of kernels for packed sequences alone are called like the others.
+    """
+    return set(re.findall(r'custom_call(?:_target="| @)(attn_dispatch\w*?)(?:_packed)?\b', text))
 
 
 def custom_calls_of(name: str) -> dict[str, str]:

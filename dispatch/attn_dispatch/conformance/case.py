@@ -259,6 +259,14 @@ class Case:
         }
         return {name: x for name, x in integers.items() if x is not None}
 
+    @property
+    def _has_same_lengths(self) -> bool:
+        """Whether queries and keys have the same lengths, ids and cu_seqlens, and have some."""
+        sides = (self.q_lengths, self.q_segments, self.cu_q), (
+            self.kv_lengths, self.kv_segments, self.cu_kv,
+        )  # fmt: skip
+        return self.t == self.s and sides[0] == sides[1] != (None, None, None)
+
     def _dropout_keys(self) -> jax.Array:
         keys = jax.random.split(jax.random.key(7, impl=self.dropout_impl), self.dropout_keys)
         return jax.random.key_data(keys)
@@ -325,6 +333,7 @@ class Case:
             logits_soft_cap=self.soft_cap,
             max_segments=self.max_segments,
             max_seq_lens=self.longest,
+            same_lengths=self._has_same_lengths,
             dropout_rate=self.dropout,
             deterministic_backward=self.deterministic,
             dropout_impl=self.dropout_impl if self.dropout else None,

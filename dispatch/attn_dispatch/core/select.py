@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from attn_dispatch import aiter, cudnn, settings, xla
+from attn_dispatch import aiter, cudnn, flash, settings, xla
 from attn_dispatch.call.spec import AttentionSpec, backward_options
 from attn_dispatch.core import told
 from attn_dispatch.core.consider import FORMULAS, GOES_BACK, consider, mask_of, reasons_as_it_is
+from attn_dispatch.core.preferences import in_order
 from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.core.rewrites import Chain, Compute
 from attn_dispatch.core.rewrites.rewrite import changed, for_
@@ -19,8 +20,8 @@ from attn_dispatch.devices.implementation import Implementation, Plan
 from attn_dispatch.devices.target import CPU
 from attn_dispatch.warning import AttentionFallbackWarning, warn_once
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, aiter, xla)
-"""Best first; the last one runs everywhere."""
+IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, flash, aiter, xla)
+"""As they are asked where nothing was measured; the last one runs everywhere."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def named(name: str) -> Implementation:
 def verdicts(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
     """The verdict of every implementation on this call, in order of preference."""
     result = []
-    for implementation in _preferred(spec):
+    for implementation in _preferred(spec, device):
         reasons, chain = consider(implementation, spec, device)
         if reasons:
             result.append(Verdict(implementation.NAME, reasons, None))
@@ -111,13 +112,16 @@ def choose(spec: AttentionSpec, device: Device) -> Choice:
     """
     refused: dict[str, tuple[str, ...]] = {}
     is_open = not spec.options.implementation
-    for implementation in _preferred(spec):
+    for implementation in _preferred(spec, device):
         if is_open and implementation.PLATFORM not in (None, device.platform):
             continue  # the other vendor's: nobody expected it here
+        if is_open and implementation.IS_EXTRA and implementation.unusable_reason(device):
+            continue  # nobody expected it either
         reasons, chain = consider(implementation, spec, device)
         if not reasons:
             choice = Choice(implementation, chain, _drawer(implementation, spec, device))
-            if refused and is_open:
+            is_fallback = implementation.PLATFORM is None
+            if refused and is_open and is_fallback:
                 _announce_fallback(spec, device, choice, refused)
             elif chain.may_fall_back and is_open:
                 why = reasons_as_it_is(implementation, spec, device)
@@ -166,7 +170,7 @@ def _drawer(implementation: Implementation, spec: AttentionSpec, device: Device)
     """
     if implementation is not GOES_BACK or spec.partner is None or not spec.is_backward:
         return None
-    for earlier in _preferred(spec):
+    for earlier in _preferred(spec, device):
         if earlier is implementation:
             return None
         if earlier.PLATFORM == device.platform and not consider(earlier, spec.partner, device)[0]:
@@ -182,10 +186,10 @@ def _under_mask_of(drawer: Choice) -> str:
     )
 
 
-def _preferred(spec: AttentionSpec) -> Sequence[Implementation]:
+def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:
     wanted = spec.options.implementation
     if not wanted:
-        return IMPLEMENTATIONS
+        return in_order(IMPLEMENTATIONS, spec, device)
     by_name = {implementation.NAME: implementation for implementation in IMPLEMENTATIONS}
     return [by_name[name] for name in wanted]
 

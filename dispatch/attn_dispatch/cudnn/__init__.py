@@ -25,6 +25,7 @@ from attn_dispatch.devices.target import local_nvidia_ordinals
 
 NAME = "cudnn"
 PLATFORM = "cuda"
+IS_EXTRA = False
 DROPS_BY_POSITION = False
 FORWARD_TARGET = "attn_dispatch_cudnn_forward"
 BACKWARD_TARGET = "attn_dispatch_cudnn_backward"

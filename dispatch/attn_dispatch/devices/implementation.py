@@ -35,6 +35,12 @@ class Implementation(Protocol):
         ...
 
     @property
+    def IS_EXTRA(self) -> bool:
+        """Whether it comes with a package of its own, which nobody misses where it is not
+        installed."""
+        ...
+
+    @property
     def DROPS_BY_POSITION(self) -> bool:
         """Whether its dropout mask is that of the position in the whole call (dropout_start)."""
         ...

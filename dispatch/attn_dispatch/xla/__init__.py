@@ -38,6 +38,7 @@ from attn_dispatch.xla.scores import Call, heads_first
 
 NAME = "xla"
 PLATFORM = None
+IS_EXTRA = False
 DROPS_BY_POSITION = True
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")

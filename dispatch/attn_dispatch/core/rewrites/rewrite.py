@@ -77,6 +77,8 @@ def changed(
         Operand(x.name, *arrays[x.name]) if x.name in arrays else x for x in kept
     ) + tuple(Operand(name, *x) for name, x in arrays.items() if not spec.has(name))
     names = tuple(x.name for x in operands)
+    if any(name in SEQUENCE_OPERANDS for name in (*without, *arrays)):
+        options = {"same_lengths": False, **options}
     return AttentionSpec(replace(spec.options, operands=names, partner=None, **options), operands)
 
 

@@ -1,0 +1,70 @@
+"""In which order implementations are asked, by what was measured of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.consider import reasons_as_it_is
+from attn_dispatch.core.rewrites.rewrite import LENGTHS
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Implementation
+from attn_dispatch.semantics.row_ids import is_packed
+
+_TILE = 128
+"""Rows of queries that a kernel's block takes."""
+
+
+def in_order(
+    implementations: Sequence[Implementation], spec: AttentionSpec, device: Device
+) -> tuple[Implementation, ...]:
+    """The implementations, best first for this call on this device.
+
+    An extra comes first where it runs the call as it is and was measured to be faster at such
+    calls (preferences.json).
+    """
+    faster = [
+        x
+        for x in implementations
+        if x.IS_EXTRA
+        and x.PLATFORM == device.platform
+        and not x.unusable_reason(device)
+        and not reasons_as_it_is(x, spec, device)
+        and _is_faster(x.NAME, spec, device)
+    ]
+    return (*faster, *(x for x in implementations if x not in faster))
+
+
+def _is_faster(name: str, spec: AttentionSpec, device: Device) -> bool:
+    """Whether a row of the table says so of such calls."""
+    facts = {
+        "arch": device.arch,
+        "direction": "backward" if spec.is_backward else "forward",
+        "is_packed": is_packed(spec),
+        "has_lengths": any(x in spec.options.operands for x in LENGTHS),
+        "tiles": spec.batch * spec.num_heads * -(-spec.seq_len_q // _TILE),
+        "keys": spec.seq_len_kv,
+        "keys_per_query": spec.seq_len_kv / spec.seq_len_q,
+        "same_head_dims": spec.head_dim == spec.head_dim_v,
+    }
+    return any(row["faster"] == name and _fits(row["calls"], facts) for row in _table())
+
+
+def _fits(wanted: dict[str, Any], facts: dict[str, Any]) -> bool:
+    for name, value in wanted.items():
+        is_range = isinstance(value, list)
+        if is_range and not value[0] <= facts[name] <= value[1]:
+            return False
+        if not is_range and facts[name] != value:
+            return False
+    return True
+
+
+@cache
+def _table() -> list[dict[str, Any]]:
+    file = resources.files("attn_dispatch.core") / "preferences.json"
+    return json.loads(file.read_text())["rows"]

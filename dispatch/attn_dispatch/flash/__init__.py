@@ -1,0 +1,158 @@
+"""NVIDIA: FlashAttention-3's kernels, where the package dew-flash-attn brings them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.flash import kernels, library, rules
+from attn_dispatch.flash.call import FlashCall, call_of
+from attn_dispatch.flash.library import BACKWARD_TARGET, FORWARD_TARGET
+from attn_dispatch.flash.sequences import Sequences
+from attn_dispatch.semantics.flat_rows import (
+    from_rows,
+    lse_from_rows,
+    lse_to_rows,
+    to_rows,
+    where_live,
+)
+from attn_dispatch.semantics.lse_grad import with_lse_grad
+from attn_dispatch.semantics.padding import pad_last
+from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
+from attn_dispatch.semantics.wrong import marked
+
+NAME = "flash"
+PLATFORM = "cuda"
+IS_EXTRA = True
+DROPS_BY_POSITION = False
+
+__all__ = ["BACKWARD_TARGET", "FORWARD_TARGET"]
+
+_ARCHS = ("sm90",)
+
+
+def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    return (*_unusable(device), *rules.not_supported_reasons(spec))
+
+
+def plan(spec: AttentionSpec, device: Device) -> Plan:
+    """The kernel and its scratch memory in bytes."""
+    call = call_of(spec)
+    packed = ", packed" if call.is_packed else ""
+    engine = f"FlashAttention-3 (dew-flash-attn {library.version()}), head dim {call.head_dim}"
+    return Plan(engine + packed, kernels.workspace_bytes(call))
+
+
+def unusable_reason(device: Device) -> str:
+    return "; ".join(_unusable(device))
+
+
+def version() -> tuple[str, str] | None:
+    found = library.version()
+    return None if found is None else ("dew-flash-attn", found)
+
+
+def library_lines() -> list[str]:
+    return [f"dew-flash-attn: {library.version() or library.unusable_reason()}"]
+
+
+def forward(
+    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, ...]:
+    call = call_of(spec)
+    sequences = Sequences.of(spec, call, operands)
+    inputs = _inputs(spec, call, operands, sequences)
+    _register(device)
+    out, lse = kernels.forward(call, inputs, sequences.offsets, positive_scale(spec))
+    out = from_rows(out, spec.batch)[..., : spec.head_dim_v]
+    found = {"out": where_live(sequences.live_queries, out, 0)}
+    if spec.options.needs_lse:
+        lse = lse_from_rows(lse, spec)
+        if sequences.live_queries is not None:
+            lse = jnp.where(sequences.live_queries[:, None, :], lse, -jnp.inf)
+        found["lse"] = lse
+    return tuple(marked(spec, operands, found).values())
+
+
+def backward(
+    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, ...]:
+    call = call_of(spec)
+    sequences = Sequences.of(spec, call, operands)
+    inputs = _inputs(spec, call, operands, sequences)
+    out, out_grad = operands["out"], operands["out_grad"]
+    if spec.has("lse_grad"):
+        out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
+    out, out_grad = (
+        to_rows(pad_last(_finite(spec, x, sequences.live_queries), call.head_dim), call.is_packed)
+        for x in (out, out_grad)
+    )
+    # Where a row attends nothing, exp(-inf - lse) must be 0 whatever the kernel makes of -inf.
+    lse = jnp.where(operands["lse"] == -jnp.inf, 0, operands["lse"])
+    arrays = (out_grad, *inputs, out, lse_to_rows(lse, call.is_packed))
+    _register(device)
+    found = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))
+    dq, dk, dv = (from_rows(x, spec.batch) for x in found)
+    gradients = {
+        "query": scaled_query(
+            spec, where_live(sequences.live_queries, dq, 0)[..., : spec.head_dim]
+        ),
+        "key": where_live(sequences.live_keys, dk[..., : spec.head_dim], 0),
+        "value": where_live(sequences.live_keys, dv[..., : spec.head_dim_v], 0),
+    }
+    return tuple(gradients[name] for name in spec.options.gradients)
+
+
+def register() -> None:
+    """Make the custom calls known to XLA; lowering for a device that is here does so by itself.
+
+    Only a process that runs an exported module without ever calling attention needs it.
+
+    Raises:
+      RuntimeError: if dew-flash-attn is not usable, with the reason.
+    """
+    if reason := library.unusable_reason():
+        raise RuntimeError(f"dew-flash-attn: {reason}")
+    library.register()
+
+
+def _inputs(
+    spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array], sequences: Sequences
+) -> list[jax.Array]:
+    """query, key and value as the kernels take them."""
+    live_queries = sequences.live_queries if spec.is_backward else None
+    arrays = {
+        "query": (scaled_query(spec, operands["query"]), live_queries),
+        "key": (operands["key"], sequences.live_keys),
+        "value": (operands["value"], sequences.live_keys),
+    }
+    return [
+        to_rows(pad_last(_finite(spec, x, live), call.head_dim), call.is_packed)
+        for x, live in arrays.values()
+    ]
+
+
+def _finite(spec: AttentionSpec, x: jax.Array, live: jax.Array | None) -> jax.Array:
+    """x with 0 in padding: kernels multiply whole tiles, in which 0 · NaN is NaN."""
+    return where_live(live, x, 0)
+
+
+def _register(device: Device) -> None:
+    if device.is_present:
+        library.register()
+
+
+def _unusable(device: Device) -> tuple[str, ...]:
+    if device.platform != "cuda":
+        return (f"FlashAttention runs on NVIDIA GPUs, and this is {device}",)
+    reasons = []
+    if device.arch not in _ARCHS:
+        reasons.append(f"runs on {' and '.join(_ARCHS)} in this version, and this is {device}")
+    if reason := library.unusable_reason():
+        reasons.append(reason)
+    return tuple(reasons)

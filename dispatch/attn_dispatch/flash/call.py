@@ -1,0 +1,94 @@
+"""One call's facts in FlashAttention's own terms: what its kernels are told.
+
+FlashAttention counts causality and windows from the last query and key of each sequence, at the
+bottom right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics import lse_grad
+from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.row_ids import is_packed, longest_sequence, most_sequences
+
+HEAD_DIM_MULTIPLE = 8
+"""Of the arrays; kernels are compiled for fewer head dims, and read zeros beyond the array's."""
+
+
+@dataclass(frozen=True)
+class FlashCall:
+    """A forward or backward call as the kernels see it: one head dim, masks from the bottom right.
+
+    Where sequences are packed, `rows_q` and `rows_kv` are those of the arrays, which have no batch
+    axis; else those of a batch row.
+    """
+
+    backward: bool
+    dtype: str
+    """"float16" or "bfloat16"."""
+    batch: int
+    is_packed: bool
+    sequences: int
+    """Packed: how many, gaps between them not counted."""
+    rows_q: int
+    rows_kv: int
+    longest_q: int
+    longest_kv: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    """Of query, key, value and the output, the narrower ones padded."""
+    is_causal: bool
+    window_left: int
+    """Keys to the left of the diagonal that a query sees; -1 is open."""
+    window_right: int
+
+
+def call_of(spec: AttentionSpec) -> FlashCall:
+    """The call in FlashAttention's terms, of a spec that rules.py does not refuse."""
+    in_rows = has_ranges(spec)
+    rows = spec.batch if in_rows else 1
+    left, right = band_from_the_end(spec)
+    return FlashCall(
+        backward=spec.is_backward,
+        dtype=spec.dtype,
+        batch=spec.batch,
+        is_packed=in_rows,
+        sequences=spec.batch * ((most_sequences(spec) or 1) if is_packed(spec) else 1),
+        rows_q=rows * spec.seq_len_q,
+        rows_kv=rows * spec.seq_len_kv,
+        longest_q=longest_sequence(spec, "query"),
+        longest_kv=longest_sequence(spec, "key"),
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=head_dim(spec),
+        is_causal=(left, right) == (None, 0),
+        window_left=-1 if left is None else left,
+        window_right=-1 if right is None else right,
+    )
+
+
+def has_ranges(spec: AttentionSpec) -> bool:
+    """Whether a batch row is not one whole sequence, so that the call goes as a packed one."""
+    lengths = ("query_seq_lengths", "key_value_seq_lengths")
+    return is_packed(spec) or any(map(spec.has, lengths))
+
+
+def head_dim(spec: AttentionSpec) -> int:
+    """The one head dim of all arrays; the gradient of lse takes columns of value."""
+    columns = lse_grad.COLUMNS if spec.has("lse_grad") else 0
+    return round_up(max(spec.head_dim, spec.head_dim_v + columns), HEAD_DIM_MULTIPLE)
+
+
+def band_from_the_end(spec: AttentionSpec) -> tuple[int | None, int | None]:
+    """The band as it is from the bottom right; a side below 0 is none that kernels know."""
+    left, right = spec.band
+    if spec.options.causal_alignment == "bottom_right" or has_ranges(spec):
+        return left, right
+    further = spec.seq_len_kv - spec.seq_len_q
+    return (
+        None if left is None else left + further,
+        None if right is None else right - further,
+    )

@@ -1,0 +1,80 @@
+"""The package that brings the kernels, found without importing it, and its library loaded.
+
+Its own module loads both generations' libraries, 350 MB, wherever it is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+from functools import lru_cache
+from pathlib import Path
+
+import jax
+
+DISTRIBUTIONS = ("dew-flash-attn-cu13", "dew-flash-attn-cu12")
+OLDEST = (0, 3, 6)
+"""The version that its arguments were read from."""
+
+FORWARD_TARGET = "attn_dispatch_flash_forward"
+BACKWARD_TARGET = "attn_dispatch_flash_backward"
+PACKED = "_packed"
+"""What the names of the same for packed sequences end with."""
+
+_LIBRARY = "libdew_flash_attn3.so"
+_SYMBOLS = {
+    FORWARD_TARGET: "dew_flash3_mha_fwd",
+    BACKWARD_TARGET: "dew_flash3_mha_bwd",
+    FORWARD_TARGET + PACKED: "dew_flash3_mha_varlen_fwd",
+    BACKWARD_TARGET + PACKED: "dew_flash3_mha_varlen_bwd",
+}
+
+
+@lru_cache(maxsize=1)
+def version() -> str | None:
+    """The package's version; None where it is not installed."""
+    for name in DISTRIBUTIONS:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def unusable_reason() -> str:
+    """Why there are no kernels of it here; empty if there are."""
+    found = version()
+    if found is None:
+        return f"not installed: pip install {DISTRIBUTIONS[0]}"
+    if _numbers(found) < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        return f"dew-flash-attn {wanted} or newer is needed, and {found} is installed"
+    return ""
+
+
+@lru_cache(maxsize=1)
+def register() -> None:
+    """Make the kernels known to XLA, as lowering for a device that is here does by itself.
+
+    Raises:
+      RuntimeError: if the library cannot be loaded, with the reason.
+    """
+    path = _folder() / _LIBRARY
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise RuntimeError(f"dew-flash-attn: {error}") from error
+    for target, symbol in _SYMBOLS.items():
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(library[symbol]), platform="CUDA")
+
+
+def _folder() -> Path:
+    spec = importlib.util.find_spec("dew_flash_attn")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("dew-flash-attn: its package is installed and cannot be found")
+    return Path(spec.origin).parent
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(x) for x in version.split(".") if x.isdigit())

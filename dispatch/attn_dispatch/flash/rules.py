@@ -1,0 +1,62 @@
+"""What the kernels do not run, every reason."""
+
+from __future__ import annotations
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.flash.call import band_from_the_end, has_ranges, head_dim
+from attn_dispatch.semantics.row_ids import is_packed, most_sequences
+from attn_dispatch.semantics.scaled_query import is_out_of_range
+
+_WIDEST = 256
+
+
+def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
+    """Of a call on a device that runs some."""
+    o = spec.options
+    not_known = {
+        "bias": spec.has("bias"),
+        "mask": spec.has("mask"),
+        "alibi_slopes": spec.has("alibi_slopes"),
+        "sinks": spec.has("sinks"),
+        "logits_soft_cap": o.logits_soft_cap is not None,
+        "dropout": o.dropout_rate > 0,
+        "score_mod": o.score_mod is not None,
+        "mask_mod": o.mask_mod is not None,
+        "local_window_size as an array": spec.has("window"),
+        "the row maximum": o.needs_max,
+        "the dropout keep mask as a result": o.needs_keep,
+        "deterministic_backward": o.deterministic_backward and spec.is_backward,
+    }
+    reasons = [f"{x}: dew-flash-attn's kernels have none" for x, yes in not_known.items() if yes]
+    if spec.dtype not in ("float16", "bfloat16"):
+        reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
+    if is_packed(spec) and most_sequences(spec) is None:
+        reasons.append("segment ids: pass max_segments, the largest id")
+    if (width := head_dim(spec)) > _WIDEST:
+        lse = ", those for the gradient of lse included" if spec.has("lse_grad") else ""
+        reasons.append(f"head dims up to {_WIDEST}, got {width} columns{lse}")
+    if is_out_of_range(spec):
+        reasons.append("scale: kernels multiply by it in float32, where it is no normal number")
+    if spec.is_empty or 0 in (spec.head_dim, spec.head_dim_v):
+        reasons.append("an axis has length zero, so there is nothing to compute")
+    return (*reasons, *_wrong_corner(spec))
+
+
+def _wrong_corner(spec: AttentionSpec) -> tuple[str, ...]:
+    """Why causality or a window cannot be counted from the last query and key."""
+    if spec.band == (None, None) or spec.options.causal_alignment == "bottom_right":
+        return ()
+    if has_ranges(spec):
+        if spec.options.same_lengths:
+            return ()
+        return (
+            "causality and windows from the top left: kernels count from the last query and key of "
+            "a sequence, which is the same only where it has as many keys as queries",
+        )
+    if all(side is None or side >= 0 for side in band_from_the_end(spec)):
+        return ()
+    return (
+        f"causality and windows from the top left with {spec.seq_len_q} queries and "
+        f"{spec.seq_len_kv} keys: kernels count from the last of both, and no side of a window "
+        "may be below 0",
+    )

@@ -1,0 +1,199 @@
+"""FlashAttention: its arrays with NumPy in the kernels' place, its custom calls, the choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import flash_in_numpy
+from attn_dispatch import (
+    AttentionFallbackWarning,
+    cudnn,
+    dot_product_attention,
+    explain,
+    flash,
+    ragged_dot_product_attention,
+)
+from attn_dispatch import target as planning_for
+from attn_dispatch.conformance import draws
+from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.reference import poison_padding, reference
+from attn_dispatch.devices.target import parse
+from attn_dispatch.flash import kernels, library, rules
+from backend import needs_cudnn
+from test_cudnn_arrays import SMALL, check, poisoned, to_jax
+from test_lowering import calls_in, lowered_for_cuda
+
+SM90 = parse("sm90")
+_DOCUMENTS = ((0, 0, 1, 1, 1, 3, 3, 0, 4, 0), (1, 1, 1, 1, 1, 1, 2, 3, 3, 3))
+_NO_GAPS = ((0, 3, 3, 10), (0, 1, 8, 10))
+_WINDOW = {"window": (3, 1), "alignment": "bottom_right"}
+
+NAMED = (
+    Case("more_queries", t=14, s=10, is_causal=True),
+    Case("more_queries_window", t=12, s=10, window=(4, 1)),
+    Case("more_keys_window", t=10, s=12, window=(4, 3)),
+    Case("documents", t=10, s=10, q_segments=_DOCUMENTS, kv_segments=_DOCUMENTS,
+         max_segments=4, is_causal=True, lse_grad=True),
+    Case("documents_longest", t=10, s=10, q_segments=_DOCUMENTS, kv_segments=_DOCUMENTS,
+         max_segments=4, longest=(3, 3), window=(1, 0)),
+    Case("ragged", t=10, s=10, cu_q=_NO_GAPS, cu_kv=_NO_GAPS, longest=(7, 7), is_causal=True),
+    Case("ragged_both", t=10, s=14, cu_q=_NO_GAPS, cu_kv=((0, 5, 9, 9), (0, 0, 3, 14)),
+         longest=(7, 11), lse_grad=True, **_WINDOW),
+    Case("lengths", t=10, s=10, q_lengths=(7, 10), kv_lengths=(7, 10), is_causal=True),
+    Case("lengths_of_keys", q_lengths=(7, 10), kv_lengths=(0, 14), is_causal=True,
+         alignment="bottom_right"),
+    Case("values", h=24, v=8, lse_grad=True, is_causal=True, alignment="bottom_right"),
+)  # fmt: skip
+
+
+def takes(case: Case) -> bool:
+    """Whether the kernels run it, but for float32, in which results can be compared closely."""
+    reasons = rules.not_supported_reasons(spec_of(case.forward_options(), case.avals()))
+    return all(x.startswith("needs float16") for x in reasons)
+
+
+DRAWN = [replace(x, dtype="float32") for x in draws.examples(120, 20261202) if x.t * x.s < 2**15]
+RUN = [*NAMED, *filter(takes, SMALL), *filter(takes, DRAWN)]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """The package is there as far as one can tell, with NumPy for its kernels."""
+    monkeypatch.setattr(library, "version", lambda: "0.3.6")
+    monkeypatch.setattr(kernels, "forward", flash_in_numpy.forward)
+    monkeypatch.setattr(kernels, "backward", flash_in_numpy.backward)
+
+
+def test_the_named_cases_are_among_those_that_run():
+    assert all(map(takes, NAMED)) and len(RUN) > 50
+
+
+@pytest.mark.parametrize("case", RUN, ids=str)
+def test_results_and_gradients(case: Case):
+    operands = case.operands()
+    spec = spec_of(case.forward_options(), case.avals())
+    exact = reference(spec.options, operands)
+    results = flash.forward(spec, SM90, to_jax(poison_padding(spec.options, operands)))
+    check(spec, results, exact)
+    operands |= case.cotangents() | {x: exact[x].astype(np.float32) for x in ("out", "lse")}
+    spec = spec.backward(case.backward_options())
+    results = flash.backward(spec, SM90, to_jax(poisoned(spec, operands)))
+    check(spec, results, reference(spec.options, operands))
+
+
+def arrays(t: int, s: int, *, h: int = 64, v: int = 64, b: int = 2, n: int = 8):
+    shapes = ((b, t, n, h), (b, s, 2, h), (b, s, 2, v))
+    return [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]
+
+
+def chosen(*shapes, **options) -> tuple[str | None, str | None]:
+    explanation = explain(*shapes, **options, target="sm90")
+    return explanation.chosen_forward, explanation.chosen_backward
+
+
+@needs_cudnn
+def test_who_is_faster_at_a_call_computes_it():
+    causal = {"is_causal": True}
+    assert chosen(*arrays(1024, 1024), **causal) == ("flash", "flash")
+    assert chosen(*arrays(1024, 1024), **causal, implementation="cudnn") == ("cudnn", "cudnn")
+    assert chosen(*arrays(1, 4096)) == ("cudnn", "cudnn")  # who splits the keys of one query
+    assert chosen(*arrays(1024, 1024, h=192, v=128), **causal) == ("flash", "cudnn")
+    assert chosen(*arrays(1024, 1024), logits_soft_cap=30.0, **causal) == ("cudnn", "cudnn")
+    # As it is, or by cuDNN: a sink is put in afterwards only where that refuses the call.
+    sinks = jax.ShapeDtypeStruct((8,), jnp.float32)
+    assert chosen(*arrays(1024, 1024), sinks=sinks, **causal) == ("cudnn", "cudnn")
+    assert chosen(*arrays(64, 64), sinks=sinks, implementation="flash") == ("flash", "flash")
+
+
+@needs_cudnn
+def test_what_is_not_installed_is_not_missed(monkeypatch, recwarn):
+    monkeypatch.setattr(library, "version", lambda: None)
+    explanation = explain(*arrays(1024, 1024), target="sm90")
+    assert explanation.chosen_forward == "cudnn"
+    (verdict,) = (x for x in explanation.forward if x.implementation == "flash")
+    assert verdict.reasons == ("not installed: pip install dew-flash-attn-cu13",)
+    q, k, v = arrays(64, 64)
+    with planning_for("sm90"):
+        text = lowered_for_cuda(jax.jit(lambda *x: dot_product_attention(*x)), q, k, v)
+        assert set(calls_in(text)) == {cudnn.FORWARD_TARGET} and not recwarn.list
+        # XLA stands in for the vendor's kernel, and that alone is missed.
+        with pytest.warns(AttentionFallbackWarning) as given:
+            wide = jax.ShapeDtypeStruct((2, 64, 8, 64), jnp.float32)
+            lowered_for_cuda(jax.jit(lambda q: dot_product_attention(q, q, q)), wide)
+    assert "flash" not in str(given[0].message)
+
+
+def test_an_older_package_is_a_reason(monkeypatch):
+    monkeypatch.setattr(library, "version", lambda: "0.3.5")
+    assert flash.unusable_reason(SM90) == (
+        "dew-flash-attn 0.3.6 or newer is needed, and 0.3.5 is installed"
+    )
+
+
+def test_every_reason():
+    q = jax.ShapeDtypeStruct((2, 64, 8, 260), jnp.float32)
+    k = jax.ShapeDtypeStruct((2, 96, 8, 260), jnp.float32)
+    explanation = explain(q, k, k, is_causal=True, logits_soft_cap=2.0, implementation="flash",
+                          return_max_logits=True, target="sm80")  # fmt: skip
+    assert explanation.forward[0].reasons == (
+        "runs on sm90 in this version, and this is NVIDIA A100-SXM4-80GB (sm80, planned for, not "
+        "present)",
+        "logits_soft_cap: dew-flash-attn's kernels have none",
+        "the row maximum: dew-flash-attn's kernels have none",
+        "needs float16 or bfloat16, got float32",
+        "head dims up to 256, got 264 columns",
+        "causality and windows from the top left with 64 queries and 96 keys: kernels count from "
+        "the last of both, and no side of a window may be below 0",
+    )
+
+
+def lowered(function, *arguments) -> dict:
+    with planning_for("sm90"):
+        return calls_in(lowered_for_cuda(jax.jit(function), *arguments))
+
+
+def test_the_custom_calls(monkeypatch):
+    """Results and attributes that the library asks for, in a program for a GPU that is not here."""
+    monkeypatch.undo()
+    monkeypatch.setattr(library, "version", lambda: "0.3.6")
+
+    def packed(q, k, v, cu):
+        def loss(q, k, v):
+            out = ragged_dot_product_attention(
+                q[0], k[0], v[0], is_causal=True, cu_seqlens_q=cu, cu_seqlens_kv=cu,
+                max_seqlen_q=32, max_seqlen_kv=32, implementation="flash",
+            )  # fmt: skip
+            return out.astype(jnp.float32).sum()
+
+        return jax.grad(loss, (0, 1, 2))(q, k, v)
+
+    calls = lowered(packed, *arrays(96, 96, h=60, v=64), jax.ShapeDtypeStruct((4,), jnp.int32))
+    line, operands, results = calls["attn_dispatch_flash_forward_packed"]
+    offsets = ["12xi32"] * 2
+    assert operands == ["96x8x64xbf16", "96x2x64xbf16", "96x2x64xbf16", *offsets]
+    assert results[:2] == ["96x8x64xbf16", "8x96xf32"]
+    for attribute in ("is_causal = true", "max_seqlen = 32", "window_size_left = -1"):
+        assert attribute in line
+    _, operands, results = calls["attn_dispatch_flash_backward_packed"]
+    assert operands[4:] == ["96x8x64xbf16", "8x96xf32", *offsets]
+    assert results[3:] == [f"{8 * (96 + 128 * 12)}xf32"] * 2
+
+
+def test_one_array_for_both_sides_is_known_to_be():
+    def kinds(**options) -> tuple[str, ...]:
+        q, k, v = arrays(64, 64)
+        options |= {"is_causal": True, "implementation": "flash", "target": "sm90"}
+        return explain(q, k, v, **options).forward[0].reasons
+
+    lengths, others = (jax.ShapeDtypeStruct((2,), jnp.int32) for _ in range(2))
+    ids = jax.ShapeDtypeStruct((2, 64), jnp.int32)
+    assert not kinds(query_seq_lengths=lengths, key_value_seq_lengths=lengths)
+    assert not kinds(query_segment_ids=ids, max_segments=3)
+    assert kinds(query_seq_lengths=lengths, key_value_seq_lengths=others)
+    assert kinds(key_value_seq_lengths=lengths)
+    assert not kinds(key_value_seq_lengths=lengths, causal_alignment="bottom_right")
