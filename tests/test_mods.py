@@ -291,6 +291,7 @@ _ARRAY = np.arange(3.0)
     ("function", "arguments", "message"),
     [
         (3, (), "expected a function or None, got 3"),
+        (SLOPES, (), r"expected a function or None, got an array float32\[4\]$"),
         (lambda score, b: score, (), r"a function of \(score, b, n, t, s\), got one of \(score, b"),
         (lambda score, b, n, t, s: score, (SLOPES,), r"score_mod_args\[0\]\), got one of"),
         (lambda score, b, n, t, s: t, (), r"expected a floating scalar as the result, got int32"),
@@ -298,7 +299,7 @@ _ARRAY = np.arange(3.0)
         (lambda score, b, n, t, s: "yes", (), r"a floating scalar as the result, got a str"),
         (lambda score, b, n, t, s: SLOPES, (), r"a floating scalar as the result, got float32\[4"),
         (lambda score, b, n, t, s: (score, b), (), r"got float32\[\], int32\[\]; it is called for"),
-        (lambda score, b, n, t, s: score if t > s else 0.0, (), "write jnp.where"),
+        (lambda score, b, n, t, s: score if t > s else 0.0, (), r"where.* \(at test_mods.py:\d+\)$"),
         (lambda score, b, n, t, s: score + (t > s and 1), (), "write jnp.where"),
         (lambda score, b, n, t, s: score + _ARRAY[n], (), r"jnp.asarray\(array\)\[index\]"),
         (lambda score, b, n, t, s: SLOPES[score], (), "to be indexed with b, n, t, s"),
@@ -322,6 +323,10 @@ def test_side_effects_are_refused():
 def test_a_mask_mod_says_yes_or_no():
     with pytest.raises(ValueError, match="expected a bool scalar as the result, got int32"):
         dot_product_attention(Q, KEY, V, mask_mod=lambda b, n, t, s: t - s)
+    with pytest.raises(ValueError, match=r"got an array bool\[10, 14\]; the argument mask takes"):
+        dot_product_attention(Q, KEY, V, mask_mod=jnp.ones((10, 14), bool))  # pyright: ignore
+    with pytest.raises(ValueError, match=r"got one of \(score, b, n, t, s\)$"):
+        dot_product_attention(Q, KEY, V, mask_mod=mods.soft_cap(3.0))
     with pytest.raises(ValueError, match="mask_mod_args: expected none without mask_mod"):
         dot_product_attention(Q, KEY, V, mask_mod_args=(SLOPES,))
 

@@ -410,6 +410,8 @@ _MASK = mods.chunked_window(4)
         (mods.all_of, (), "all_of: expected one mask or more, got none"),
         (mods.any_of, (_MASK, True), "any_of: expected functions, got True"),
         (mods.not_, (3,), "not_: expected functions, got 3"),
+        (mods.not_, (mods.soft_cap(3.0),), r"of \(b, n, t, s\), got one of \(score, b, n, t, s\)"),
+        (mods.soft_cap, ("3",), "cap: expected a static number, got str"),
         (mods.with_query_offset, (_MASK, -1), "offset: expected a static int from 0 on, got -1"),
         (mods.with_query_offset, (_MASK, SLOPES), r"offset: expected an array \[\] or \[B\]"),
     ],

@@ -19,10 +19,13 @@ _REMEDIES = (
         r"gradient of a bias that is the same for all keys",
         "leave that bias out, or jax.lax.stop_gradient of it: with no sink it changes lse alone",
     ),
-    (r"gradient of alibi_slopes", "jax.lax.stop_gradient of the slopes, if they are constants"),
+    (
+        r"gradient of alibi_slopes",
+        "jax.lax.stop_gradient of the slopes before the call, if they are constants",
+    ),
     (
         r"gradient of what score_mod reads",
-        "jax.lax.stop_gradient of the arrays, if they are constants",
+        "jax.lax.stop_gradient of the arrays before the call, if they are constants",
     ),
     (r"may be NaN where the mask forbids", "say the mask in mask_mod"),
     (r"sinks beside a mask_mod", "say mask_mod with causality, a window, lengths or a mask"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ def any_of(*masks: MaskMod) -> MaskMod:
 
 def not_(mask: MaskMod) -> MaskMod:
     """Attend where the mask does not."""
-    _check_mods("not_", [mask])
+    _check_masks("not_", [mask])
 
     def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
         return jnp.logical_not(mask(b, n, t, s))
@@ -55,7 +56,7 @@ def with_query_offset(mod: Callable[..., Any], offset: ArrayLike) -> ScoreMod | 
 
 
 def _joined(name: str, operation: Callable[[Any, Any], Any], masks: Sequence[MaskMod]) -> MaskMod:
-    _check_mods(name, masks)
+    _check_masks(name, masks)
 
     def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
         return functools.reduce(operation, (jnp.asarray(mask(b, n, t, s)) for mask in masks))
@@ -69,3 +70,17 @@ def _check_mods(name: str, mods: Sequence[Any]) -> None:
     for mod in mods:
         if not callable(mod):
             raise ValueError(f"{name}: expected functions, got {mod!r}")
+
+
+def _check_masks(name: str, masks: Sequence[Any]) -> None:
+    _check_mods(name, masks)
+    for mask in masks:
+        try:
+            inspect.signature(mask).bind("b", "n", "t", "s")
+        except TypeError as error:
+            got = ", ".join(inspect.signature(mask).parameters)
+            raise ValueError(
+                f"{name}: expected masks, functions of (b, n, t, s), got one of ({got})"
+            ) from error
+        except ValueError:  # some functions written in C do not tell
+            continue

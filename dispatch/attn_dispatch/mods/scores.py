@@ -24,7 +24,7 @@ def soft_cap(cap: float) -> ScoreMod:
       cap: a static number above 0, in units of the score.
     """
     try:
-        cap = float(cap)
+        cap = float(cap if not isinstance(cap, str) else "")
     except (TypeError, ValueError, jax.errors.ConcretizationTypeError) as error:
         raise ValueError(f"cap: expected a static number, got {type(cap).__name__}") from error
     if not 0 < cap < math.inf:

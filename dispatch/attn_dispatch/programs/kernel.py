@@ -169,7 +169,10 @@ def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
     grad: Value = GRADIENT
     if score_mod is not None:
         inputs, names = [GRADIENT, forward.capped], ["g", "x"]
-        grad = _lower("score_mod", _gradient(score_mod), score_mod, inputs, names, writer)
+        try:
+            grad = _lower("score_mod", _gradient(score_mod), score_mod, inputs, names, writer)
+        except _Unsupported as error:
+            raise _Unsupported(str(error).replace(":", "'s derivative:", 1)) from error
     if forward.bent is not None:
         grad = caps_and_slopes.soft_cap_gradient(writer, grad, forward.bent)
     if grad == GRADIENT:

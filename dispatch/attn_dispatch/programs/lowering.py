@@ -200,7 +200,7 @@ class _Lowering:
                     Predicate("and", (Predicate("not", (x,)), y)),
                 ),
             )
-        raise Unsupported(f"{name} of booleans")
+        raise Unsupported(f"{name} is not among cuDNN's operations")
 
     def _power(self, x: Value, exponent: int, kind: str) -> Value:
         writer = self._writer

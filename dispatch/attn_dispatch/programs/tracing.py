@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -29,6 +31,9 @@ _EXAMPLE = {
 }
 _RESULT = {"score_mod": "a floating scalar", "mask_mod": "a bool scalar"}
 _HOW = "it is called for one pair, such as "
+_NOT_THE_CALLERS = tuple(
+    str(Path(x).parent) for x in (Path(__file__).parent, jax.__file__, np.__file__)
+)
 _OF_PYTHON = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -60,7 +65,7 @@ def trace(
       ValueError: it is no such function; says how to write one.
     """
     if not callable(function):
-        raise ValueError(f"{name}: expected a function or None, got {function!r}")
+        raise ValueError(f"{name}: expected a function or None, got {_told(name, function)}")
     if not isinstance(arguments, Sequence):
         raise ValueError(f"{name}_args: expected a tuple of arrays, got {arguments!r}")
     takes_score = name == "score_mod"
@@ -160,7 +165,8 @@ def _check_arity(name: str, function: Callable[..., Any], takes_score: bool, mor
         signature.bind(*names)
     except TypeError as error:
         raise ValueError(
-            f"{name}: expected a function of ({', '.join(names)}), got one of {signature}"
+            f"{name}: expected a function of ({', '.join(names)}), got one of "
+            f"({', '.join(signature.parameters)})"
         ) from error
 
 
@@ -171,7 +177,7 @@ def _traced(name: str, function: Callable[..., Any], avals: Sequence[Any]) -> Cl
         raise ValueError(
             f"{name}: expected operations of jax.numpy on scalars; Python's if, and, or, int() and "
             "NumPy arrays need values that are not known here: write jnp.where, &, |, and "
-            f"jnp.asarray(array)[index]. {_where(error)}"
+            f"jnp.asarray(array)[index]{_where(error)}"
         ) from error
     except Exception as error:
         if (expected := _expected(name, error)) is None:
@@ -200,7 +206,18 @@ def _expected(name: str, error: Exception) -> str | None:
 
 
 def _where(error: Exception) -> str:
-    return next((x for x in str(error).splitlines() if x.startswith("The error occurred")), "")
+    """The line of the caller's that JAX says this of."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [x for x in frames if not x.filename.startswith(_NOT_THE_CALLERS)]
+    return f" (at {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+
+
+def _told(name: str, value: Any) -> str:
+    """What was given for a function: of an array not its numbers."""
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return repr(value)
+    array = f"an array {np.dtype(value.dtype).name}{list(value.shape)}"
+    return array + ("; the argument mask takes those" if name == "mask_mod" else "")
 
 
 def _check_rules(name: str, closed: ClosedJaxpr) -> None:
