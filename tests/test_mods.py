@@ -299,7 +299,7 @@ _ARRAY = np.arange(3.0)
         (lambda score, b, n, t, s: "yes", (), r"a floating scalar as the result, got a str"),
         (lambda score, b, n, t, s: SLOPES, (), r"a floating scalar as the result, got float32\[4"),
         (lambda score, b, n, t, s: (score, b), (), r"got float32\[\], int32\[\]; it is called for"),
-        (lambda score, b, n, t, s: score if t > s else 0.0, (), r"where.* \(at test_mods.py:\d+\)$"),
+        (lambda score, b, n, t, s: score if t > s else 0.0, (), r"here.* \(at test_mods.py:\d+\)$"),
         (lambda score, b, n, t, s: score + (t > s and 1), (), "write jnp.where"),
         (lambda score, b, n, t, s: score + _ARRAY[n], (), r"jnp.asarray\(array\)\[index\]"),
         (lambda score, b, n, t, s: SLOPES[score], (), "to be indexed with b, n, t, s"),
