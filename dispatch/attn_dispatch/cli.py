@@ -47,7 +47,7 @@ def info() -> str:
     lines += [f"  planning for {device} instead" for device in targets if device in devices]
     lines += ["", "vendor libraries", *_libraries(), "", "implementations"]
     for device in devices:
-        for implementation in select.IMPLEMENTATIONS:
+        for implementation in select.implementations():
             reason = implementation.unusable_reason(device)
             state = f"not usable: {reason}" if reason else "usable"
             lines.append(f"  {implementation.NAME} on {device}: {state}")
@@ -55,4 +55,4 @@ def info() -> str:
 
 
 def _libraries() -> list[str]:
-    return [f"  {line}" for x in select.IMPLEMENTATIONS for line in x.library_lines()]
+    return [f"  {line}" for x in select.implementations() for line in x.library_lines()]

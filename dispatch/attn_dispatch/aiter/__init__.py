@@ -40,6 +40,7 @@ from attn_dispatch.semantics.wrong import marked
 NAME = "aiter"
 PLATFORM = "rocm"
 IS_EXTRA = False
+KEEPS_NAN_APART = True
 DROPS_BY_POSITION = False
 FORWARD_TARGET = "attn_dispatch_aiter_forward"
 BACKWARD_TARGET = "attn_dispatch_aiter_backward"

@@ -102,7 +102,7 @@ def custom_calls_in(text: str) -> set[str]:
 
 def custom_calls_of(name: str) -> dict[str, str]:
     """An implementation's custom calls by direction; empty for one that makes none."""
-    (module,) = (x for x in select.IMPLEMENTATIONS if x.NAME == name)
+    (module,) = (x for x in select.implementations() if x.NAME == name)
     targets = {x: getattr(module, f"{x.upper()}_TARGET", None) for x in ("forward", "backward")}
     return {direction: target for direction, target in targets.items() if target}
 

@@ -153,8 +153,8 @@ def run(
 def default_implementation() -> str:
     """The vendor's for the device that is here, XLA where there is none."""
     platform = default_device().platform
-    vendors = (x for x in select.IMPLEMENTATIONS if not x.IS_EXTRA and x.PLATFORM == platform)
-    return next(vendors, select.IMPLEMENTATIONS[-1]).NAME
+    vendors = (x for x in select.implementations() if not x.IS_EXTRA and x.PLATFORM == platform)
+    return next(vendors, select.implementations()[-1]).NAME
 
 
 def default_jobs() -> int:

@@ -81,12 +81,8 @@ class Conformance:
 
     @property
     def keeps_nan_in_documents(self) -> bool:
-        """Whether NaN in one document must not reach others in the same row.
-
-        XLA multiplies dense matrices, in which 0 · NaN is NaN.
-        """
-        # FlashAttention multiplies whole tiles, into which two documents may reach.
-        return self.implementation not in ("xla", "flash")
+        """Whether NaN in one document must not reach others in the same row."""
+        return select.named(self.implementation).KEEPS_NAN_APART
 
     @property
     def takes_delta_from_out(self) -> bool:

@@ -99,7 +99,7 @@ def _versions(device: Device) -> tuple[tuple[str, str], ...]:
         ("jax", jax.__version__),
         ("jaxlib", JAXLIB_VERSION),
     ]
-    ran_there = (x.version() for x in select.IMPLEMENTATIONS if x.PLATFORM == device.platform)
+    ran_there = (x.version() for x in select.implementations() if x.PLATFORM == device.platform)
     return (*versions, *(version for version in ran_there if version))
 
 

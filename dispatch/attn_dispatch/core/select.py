@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import jax
 
@@ -16,12 +17,23 @@ from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.core.rewrites import Chain, Compute
 from attn_dispatch.core.rewrites.rewrite import changed, for_
 from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.extra import installed
 from attn_dispatch.devices.implementation import Implementation, Plan
 from attn_dispatch.devices.target import CPU
 from attn_dispatch.warning import AttentionFallbackWarning, warn_once
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, flash, aiter, xla)
 """As they are asked where nothing was measured; the last one runs everywhere."""
+
+
+def implementations() -> tuple[Implementation, ...]:
+    """Those, and before the last one what other packages bring."""
+    return _with_extras(IMPLEMENTATIONS)
+
+
+@lru_cache(maxsize=8)
+def _with_extras(ours: tuple[Implementation, ...]) -> tuple[Implementation, ...]:
+    return (*ours[:-1], *installed(taken=tuple(x.NAME for x in ours)), ours[-1])
 
 
 @dataclass(frozen=True)
@@ -45,12 +57,12 @@ class Verdict:
 
 def names() -> tuple[str, ...]:
     """What `implementation=` accepts."""
-    return tuple(implementation.NAME for implementation in IMPLEMENTATIONS)
+    return tuple(implementation.NAME for implementation in implementations())
 
 
 def named(name: str) -> Implementation:
     """The implementation of this name, one of `names`."""
-    return next(x for x in IMPLEMENTATIONS if x.NAME == name)
+    return next(x for x in implementations() if x.NAME == name)
 
 
 def verdicts(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
@@ -189,8 +201,8 @@ def _under_mask_of(drawer: Choice) -> str:
 def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:
     wanted = spec.options.implementation
     if not wanted:
-        return in_order(IMPLEMENTATIONS, spec, device)
-    by_name = {implementation.NAME: implementation for implementation in IMPLEMENTATIONS}
+        return in_order(implementations(), spec, device)
+    by_name = {implementation.NAME: implementation for implementation in implementations()}
     return [by_name[name] for name in wanted]
 
 
@@ -239,7 +251,7 @@ def _backward_refusals(spec: AttentionSpec, device: Device) -> Refusals:
     )
     backward = spec.backward(options)
     found = {}
-    for implementation in IMPLEMENTATIONS:
+    for implementation in implementations():
         if implementation.PLATFORM == device.platform:
             found[implementation.NAME], _ = consider(implementation, backward, device)
             if not found[implementation.NAME]:

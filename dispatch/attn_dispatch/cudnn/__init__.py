@@ -26,6 +26,7 @@ from attn_dispatch.devices.target import local_nvidia_ordinals
 NAME = "cudnn"
 PLATFORM = "cuda"
 IS_EXTRA = False
+KEEPS_NAN_APART = True
 DROPS_BY_POSITION = False
 FORWARD_TARGET = "attn_dispatch_cudnn_forward"
 BACKWARD_TARGET = "attn_dispatch_cudnn_backward"

@@ -41,6 +41,14 @@ class Implementation(Protocol):
         ...
 
     @property
+    def KEEPS_NAN_APART(self) -> bool:
+        """Whether NaN in one sequence of a batch row reaches no other.
+
+        Where whole matrices or tiles are multiplied it does: 0 · NaN is NaN.
+        """
+        ...
+
+    @property
     def DROPS_BY_POSITION(self) -> bool:
         """Whether its dropout mask is that of the position in the whole call (dropout_start)."""
         ...

@@ -29,6 +29,7 @@ from attn_dispatch.semantics.wrong import marked
 NAME = "flash"
 PLATFORM = "cuda"
 IS_EXTRA = True
+KEEPS_NAN_APART = False
 DROPS_BY_POSITION = False
 
 __all__ = ["BACKWARD_TARGET", "FORWARD_TARGET"]

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+from attn_dispatch.call.features import features_of
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash.call import band_from_the_end, has_ranges, head_dim
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
+FEATURES = (
+    "causality and windows",
+    "lengths",
+    "segment ids",
+    "cu_seqlens",
+    "the gradient of lse",
+)
 _WIDEST = 256
 
 
 def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
     """Of a call on a device that runs some."""
-    o = spec.options
-    not_known = {
-        "bias": spec.has("bias"),
-        "mask": spec.has("mask"),
-        "alibi_slopes": spec.has("alibi_slopes"),
-        "sinks": spec.has("sinks"),
-        "logits_soft_cap": o.logits_soft_cap is not None,
-        "dropout": o.dropout_rate > 0,
-        "score_mod": o.score_mod is not None,
-        "mask_mod": o.mask_mod is not None,
-        "local_window_size as an array": spec.has("window"),
-        "the row maximum": o.needs_max,
-        "the dropout keep mask as a result": o.needs_keep,
-        "deterministic_backward": o.deterministic_backward and spec.is_backward,
-    }
-    reasons = [f"{x}: dew-flash-attn's kernels have none" for x, yes in not_known.items() if yes]
+    unknown = (x for x in features_of(spec) if x not in FEATURES)
+    reasons = [f"{x}: dew-flash-attn's kernels have none" for x in unknown]
     if spec.dtype not in ("float16", "bfloat16"):
         reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
     if is_packed(spec) and most_sequences(spec) is None:

@@ -39,6 +39,7 @@ from attn_dispatch.xla.scores import Call, heads_first
 NAME = "xla"
 PLATFORM = None
 IS_EXTRA = False
+KEEPS_NAN_APART = False
 DROPS_BY_POSITION = True
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")

@@ -1,0 +1,46 @@
+"""What a call has beyond plain attention, by the names that an implementation says it knows.
+
+An implementation that has never heard of a feature refuses a call that has it: one that is added
+here later cannot pass it by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
+
+_HAS: dict[str, Callable[[AttentionSpec], bool]] = {
+    "causality and windows": lambda spec: spec.band != (None, None),
+    "local_window_size as an array": lambda spec: spec.has("window"),
+    "lengths": lambda spec: spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths"),
+    "segment ids": lambda spec: spec.has("query_segment_ids"),
+    "cu_seqlens": lambda spec: spec.has("cu_seqlens_q"),
+    "mask": lambda spec: spec.has("mask"),
+    "bias": lambda spec: spec.has("bias"),
+    "alibi_slopes": lambda spec: spec.has("alibi_slopes"),
+    "sinks": lambda spec: spec.has("sinks"),
+    "logits_soft_cap": lambda spec: spec.options.logits_soft_cap is not None,
+    "score_mod": lambda spec: spec.options.score_mod is not None,
+    "mask_mod": lambda spec: spec.options.mask_mod is not None,
+    "dropout": lambda spec: spec.options.dropout_rate > 0,
+    "deterministic_backward": lambda spec: spec.options.deterministic_backward and spec.is_backward,
+    "the row maximum": lambda spec: spec.options.needs_max,
+    "the dropout mask as a result": lambda spec: spec.options.needs_keep,
+    "the gradient of lse": lambda spec: spec.has("lse_grad"),
+    "the gradient of bias": lambda spec: "bias" in spec.options.gradients,
+    "the gradient of alibi_slopes": lambda spec: "alibi_slopes" in spec.options.gradients,
+    "the gradient of sinks": lambda spec: "sinks" in spec.options.gradients,
+    "the gradient of what score_mod reads": lambda spec: any(
+        map(is_mod_operand, spec.options.gradients)
+    ),
+}
+
+FEATURES = tuple(_HAS)
+"""All of them. What every implementation knows: query, key and value of any lengths and heads, a
+scale, lse as a result."""
+
+
+def features_of(spec: AttentionSpec) -> tuple[str, ...]:
+    """Those that a call has."""
+    return tuple(name for name, has in _HAS.items() if has(spec))

@@ -1,0 +1,103 @@
+"""An implementation from a package of somebody else's: seven names, and the rest made of them.
+
+docs/implementations.md has one in fifty lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import jax
+
+from attn_dispatch.call.features import features_of
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Plan
+
+GROUP = "attn_dispatch.implementations"
+"""The group of entry points in which packages name theirs."""
+
+WANTED = (
+    "NAME",
+    "PLATFORM",
+    "FEATURES",
+    "not_supported_reasons",
+    "plan",
+    "forward",
+    "backward",
+)
+"""What a package's module or object has."""
+
+
+class Extra:
+    """One of them, as an `Implementation`."""
+
+    IS_EXTRA = True
+
+    def __init__(self, entry: EntryPoint, module: Any, failure: str = "") -> None:
+        self._module, self._failure = module, failure
+        self._package = entry.dist.name if entry.dist else entry.value
+        self._version = entry.dist.version if entry.dist else "unknown"
+        self.NAME: str = entry.name
+        self.PLATFORM: str | None = getattr(module, "PLATFORM", None)
+        self.KEEPS_NAN_APART: bool = getattr(module, "KEEPS_NAN_APART", False)
+        self.DROPS_BY_POSITION: bool = getattr(module, "DROPS_BY_POSITION", False)
+
+    @staticmethod
+    def of(entry: EntryPoint) -> Extra:
+        """What an entry point names; where that does not work, one that says so."""
+        try:
+            module = entry.load()
+        except Exception as error:
+            return Extra(entry, None, f"{type(error).__name__}: {error}")
+        missing = ", ".join(name for name in WANTED if not hasattr(module, name))
+        if missing:
+            return Extra(entry, None, f"{entry.value} lacks {missing}")
+        if module.NAME != entry.name:
+            return Extra(entry, None, f"{entry.value} calls itself {module.NAME!r}")
+        return Extra(entry, module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+        if reason := self.unusable_reason(device):
+            return (reason,)
+        unknown = (x for x in features_of(spec) if x not in self._module.FEATURES)
+        reasons = (f"{x}: {self.NAME} has none" for x in unknown)
+        return (*reasons, *self._module.not_supported_reasons(spec, device))
+
+    def unusable_reason(self, device: Device) -> str:
+        if self._failure:
+            return f"its package {self._package} cannot be used: {self._failure}"
+        if self.PLATFORM not in (None, device.platform):
+            return f"{self.NAME} runs on {self.PLATFORM}, and this is {device}"
+        return getattr(self._module, "unusable_reason", lambda device: "")(device)
+
+    def plan(self, spec: AttentionSpec, device: Device) -> Plan:
+        return self._module.plan(spec, device)
+
+    def version(self) -> tuple[str, str]:
+        return self._package, self._version
+
+    def library_lines(self) -> list[str]:
+        return [f"{self._package} {self._version}{': ' * bool(self._failure)}{self._failure}"]
+
+    def forward(
+        self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, ...]:
+        return self._module.forward(spec, device, operands)
+
+    def backward(
+        self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, ...]:
+        return self._module.backward(spec, device, operands)
+
+
+def installed(taken: tuple[str, ...]) -> tuple[Extra, ...]:
+    """All that packages here name, in the order of their names, but those that are taken."""
+    entries = sorted(entry_points(group=GROUP), key=lambda x: x.name)
+    by_name = {entry.name: entry for entry in reversed(entries) if entry.name not in taken}
+    return tuple(Extra.of(entry) for entry in reversed(by_name.values()))

@@ -1,0 +1,23 @@
+"""For packages that bring an implementation of their own: docs/implementations.md.
+
+Attributes:
+  FEATURES: what a call may have beyond plain attention, by the names that an implementation's own
+    FEATURES says it knows.
+  GROUP: the group of entry points in which a package names its implementation.
+"""
+
+from attn_dispatch.call.features import FEATURES
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, Operand
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.extra import GROUP
+from attn_dispatch.devices.implementation import Plan
+
+__all__ = [
+    "FEATURES",
+    "GROUP",
+    "AttentionOptions",
+    "AttentionSpec",
+    "Device",
+    "Operand",
+    "Plan",
+]
