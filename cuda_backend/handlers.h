@@ -11,6 +11,9 @@ namespace attn_dispatch {
 // "instantiate", "initialize", "execute".
 std::map<std::string, void*> ffi_handlers();
 
+// "initialize", "execute" of attn_dispatch_clear_rows.
+std::map<std::string, void*> clear_rows_handlers();
+
 // "type_id", "type_info" of the state that instantiate makes.
 std::map<std::string, void*> ffi_state_type();
 

@@ -120,6 +120,9 @@ PYBIND11_MODULE(_cuda, m) {
       "ffi_handlers", [] { return capsules(ffi_handlers()); },
       "Stage name -> capsule, for jax.ffi.register_ffi_target.");
   m.def(
+      "clear_rows_handlers", [] { return capsules(clear_rows_handlers()); },
+      "The same of attn_dispatch_clear_rows.");
+  m.def(
       "ffi_state_type", [] { return capsules(ffi_state_type()); },
       "type_id and type_info capsules, for jax.ffi.register_ffi_type.");
   m.def("set_local_devices", &set_local_devices, py::arg("ordinals"),

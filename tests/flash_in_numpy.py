@@ -38,9 +38,7 @@ def backward(call: FlashCall, operands: Arrays, offsets: Arrays, scale: float) -
     found = [np.full(x.shape, np.nan) for x in (q, k, v)]
     for rows, keys, into in _sequences(call, offsets):
         scores = _scores(call, q[rows], k[keys], scale)
-        # FlashAttention takes an lse of -inf for 0.
-        of_rows = np.where(lse[into] == -np.inf, 0, lse[into])
-        p = np.exp(scores - of_rows[..., None])
+        p = np.exp(scores - lse[into][..., None])
         wrong = _of_the_tile(call, (k, v), keys) + _of_the_tile(call, (q, out_grad), rows)
         dp = np.einsum("tnh,snh->nts", out_grad[rows], _repeated(call, v[keys]))
         delta = (out[rows] * out_grad[rows]).sum(-1).T

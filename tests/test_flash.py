@@ -23,7 +23,7 @@ from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.reference import poison_padding, reference
 from attn_dispatch.devices.target import parse
-from attn_dispatch.flash import kernels, library, rules
+from attn_dispatch.flash import clear_rows, kernels, library, rules
 from backend import needs_cudnn
 from test_cudnn_arrays import SMALL, check, poisoned, to_jax
 from test_lowering import calls_in, lowered_for_cuda
@@ -67,6 +67,7 @@ def installed(monkeypatch):
     monkeypatch.setattr(library, "version", lambda: "0.3.6")
     monkeypatch.setattr(kernels, "forward", flash_in_numpy.forward)
     monkeypatch.setattr(kernels, "backward", flash_in_numpy.backward)
+    monkeypatch.setattr(clear_rows, "_native", lambda: None)
 
 
 def test_the_named_cases_are_among_those_that_run():
@@ -161,6 +162,7 @@ def test_the_custom_calls(monkeypatch):
     """Results and attributes that the library asks for, in a program for a GPU that is not here."""
     monkeypatch.undo()
     monkeypatch.setattr(library, "version", lambda: "0.3.6")
+    monkeypatch.setattr(clear_rows, "_native", lambda: None)
 
     def packed(q, k, v, cu):
         def loss(q, k, v):
@@ -182,6 +184,17 @@ def test_the_custom_calls(monkeypatch):
     _, operands, results = calls["attn_dispatch_flash_backward_packed"]
     assert operands[4:] == ["96x8x64xbf16", "8x96xf32", *offsets]
     assert results[3:] == [f"{8 * (96 + 128 * 12)}xf32"] * 2
+
+
+def test_rows_are_cleared_in_place_by_the_cuda_library(monkeypatch):
+    monkeypatch.setattr(clear_rows, "_native", lambda: object())
+    rows, flags = jax.ShapeDtypeStruct((6, 2, 8), jnp.bfloat16), jax.ShapeDtypeStruct((6,), "bool")
+    line, operands, _ = lowered(clear_rows.cleared, rows, flags)[clear_rows.TARGET]
+    assert operands == ["6x2x8xbf16", "6xui8"] and "output_operand_alias" in line
+    monkeypatch.setattr(clear_rows, "_native", lambda: None)
+    flags = jnp.asarray([1, 0, 2], jnp.uint8)
+    out = clear_rows.cleared(jnp.ones((3, 1, 1)), flags)[:, 0, 0]
+    np.testing.assert_array_equal(out, [1, 0, np.nan])
 
 
 def test_one_array_for_both_sides_is_known_to_be():

@@ -12,6 +12,7 @@ from attn_dispatch.api import (
 from attn_dispatch.core.explanation import Explanation
 from attn_dispatch.cudnn import register as register_cudnn_calls
 from attn_dispatch.devices.target import target
+from attn_dispatch.flash import register as register_flash_calls
 from attn_dispatch.settings import fallback, rewrites, sharded_dropout
 from attn_dispatch.warning import (
     AttentionConventionWarning,
@@ -33,6 +34,7 @@ __all__ = [
     "ragged_dot_product_attention",
     "register_aiter_calls",
     "register_cudnn_calls",
+    "register_flash_calls",
     "rewrites",
     "sharded_dropout",
     "target",

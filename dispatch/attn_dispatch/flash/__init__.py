@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
-from attn_dispatch.flash import kernels, library, rules
+from attn_dispatch.flash import clear_rows, kernels, library, rules
 from attn_dispatch.flash.call import FlashCall, call_of
+from attn_dispatch.flash.clear_rows import cleared, flags_of
 from attn_dispatch.flash.library import BACKWARD_TARGET, FORWARD_TARGET
 from attn_dispatch.flash.sequences import Sequences
 from attn_dispatch.semantics.flat_rows import (
@@ -70,14 +72,16 @@ def forward(
     inputs = _inputs(spec, call, operands, sequences)
     _register(device)
     out, lse = kernels.forward(call, inputs, sequences.offsets, positive_scale(spec))
-    out = from_rows(out, spec.batch)[..., : spec.head_dim_v]
-    found = {"out": where_live(sequences.live_queries, out, 0)}
+    live = sequences.live_queries
+    flags = None if live is None else flags_of(spec, operands, live)
+    out = _with_others_cleared(call, out, flags)
+    found = {"out": from_rows(out, spec.batch)[..., : spec.head_dim_v]}
     if spec.options.needs_lse:
         lse = lse_from_rows(lse, spec)
-        if sequences.live_queries is not None:
-            lse = jnp.where(sequences.live_queries[:, None, :], lse, -jnp.inf)
-        found["lse"] = lse
-    return tuple(marked(spec, operands, found).values())
+        if live is not None:
+            lse = jnp.where(live[:, None, :], lse, -jnp.inf)
+        found |= marked(spec, operands, {"lse": lse})
+    return tuple(found.values())
 
 
 def backward(
@@ -90,25 +94,27 @@ def backward(
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
     out, out_grad = (
-        to_rows(pad_last(_finite(spec, x, sequences.live_queries), call.head_dim), call.is_packed)
-        for x in (out, out_grad)
+        to_rows(pad_last(x, call.head_dim), call.is_packed)
+        for x in (out, where_live(sequences.live_queries, out_grad, 0))
     )
     # Where a row attends nothing, exp(-inf - lse) must be 0 whatever the kernel makes of -inf.
     lse = jnp.where(operands["lse"] == -jnp.inf, 0, operands["lse"])
     arrays = (out_grad, *inputs, out, lse_to_rows(lse, call.is_packed))
     _register(device)
     found = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))
-    dq, dk, dv = (from_rows(x, spec.batch) for x in found)
+    lives = (sequences.live_queries, sequences.live_keys, sequences.live_keys)
+    pairs = zip(found, lives, strict=True)
+    only_live = (_with_others_cleared(call, x, live) for x, live in pairs)
+    dq, dk, dv = (from_rows(x, spec.batch) for x in only_live)
     gradients = {
-        "query": scaled_query(
-            spec, where_live(sequences.live_queries, dq, 0)[..., : spec.head_dim]
-        ),
-        "key": where_live(sequences.live_keys, dk[..., : spec.head_dim], 0),
-        "value": where_live(sequences.live_keys, dv[..., : spec.head_dim_v], 0),
+        "query": scaled_query(spec, dq[..., : spec.head_dim]),
+        "key": dk[..., : spec.head_dim],
+        "value": dv[..., : spec.head_dim_v],
     }
     return tuple(gradients[name] for name in spec.options.gradients)
 
 
+@lru_cache(maxsize=1)
 def register() -> None:
     """Make the custom calls known to XLA; lowering for a device that is here does so by itself.
 
@@ -120,32 +126,35 @@ def register() -> None:
     if reason := library.unusable_reason():
         raise RuntimeError(f"dew-flash-attn: {reason}")
     library.register()
+    clear_rows.register()
 
 
 def _inputs(
     spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array], sequences: Sequences
 ) -> list[jax.Array]:
     """query, key and value as the kernels take them."""
+    # In padding 0: kernels multiply whole tiles, in which 0 · NaN is NaN. A score is masked
+    # whatever it is, so what is only multiplied to scores may stay.
     live_queries = sequences.live_queries if spec.is_backward else None
-    arrays = {
-        "query": (scaled_query(spec, operands["query"]), live_queries),
-        "key": (operands["key"], sequences.live_keys),
-        "value": (operands["value"], sequences.live_keys),
-    }
-    return [
-        to_rows(pad_last(_finite(spec, x, live), call.head_dim), call.is_packed)
-        for x, live in arrays.values()
-    ]
+    live_keys = sequences.live_keys if spec.is_backward else None
+    arrays = (
+        where_live(live_queries, scaled_query(spec, operands["query"]), 0),
+        where_live(live_keys, operands["key"], 0),
+        where_live(sequences.live_keys, operands["value"], 0),
+    )
+    return [to_rows(pad_last(x, call.head_dim), call.is_packed) for x in arrays]
 
 
-def _finite(spec: AttentionSpec, x: jax.Array, live: jax.Array | None) -> jax.Array:
-    """x with 0 in padding: kernels multiply whole tiles, in which 0 · NaN is NaN."""
-    return where_live(live, x, 0)
+def _with_others_cleared(call: FlashCall, x: jax.Array, flags: jax.Array | None) -> jax.Array:
+    """A result with 0 in rows whose flag is 0; None: there are none."""
+    if flags is None:
+        return x
+    return cleared(x, flags) if call.is_packed else where_live(flags > 0, x, 0)
 
 
 def _register(device: Device) -> None:
     if device.is_present:
-        library.register()
+        register()
 
 
 def _unusable(device: Device) -> tuple[str, ...]:

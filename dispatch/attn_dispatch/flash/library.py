@@ -29,6 +29,7 @@ _SYMBOLS = {
     FORWARD_TARGET + PACKED: "dew_flash3_mha_varlen_fwd",
     BACKWARD_TARGET + PACKED: "dew_flash3_mha_varlen_bwd",
 }
+TARGETS = tuple(_SYMBOLS)
 
 
 @lru_cache(maxsize=1)

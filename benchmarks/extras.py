@@ -1,0 +1,190 @@
+"""Speed of what other packages bring, beside cuDNN, on one GPU: what preferences.json is made from.
+
+usage: python benchmarks/extras.py [--rounds N] [--seconds S] [--results FOLDER]
+
+flash (dew-flash-attn) and cuDNN at the same calls, taking turns, forward and with all gradients; and
+what the choice makes of it, which may go back by another than it went forward. For packed sequences
+also the bare kernel, asked for with nothing but cu_seqlens.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from command import arguments, save
+from timing import by_turns, median_ratio
+
+from attn_dispatch import dot_product_attention, flash, ragged_dot_product_attention
+from attn_dispatch.conformance.environment import environment
+from attn_dispatch.devices.target import default_device
+
+_CAUSAL: dict[str, Any] = {"is_causal": True}
+_LENGTHS = np.random.default_rng(0).integers(200, 1800, 16)
+_ENDS = np.cumsum(_LENGTHS)
+_TOKENS = int(_ENDS[-1])
+_CU = jnp.asarray([0, *_ENDS], jnp.int32)
+_IDS = jnp.asarray(np.repeat(np.arange(17), [16384 - _TOKENS, *_LENGTHS])[None, ::-1], jnp.int32)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A call: sizes, and its options."""
+
+    b: int
+    t: int
+    s: int
+    n: int
+    k: int
+    h: int
+    v: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_ragged(self) -> bool:
+        return "cu_seqlens_q" in self.options
+
+    def arrays(self) -> list[jax.Array]:
+        """query, key, value and the gradient of the output."""
+        v = self.v or self.h
+        shapes = ((self.t, self.n, self.h), (self.s, self.k, self.h), (self.s, self.k, v))
+        keys = jax.random.split(jax.random.key(0), 4)
+        return [
+            jax.random.normal(key, shape if self.is_ragged else (self.b, *shape), jnp.bfloat16)
+            for key, shape in zip(keys, (*shapes, (self.t, self.n, v)), strict=True)
+        ]
+
+    def call(self, implementation: str | None) -> Callable[..., jax.Array]:
+        function = ragged_dot_product_attention if self.is_ragged else dot_product_attention
+        return partial(function, implementation=implementation, **self.options)
+
+
+def _square(b: int, t: int, n: int, k: int, h: int, v: int = 0, **options: Any) -> Cell:
+    return Cell(b, t, t, n, k, h, v, _CAUSAL | options)
+
+
+CELLS: dict[str, Cell] = {
+    "d128 causal 8k, GQA": _square(2, 8192, 16, 4, 128),
+    "d128 causal 8k": _square(2, 8192, 16, 16, 128),
+    "d128 full 8k": Cell(2, 8192, 8192, 16, 16, 128),
+    "d128 causal 2k": _square(8, 2048, 16, 16, 128),
+    "d128 causal 512": _square(32, 512, 16, 16, 128),
+    "d64 causal 8k": _square(2, 8192, 32, 32, 64),
+    "d64 full 8k": Cell(2, 8192, 8192, 32, 32, 64),
+    "d80 causal 8k": _square(2, 8192, 16, 16, 80),
+    "d96 causal 8k": _square(2, 8192, 16, 16, 96),
+    "d192 causal 8k": _square(2, 8192, 8, 8, 192),
+    "192/128 causal 8k": _square(2, 8192, 8, 8, 192, 128),
+    "d256 causal 8k": _square(2, 8192, 8, 8, 256),
+    "d256 full 8k": Cell(2, 8192, 8192, 8, 8, 256),
+    "window 1024 of 16k": _square(1, 16384, 16, 16, 128, local_window_size=(1023, 0)),
+    "one small call": _square(1, 128, 8, 8, 64),
+    "1 query, 8k keys": Cell(16, 1, 8192, 32, 8, 128),
+    "16 queries, 8k keys": Cell(
+        4, 16, 8192, 32, 8, 128, options=_CAUSAL | {"causal_alignment": "bottom_right"}
+    ),
+    "512 queries, 8k keys": Cell(
+        1, 512, 8192, 32, 8, 128, options=_CAUSAL | {"causal_alignment": "bottom_right"}
+    ),
+    "ragged, 16 documents": Cell(
+        1, _TOKENS, _TOKENS, 32, 8, 128,
+        options=_CAUSAL | {"cu_seqlens_q": _CU, "cu_seqlens_kv": _CU, "max_seqlen_q": 4096,
+                           "max_seqlen_kv": 4096},
+    ),
+    "segment ids, 16 in 16k": _square(
+        1, 16384, 32, 8, 128, query_segment_ids=_IDS, max_segments=16, max_segment_len=4096
+    ),
+    "8 documents of 1k": _square(
+        1, 8192, 16, 4, 128, query_segment_ids=jnp.arange(8192)[None] // 1024 + 1, max_segments=8,
+        max_segment_len=1024,
+    ),
+    "lengths, 8 rows of 4k": _square(
+        8, 4096, 16, 4, 128,
+        **dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"),
+                        jnp.asarray(_LENGTHS[:8] * 2, jnp.int32)),
+    ),
+}  # fmt: skip
+
+
+def bare(cell: Cell) -> dict[str, Callable[..., Any]]:
+    """The kernels of ragged sequences, with nothing before or after them."""
+    attributes: dict[str, Any] = {
+        "softmax_scale": np.float64(cell.h**-0.5), "is_causal": True,
+        "window_size_left": np.int64(-1), "window_size_right": np.int64(0),
+        "max_seqlen": np.int64(4096), "max_seqlen_k": np.int64(4096),
+    }  # fmt: skip
+    name = {x: f"attn_dispatch_flash_{x}_packed" for x in ("forward", "backward")}
+
+    def forward(q: jax.Array, k: jax.Array, v: jax.Array):
+        ones = [jax.ShapeDtypeStruct((1,) * n, jnp.float32) for n in (4, 3)]
+        lse = jax.ShapeDtypeStruct((cell.n, cell.t), jnp.float32)
+        run = jax.ffi.ffi_call(
+            name["forward"], [jax.ShapeDtypeStruct(q.shape, q.dtype), lse, *ones]
+        )
+        return run(q, k, v, _CU, _CU, **attributes)[:2]
+
+    def both(out_grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array):
+        out, lse = forward(q, k, v)
+        scratch = jax.ShapeDtypeStruct((cell.n * (cell.t + 128 * 17),), jnp.float32)
+        grads = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
+        run = jax.ffi.ffi_call(name["backward"], [*grads, scratch, scratch])
+        return run(out_grad, q, k, v, out, lse, _CU, _CU, **attributes)[:3]
+
+    return {"forward": jax.jit(forward), "forward_backward": jax.jit(both)}
+
+
+def measure(cell: Cell, rounds: int, seconds: float) -> dict[str, Any]:
+    """Microseconds of each, and how many times as fast flash and the choice are as cuDNN."""
+    *given, out_grad = cell.arrays()
+    made: dict[str, dict[str, Callable[..., Any]]] = {}
+    for name in ("cudnn", "flash", None):
+        call = cell.call(name)
+
+        def gradients(out_grad: jax.Array, *given: jax.Array, call: Any = call):
+            return jax.vjp(call, *given)[1](out_grad)
+
+        made[name or "chosen"] = {
+            "forward": jax.jit(call), "forward_backward": jax.jit(gradients)
+        }  # fmt: skip
+    if cell.is_ragged:
+        made["bare"] = bare(cell)
+    row = {}
+    for direction, first in (("forward", []), ("forward_backward", [out_grad])):
+        programs = {name: (x[direction], [*first, *given]) for name, x in made.items()}
+        times = by_turns(programs, rounds, seconds)
+        row[direction] = {f"{name}_us": 1e6 * statistics.median(x) for name, x in times.items()}
+        row[direction] |= {
+            f"{name}_over_cudnn": median_ratio(times, "cudnn", name)
+            for name in times
+            if name != "cudnn"
+        }
+    return row
+
+
+def main() -> None:
+    args = arguments("Speed of what other packages bring.", rounds=5, seconds=0.05)
+    if unusable := flash.unusable_reason(default_device()):
+        raise SystemExit(f"error: flash: {unusable}")
+    facts = environment() | {"dew_flash_attn": str(flash.version())}
+    print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
+    print("microseconds of cuDNN, of flash; times as fast as cuDNN: flash, what is chosen, bare")
+    rows = {}
+    for name, cell in CELLS.items():
+        rows[name] = row = measure(cell, args.rounds, args.seconds)
+        cells = [
+            f"{x['cudnn_us']:7.0f} {x['flash_us']:7.0f}"
+            + "".join(f" {x[y]:5.2f}" for y in x if y.endswith("_over_cudnn"))
+            for x in row.values()
+        ]
+        print(f"{name:24s}{'   '.join(cells)}", flush=True)
+    save("extras", {"environment": facts, "calls": rows}, args.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+// The custom call attn_dispatch_clear_rows, for kernels that are not in this library: what they
+// leave in rows that do not count is cleared in place, which XLA would read and write an array for.
+//
+// Operands: rows, of any shape; flags, u8 for each row. The result is rows again, in its place.
+#include "clear_rows.h"
+#include "handlers.h"
+#include "status.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace attn_dispatch {
+namespace {
+
+ffi::Error said(const Status& status) {
+  if (status.ok()) return ffi::Error::Success();
+  return ffi::Error(ffi::ErrorCode::kInternal, "attn_dispatch_clear_rows: " + status.message);
+}
+
+ffi::Error wrong(const std::string& message) {
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "attn_dispatch_clear_rows: " + message);
+}
+
+// Before any command buffer is captured.
+ffi::Error Load(int32_t ordinal, ffi::RemainingArgs, ffi::RemainingRets) {
+  return said(load_clear_rows(ordinal));
+}
+
+ffi::Error Clear(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer rows,
+                 ffi::Buffer<ffi::U8> flags, ffi::Result<ffi::AnyBuffer> cleared) {
+  if (rows.untyped_data() != cleared->untyped_data()) {
+    return wrong("expected the result in the place of the rows");
+  }
+  const auto count = static_cast<int64_t>(flags.element_count());
+  const auto bytes = static_cast<int64_t>(rows.size_bytes());
+  if (count == 0 || bytes == 0) return ffi::Error::Success();
+  if (bytes % (16 * count) != 0) {
+    return wrong("expected " + std::to_string(count) + " rows of a multiple of 16 bytes, got " +
+                 std::to_string(bytes) + " bytes");
+  }
+  return said(clear_rows(cleared->untyped_data(), flags.untyped_data(), count, bytes / count,
+                         ordinal, stream));
+}
+
+XLA_FFI_DEFINE_HANDLER(
+    kLoad, Load,
+    ffi::Ffi::BindInitialize().Ctx<ffi::DeviceOrdinal>().RemainingArgs().RemainingRets());
+XLA_FFI_DEFINE_HANDLER(kClear, Clear,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                           .Ctx<ffi::DeviceOrdinal>()
+                           .Arg<ffi::AnyBuffer>()
+                           .Arg<ffi::Buffer<ffi::U8>>()
+                           .Ret<ffi::AnyBuffer>(),
+                       {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace
+
+std::map<std::string, void*> clear_rows_handlers() {
+  return {{"initialize", reinterpret_cast<void*>(kLoad)},
+          {"execute", reinterpret_cast<void*>(kClear)}};
+}
+
+}  // namespace attn_dispatch

@@ -1,0 +1,55 @@
+"""Rows of packed arrays that do not count: 0, or NaN where something is wrong.
+
+Kernels write nothing there, or what nobody asked for. The CUDA library clears such rows in place;
+XLA, where that is not built, reads and writes the whole array.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import lru_cache
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.semantics.wrong import wrong_queries
+
+TARGET = "attn_dispatch_clear_rows"
+
+_DEAD, _LIVE, _WRONG = (np.uint8(x) for x in range(3))
+"""As cuda_backend/clear_rows.h has them."""
+
+
+def flags_of(spec: AttentionSpec, operands: Mapping[str, jax.Array], live: jax.Array) -> jax.Array:
+    """uint8 [1|B, T] of queries, for the output."""
+    flags = jnp.where(live, _LIVE, _DEAD)
+    wrong = wrong_queries(spec, operands)
+    return flags if wrong is None else jnp.where(wrong, _WRONG, flags)
+
+
+def cleared(x: jax.Array, flags: jax.Array) -> jax.Array:
+    """x [rows, heads, D] with 0 where its row's flag is 0, and NaN where it is 2."""
+    flags = flags.reshape(-1).astype(jnp.uint8)
+    if _native() is None:
+        x = jnp.where((flags == _DEAD)[:, None, None], 0, x)
+        return jnp.where((flags == _WRONG)[:, None, None], jnp.nan, x)
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.ffi.ffi_call(TARGET, shape, input_output_aliases={0: 0})(x, flags)
+
+
+def register() -> None:
+    """Make the custom call known to XLA, if the CUDA library is here."""
+    if (native := _native()) is not None:
+        jax.ffi.register_ffi_target(TARGET, native.clear_rows_handlers(), platform="CUDA")
+
+
+@lru_cache(maxsize=1)
+def _native() -> ModuleType | None:
+    try:
+        return importlib.import_module("attn_dispatch._cuda")
+    except ImportError:
+        return None

@@ -1,0 +1,156 @@
+"""FlashAttention in programs: a scan, remat, threads, exported ones; and sizes nobody chose."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_runtime import arrays, device_bytes_in_use, pool_bytes
+
+import attn_dispatch
+from attn_dispatch import flash
+from attn_dispatch.devices.target import default_device
+
+
+def unusable() -> str:
+    """Not before a test runs: without a GPU nothing here does."""
+    return flash.unusable_reason(default_device())
+
+
+@pytest.fixture(autouse=True)
+def usable():
+    if reason := unusable():
+        pytest.skip(reason)
+
+
+def attend(q, k, v, implementation="flash", **options):
+    options = {"is_causal": True} | options
+    return attn_dispatch.dot_product_attention(q, k, v, implementation=implementation, **options)
+
+
+def gradients(call):
+    def step(q, k, v, out_grad):
+        out, pull = jax.vjp(call, q, k, v)
+        return out, *pull(out_grad)
+
+    return jax.jit(step)
+
+
+def assert_close(found, expected, tolerance=0.03):
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+        assert np.abs(x - y).max() <= tolerance * max(1.0, np.abs(y).max())
+
+
+def packed(q, k, v, implementation="flash"):
+    ids = jnp.repeat(
+        jnp.array([1, 2, 4, 0]), jnp.array([200, 130, 150, 32]), total_repeat_length=512
+    )
+    ids = jnp.broadcast_to(ids, q.shape[:2])
+    options = {"query_segment_ids": ids, "max_segments": 4}
+    return attend(q, k, v, implementation, **options)
+
+
+@pytest.mark.parametrize("call", [attend, packed])
+def test_five_hundred_calls_do_not_grow_memory(call, record):
+    step, operands = gradients(call), arrays(0)
+    for _ in range(20):
+        jax.block_until_ready(step(*operands))
+    before = device_bytes_in_use() - pool_bytes()
+    for _ in range(500):
+        results = step(*operands)
+    jax.block_until_ready(results)
+    after = device_bytes_in_use() - pool_bytes()
+    record(call=call.__name__, outside_pool_before=before, outside_pool_after=after)
+    assert after <= before
+
+
+def test_a_scan_of_layers_under_remat():
+    q, k, v, _ = arrays(1, k=8)
+
+    def loss(q, implementation):
+        @jax.checkpoint
+        def layer(x, _):
+            mixed = attend(x, k, v, implementation)
+            return (x + packed(mixed, k, v, implementation)).astype(x.dtype), None
+
+        return jax.lax.scan(layer, q, length=3)[0].astype(jnp.float32).sum()
+
+    found = [jax.jit(jax.grad(loss), static_argnums=1)(q, x) for x in ("flash", "xla")]
+    assert_close(*found, tolerance=0.05)
+
+
+def test_threads_each_get_their_own_results():
+    step, wrong = gradients(packed), []
+    expected = {seed: [np.asarray(x) for x in step(*arrays(seed))] for seed in range(4)}
+
+    def run(seed: int) -> None:
+        for _ in range(20):
+            out = np.asarray(step(*arrays(seed))[0])
+            if not np.array_equal(out, expected[seed][0]):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        {"b": 70_000, "t": 8, "n": 1, "k": 1},
+        {"b": 1, "t": 3, "n": 200, "k": 200},
+        {"b": 2, "t": 1, "n": 8, "k": 1, "h": 256},
+        {"b": 3, "t": 1000, "n": 6, "k": 3, "h": 72},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_lengths", [False, True])
+def test_sizes_that_nobody_chose(size, with_lengths):
+    operands = arrays(2, **size)
+    options = {}
+    if with_lengths:
+        lengths = jnp.arange(size["b"], dtype=jnp.int32) % (size["t"] + 1)
+        options = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
+    found = [
+        gradients(lambda *x, name=name: attend(*x, name, **options))(*operands)
+        for name in ("flash", "xla")
+    ]
+    assert_close(*found)
+
+
+def test_forward_by_one_and_backward_by_another():
+    q, k, _, _ = arrays(3, b=4, t=2048, n=8, k=8, h=192)
+    v, out_grad = (x[..., :128] for x in (k, q))
+    explanation = attn_dispatch.explain(q, k, v, is_causal=True)
+    assert (explanation.chosen_forward, explanation.chosen_backward) == ("flash", "cudnn")
+    found = [gradients(lambda *x, y=y: attend(*x, y))(q, k, v, out_grad) for y in (None, "xla")]
+    assert_close(*found)
+
+
+def test_an_exported_module_runs_in_a_process_that_registers(tmp_path):
+    targets = [*flash.library.TARGETS, flash.clear_rows.TARGET]
+    checks = [jax.export.DisabledSafetyCheck.custom_call(x) for x in targets]
+    operands = arrays(4)
+    exported = jax.export.export(gradients(packed), disabled_checks=checks)(*operands)
+    (tmp_path / "module").write_bytes(exported.serialize())
+    expected = np.asarray(exported.call(*operands)[1], np.float32)
+    np.savez(tmp_path / "arrays", *[np.asarray(x, np.float32) for x in operands], expected)
+    code = f"""
+        import jax, jax.numpy as jnp, numpy as np, attn_dispatch
+        attn_dispatch.register_flash_calls()
+        *given, expected = np.load({str(tmp_path / "arrays.npz")!r}).values()
+        module = jax.export.deserialize(open({str(tmp_path / "module")!r}, "rb").read())
+        found = module.call(*[jnp.asarray(x, jnp.bfloat16) for x in given])[1]
+        assert np.abs(np.asarray(found, np.float32) - expected).max() < 0.02
+    """
+    subprocess.run((sys.executable, "-c", textwrap.dedent(code)), check=True)
