@@ -2,7 +2,7 @@
 
 usage: python benchmarks/extras.py [--rounds N] [--seconds S] [--results FOLDER]
 
-flash (dew-flash-attn) and cuDNN at the same calls, taking turns, forward and with all gradients; and
+flash (dew-flash-attn) and cuDNN at the same calls, by turns, forward and with all gradients; and
 what the choice makes of it, which may go back by another than it went forward. For packed sequences
 also the bare kernel, asked for with nothing but cu_seqlens.
 """
@@ -30,7 +30,7 @@ _LENGTHS = np.random.default_rng(0).integers(200, 1800, 16)
 _ENDS = np.cumsum(_LENGTHS)
 _TOKENS = int(_ENDS[-1])
 _CU = jnp.asarray([0, *_ENDS], jnp.int32)
-_IDS = jnp.asarray(np.repeat(np.arange(17), [16384 - _TOKENS, *_LENGTHS])[None, ::-1], jnp.int32)
+_IDS = jnp.asarray(np.repeat([*range(1, 17), 0], [*_LENGTHS, 16384 - _TOKENS])[None], jnp.int32)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 // Operands: rows, of any shape; flags, u8 for each row. The result is rows again, in its place.
 #include "clear_rows.h"
 #include "handlers.h"
+#include "library.h"
 #include "status.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -23,6 +24,8 @@ ffi::Error wrong(const std::string& message) {
 
 // Before any command buffer is captured.
 ffi::Error Load(int32_t ordinal, ffi::RemainingArgs, ffi::RemainingRets) {
+  // Where cuDNN has not been asked for anything, nobody has loaded the driver yet.
+  if (!has_driver()) return wrong("no CUDA driver library can be loaded");
   return said(load_clear_rows(ordinal));
 }
 

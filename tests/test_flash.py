@@ -153,6 +153,27 @@ def test_every_reason():
     )
 
 
+def test_more_batch_rows_than_a_grid_has_blocks_have_no_backward_pass():
+    explanation = explain(*arrays(8, 8, b=70_000), implementation="flash", target="sm90")
+    assert explanation.chosen_forward == "flash" and explanation.backward[0].reasons == (
+        "batch and heads up to 65,535 each in the backward pass, got 70,000 and 8",
+    )
+    lengths = jax.ShapeDtypeStruct((70_000,), jnp.int32)
+    options = {"key_value_seq_lengths": lengths, "implementation": "flash"}
+    assert chosen(*arrays(8, 8, b=70_000), **options) == ("flash", "flash")
+
+
+def test_a_library_that_cannot_be_loaded_is_a_reason(monkeypatch, tmp_path):
+    """Such as one for another CUDA, on a machine with a GPU."""
+    (tmp_path / library._LIBRARY).write_text("not a library")
+    monkeypatch.setattr(library, "_folder", lambda: tmp_path)
+    here = replace(SM90, is_present=True)
+    assert "dew-flash-attn's library cannot be loaded: " in flash.unusable_reason(here)
+    assert not flash.unusable_reason(SM90)
+    with pytest.raises(RuntimeError, match="library cannot be loaded"):
+        flash.register()
+
+
 def lowered(function, *arguments) -> dict:
     with planning_for("sm90"):
         return calls_in(lowered_for_cuda(jax.jit(function), *arguments))

@@ -8,13 +8,13 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from attn_dispatch.call.features import features_of
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.consider import reasons_as_it_is
-from attn_dispatch.core.rewrites.rewrite import LENGTHS
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
-from attn_dispatch.semantics.row_ids import is_packed
 
+_SEQUENCES = ("lengths", "segment ids", "cu_seqlens")
 _TILE = 128
 """Rows of queries that a kernel's block takes."""
 
@@ -44,8 +44,8 @@ def _is_faster(name: str, spec: AttentionSpec, device: Device) -> bool:
     facts = {
         "arch": device.arch,
         "direction": "backward" if spec.is_backward else "forward",
-        "is_packed": is_packed(spec),
-        "has_lengths": any(x in spec.options.operands for x in LENGTHS),
+        "sequences": next((x for x in features_of(spec) if x in _SEQUENCES), "whole rows"),
+        "queries": spec.seq_len_q,
         "tiles": spec.batch * spec.num_heads * -(-spec.seq_len_q // _TILE),
         "keys": spec.seq_len_kv,
         "keys_per_query": spec.seq_len_kv / spec.seq_len_q,

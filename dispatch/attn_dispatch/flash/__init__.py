@@ -93,10 +93,8 @@ def backward(
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
-    out, out_grad = (
-        to_rows(pad_last(x, call.head_dim), call.is_packed)
-        for x in (out, where_live(sequences.live_queries, out_grad, 0))
-    )
+    out, out_grad = (to_rows(pad_last(x, call.head_dim), call.is_packed) for x in (out, out_grad))
+    out_grad = _with_others_cleared(call, out_grad, sequences.live_queries)
     # Where a row attends nothing, exp(-inf - lse) must be 0 whatever the kernel makes of -inf.
     lse = jnp.where(operands["lse"] == -jnp.inf, 0, operands["lse"])
     arrays = (out_grad, *inputs, out, lse_to_rows(lse, call.is_packed))
@@ -123,8 +121,8 @@ def register() -> None:
     Raises:
       RuntimeError: if dew-flash-attn is not usable, with the reason.
     """
-    if reason := library.unusable_reason():
-        raise RuntimeError(f"dew-flash-attn: {reason}")
+    if reason := library.unusable_reason() or library.loading_failure():
+        raise RuntimeError(reason)
     library.register()
     clear_rows.register()
 
@@ -137,16 +135,21 @@ def _inputs(
     # whatever it is, so what is only multiplied to scores may stay.
     live_queries = sequences.live_queries if spec.is_backward else None
     live_keys = sequences.live_keys if spec.is_backward else None
-    arrays = (
-        where_live(live_queries, scaled_query(spec, operands["query"]), 0),
-        where_live(live_keys, operands["key"], 0),
-        where_live(sequences.live_keys, operands["value"], 0),
-    )
-    return [to_rows(pad_last(x, call.head_dim), call.is_packed) for x in arrays]
+    return [
+        _with_others_cleared(call, to_rows(pad_last(x, call.head_dim), call.is_packed), live)
+        for x, live in (
+            (scaled_query(spec, operands["query"]), live_queries),
+            (operands["key"], live_keys),
+            (operands["value"], sequences.live_keys),
+        )
+    ]
 
 
 def _with_others_cleared(call: FlashCall, x: jax.Array, flags: jax.Array | None) -> jax.Array:
-    """A result with 0 in rows whose flag is 0; None: there are none."""
+    """An array of the kernel's with 0 in rows whose flag is 0; None: there are none.
+
+    In place, where nobody reads the array any more: of a step of training that is the case.
+    """
     if flags is None:
         return x
     return cleared(x, flags) if call.is_packed else where_live(flags > 0, x, 0)
@@ -165,4 +168,6 @@ def _unusable(device: Device) -> tuple[str, ...]:
         reasons.append(f"runs on {' and '.join(_ARCHS)} in this version, and this is {device}")
     if reason := library.unusable_reason():
         reasons.append(reason)
+    elif device.is_present and not reasons and (failure := library.loading_failure()):
+        reasons.append(failure)
     return tuple(reasons)

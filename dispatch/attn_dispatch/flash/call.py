@@ -70,6 +70,11 @@ def call_of(spec: AttentionSpec) -> FlashCall:
     )
 
 
+def offsets_count(call: FlashCall) -> int:
+    """How many offsets a packed call has on each side: sequences.py makes gaps sequences too."""
+    return 3 * call.sequences + 3
+
+
 def has_ranges(spec: AttentionSpec) -> bool:
     """Whether a batch row is not one whole sequence, so that the call goes as a packed one."""
     lengths = ("query_seq_lengths", "key_value_seq_lengths")

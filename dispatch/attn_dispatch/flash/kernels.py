@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.flash import library
-from attn_dispatch.flash.call import FlashCall
-from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.flash.call import FlashCall, offsets_count
 
 _TILE = 128
 """The most query rows that a backward kernel takes at once."""
@@ -54,7 +53,8 @@ def backward(
 
 def workspace_bytes(call: FlashCall) -> int:
     """The scratch memory among the results; what else a kernel wants it takes from XLA's pool."""
-    return 2 * 4 * _scratch_rows(call, 3 * call.sequences + 2) if call.backward else 0
+    sequences = offsets_count(call) - 1 if call.is_packed else call.batch
+    return 2 * 4 * _scratch_rows(call, sequences) if call.backward else 0
 
 
 def _scratch(call: FlashCall, offsets: tuple[jax.Array, ...]) -> jax.ShapeDtypeStruct:
@@ -63,11 +63,10 @@ def _scratch(call: FlashCall, offsets: tuple[jax.Array, ...]) -> jax.ShapeDtypeS
 
 
 def _scratch_rows(call: FlashCall, sequences: int) -> int:
-    """A number for each query row and head: rows of a sequence rounded up to a tile, and one more
-    tile for all of them together."""
-    if call.is_packed:
-        return call.num_heads * (call.rows_q + _TILE * (sequences + 1))
-    return call.num_heads * (call.batch * round_up(call.rows_q, _TILE) + _TILE)
+    """A number for each query row and head, the rows of a sequence rounded up to a tile, which has
+    64, 80, 96 or 128 rows, and one more tile for all of them together."""
+    rows = call.rows_q if call.is_packed else call.batch * call.rows_q
+    return call.num_heads * (rows + _TILE * (sequences + 1))
 
 
 def _target(name: str, call: FlashCall) -> str:

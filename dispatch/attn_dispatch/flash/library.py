@@ -54,26 +54,37 @@ def unusable_reason() -> str:
     return ""
 
 
+def loading_failure() -> str:
+    """Why the library cannot be loaded on this machine, which has such a GPU; empty if it can."""
+    try:
+        _loaded()
+    except OSError as error:
+        return f"dew-flash-attn's library cannot be loaded: {error}"
+    return ""
+
+
 @lru_cache(maxsize=1)
 def register() -> None:
-    """Make the kernels known to XLA, as lowering for a device that is here does by itself.
+    """Make the kernels known to XLA.
 
     Raises:
-      RuntimeError: if the library cannot be loaded, with the reason.
+      OSError: the library cannot be loaded.
     """
-    path = _folder() / _LIBRARY
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise RuntimeError(f"dew-flash-attn: {error}") from error
+    library = _loaded()
     for target, symbol in _SYMBOLS.items():
         jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(library[symbol]), platform="CUDA")
+
+
+@lru_cache(maxsize=1)
+def _loaded() -> ctypes.CDLL:
+    """Kept once it is; a failure is not: memory may be free again."""
+    return ctypes.CDLL(str(_folder() / _LIBRARY))
 
 
 def _folder() -> Path:
     spec = importlib.util.find_spec("dew_flash_attn")
     if spec is None or spec.origin is None:
-        raise RuntimeError("dew-flash-attn: its package is installed and cannot be found")
+        raise OSError("its package is installed and cannot be found")
     return Path(spec.origin).parent
 
 

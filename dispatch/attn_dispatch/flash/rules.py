@@ -16,6 +16,9 @@ FEATURES = (
     "the gradient of lse",
 )
 _WIDEST = 256
+_MOST_BLOCKS = 65535
+"""Of a launch grid's second and third axes. Beyond, the backward pass says nothing and gradients
+are garbage (dew-flash-attn 0.3.6, H200); forward and packed kernels count otherwise."""
 
 
 def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
@@ -29,6 +32,11 @@ def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
     if (width := head_dim(spec)) > _WIDEST:
         lse = ", those for the gradient of lse included" if spec.has("lse_grad") else ""
         reasons.append(f"head dims up to {_WIDEST}, got {width} columns{lse}")
+    if spec.is_backward and not has_ranges(spec) and max(spec.batch, spec.num_heads) > _MOST_BLOCKS:
+        reasons.append(
+            f"batch and heads up to {_MOST_BLOCKS:,} each in the backward pass, got {spec.batch:,} "
+            f"and {spec.num_heads:,}"
+        )
     if is_out_of_range(spec):
         reasons.append("scale: kernels multiply by it in float32, where it is no normal number")
     if spec.is_empty or 0 in (spec.head_dim, spec.head_dim_v):
