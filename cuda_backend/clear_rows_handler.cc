@@ -1,7 +1,8 @@
 // The custom call attn_dispatch_clear_rows, for kernels that are not in this library: what they
 // leave in rows that do not count is cleared in place, which XLA would read and write an array for.
 //
-// Operands: rows, of any shape; flags, u8 for each row. The result is rows again, in its place.
+// Operands: rows, of any shape; flags, u8 for each row. The result is rows again, in its place; or
+// elsewhere, where XLA has made the operand a slice of a larger array (in a scan), and is copied.
 #include "clear_rows.h"
 #include "handlers.h"
 #include "library.h"
@@ -31,15 +32,16 @@ ffi::Error Load(int32_t ordinal, ffi::RemainingArgs, ffi::RemainingRets) {
 
 ffi::Error Clear(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer rows,
                  ffi::Buffer<ffi::U8> flags, ffi::Result<ffi::AnyBuffer> cleared) {
-  if (rows.untyped_data() != cleared->untyped_data()) {
-    return wrong("expected the result in the place of the rows");
-  }
   const auto count = static_cast<int64_t>(flags.element_count());
   const auto bytes = static_cast<int64_t>(rows.size_bytes());
   if (count == 0 || bytes == 0) return ffi::Error::Success();
   if (bytes % (16 * count) != 0) {
     return wrong("expected " + std::to_string(count) + " rows of a multiple of 16 bytes, got " +
                  std::to_string(bytes) + " bytes");
+  }
+  if (rows.untyped_data() != cleared->untyped_data()) {
+    const Status copied = copy(cleared->untyped_data(), rows.untyped_data(), bytes, stream);
+    if (!copied.ok()) return said(copied);
   }
   return said(clear_rows(cleared->untyped_data(), flags.untyped_data(), count, bytes / count,
                          ordinal, stream));

@@ -198,4 +198,16 @@ Status fill(void* address, uint8_t value, size_t bytes, cudaStream_t stream) {
   return {Code::kDevice, "cuMemsetD8Async failed with status " + std::to_string(status)};
 }
 
+Status copy(void* to, const void* from, size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return {};
+  using Copy = int(unsigned long long, unsigned long long, size_t, cudaStream_t);
+  static auto* copy_async = driver_symbol<Copy>("cuMemcpyDtoDAsync_v2");
+  const auto address = [](const void* pointer) {
+    return reinterpret_cast<unsigned long long>(pointer);
+  };
+  const int status = copy_async ? copy_async(address(to), address(from), bytes, stream) : -1;
+  if (status == 0) return {};
+  return {Code::kDevice, "cuMemcpyDtoDAsync failed with status " + std::to_string(status)};
+}
+
 }  // namespace attn_dispatch

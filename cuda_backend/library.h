@@ -46,4 +46,7 @@ Function* driver_symbol(const char* name) {
 // Fills `bytes` at the device address with `value`, on the stream.
 Status fill(void* address, uint8_t value, size_t bytes, cudaStream_t stream);
 
+// Copies `bytes` from one device address to another, on the stream.
+Status copy(void* to, const void* from, size_t bytes, cudaStream_t stream);
+
 }  // namespace attn_dispatch

@@ -12,10 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.flash.call import FlashCall
-
-_TILE = 176
-"""The most rows of keys in a tile of FlashAttention-3."""
+from attn_dispatch.flash.call import TILE, FlashCall
 
 Arrays = tuple[Any, ...]
 
@@ -79,7 +76,7 @@ def _of_the_tile(call: FlashCall, arrays: Arrays, place: Any) -> float:
     """NaN if it stands in what follows a packed sequence within a tile, times 0, else 0."""
     if not call.is_packed or place.start == place.stop:
         return 0.0
-    after = slice(place.stop, place.stop + _TILE)
+    after = slice(place.stop, place.stop + TILE - 1)
     return 0.0 * sum(x[after].sum() for x in arrays)
 
 

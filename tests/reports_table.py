@@ -23,7 +23,7 @@ def _row(name: str, report: dict[str, Any]) -> list[str]:
     return [
         facts["date"][:10],
         facts["commit"][:7],
-        facts["cudnn"],
+        facts["cudnn"] if report["implementation"] == "cudnn" else report["implementation"],
         f"[{options['seed']}](../tests/gpu/results/{name})",
         f"{options['random']}, {kind}",
         *(str(counts.get(status, 0)) for status in ("passed", "refused", "failed", "crashed")),
@@ -32,7 +32,7 @@ def _row(name: str, report: dict[str, Any]) -> list[str]:
 
 def table() -> str:
     """One row for each report, the newest first."""
-    head = ["date", "commit", "cuDNN", "seed", "drawn", "passed", "refused", "failed", "crashed"]
+    head = ["date", "commit", "of", "seed", "drawn", "passed", "refused", "failed", "crashed"]
     reports = RESULTS.glob("verify-*.json")
     rows = [_row(x.with_suffix(".md").name, json.loads(x.read_text())) for x in reports]
     rows.sort(key=lambda row: (row[0], row[3]), reverse=True)

@@ -87,6 +87,21 @@ def test_results_and_gradients(case: Case):
     check(spec, results, reference(spec.options, operands))
 
 
+def test_nan_in_one_batch_row_reaches_no_other():
+    case = Case("lengths", t=10, s=10, q_lengths=(7, 10), kv_lengths=(7, 10), is_causal=True)
+    operands, spec = case.operands(), spec_of(case.forward_options(), case.avals())
+    out = operands["out"] = reference(spec.options, operands)["out"].astype(np.float32)
+    operands |= case.cotangents() | {"lse": reference(spec.options, operands)["lse"]}
+    right = flash.backward(back := spec.backward(case.backward_options()), SM90, to_jax(operands))
+    for name in ("query", "key", "value", "out_grad"):
+        operands[name] = operands[name].copy()
+        operands[name][1] = np.nan
+    (found, _) = flash.forward(spec, SM90, to_jax(operands))
+    np.testing.assert_allclose(found[0], out[0], atol=1e-5)
+    for x, y in zip(flash.backward(back, SM90, to_jax(operands)), right, strict=True):
+        np.testing.assert_allclose(x[0], y[0], atol=1e-5)
+
+
 def arrays(t: int, s: int, *, h: int = 64, v: int = 64, b: int = 2, n: int = 8):
     shapes = ((b, t, n, h), (b, s, 2, h), (b, s, 2, v))
     return [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]

@@ -12,19 +12,12 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.flash import clear_rows, kernels, library, rules
-from attn_dispatch.flash.call import FlashCall, call_of
-from attn_dispatch.flash.clear_rows import cleared, flags_of
+from attn_dispatch.flash.arrays import from_kernel, lse_from_kernel, lse_to_kernel, to_kernel
+from attn_dispatch.flash.call import call_of
+from attn_dispatch.flash.clear_rows import flags_of
 from attn_dispatch.flash.library import BACKWARD_TARGET, FORWARD_TARGET
 from attn_dispatch.flash.sequences import Sequences
-from attn_dispatch.semantics.flat_rows import (
-    from_rows,
-    lse_from_rows,
-    lse_to_rows,
-    to_rows,
-    where_live,
-)
 from attn_dispatch.semantics.lse_grad import with_lse_grad
-from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 from attn_dispatch.semantics.wrong import marked
 
@@ -69,15 +62,19 @@ def forward(
 ) -> tuple[jax.Array, ...]:
     call = call_of(spec)
     sequences = Sequences.of(spec, call, operands)
-    inputs = _inputs(spec, call, operands, sequences)
-    _register(device)
-    out, lse = kernels.forward(call, inputs, sequences.offsets, positive_scale(spec))
     live = sequences.live_queries
+    qkv = (
+        # Whatever a masked score is, it is masked: NaN in padding comes by value alone.
+        to_kernel(call, scaled_query(spec, operands["query"]), None),
+        to_kernel(call, operands["key"], None),
+        to_kernel(call, operands["value"], sequences.live_keys),
+    )
+    _register(device)
+    out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
     flags = None if live is None else flags_of(spec, operands, live)
-    out = _with_others_cleared(call, out, flags)
-    found = {"out": from_rows(out, spec.batch)[..., : spec.head_dim_v]}
+    found = {"out": from_kernel(call, out, flags, spec.head_dim_v)}
     if spec.options.needs_lse:
-        lse = lse_from_rows(lse, spec)
+        lse = lse_from_kernel(call, lse)
         if live is not None:
             lse = jnp.where(live[:, None, :], lse, -jnp.inf)
         found |= marked(spec, operands, {"lse": lse})
@@ -89,25 +86,26 @@ def backward(
 ) -> tuple[jax.Array, ...]:
     call = call_of(spec)
     sequences = Sequences.of(spec, call, operands)
-    inputs = _inputs(spec, call, operands, sequences)
+    of_queries, of_keys = sequences.live_queries, sequences.live_keys
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
-    out, out_grad = (to_rows(pad_last(x, call.head_dim), call.is_packed) for x in (out, out_grad))
-    out_grad = _with_others_cleared(call, out_grad, sequences.live_queries)
     # Where a row attends nothing, exp(-inf - lse) must be 0 whatever the kernel makes of -inf.
     lse = jnp.where(operands["lse"] == -jnp.inf, 0, operands["lse"])
-    arrays = (out_grad, *inputs, out, lse_to_rows(lse, call.is_packed))
+    arrays = (
+        to_kernel(call, out_grad, of_queries),
+        to_kernel(call, scaled_query(spec, operands["query"]), of_queries),
+        to_kernel(call, operands["key"], of_keys),
+        to_kernel(call, operands["value"], of_keys),
+        to_kernel(call, out, None),
+        lse_to_kernel(call, lse),
+    )
     _register(device)
-    found = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))
-    lives = (sequences.live_queries, sequences.live_keys, sequences.live_keys)
-    pairs = zip(found, lives, strict=True)
-    only_live = (_with_others_cleared(call, x, live) for x, live in pairs)
-    dq, dk, dv = (from_rows(x, spec.batch) for x in only_live)
+    dq, dk, dv = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))
     gradients = {
-        "query": scaled_query(spec, dq[..., : spec.head_dim]),
-        "key": dk[..., : spec.head_dim],
-        "value": dv[..., : spec.head_dim_v],
+        "query": scaled_query(spec, from_kernel(call, dq, of_queries, spec.head_dim)),
+        "key": from_kernel(call, dk, of_keys, spec.head_dim),
+        "value": from_kernel(call, dv, of_keys, spec.head_dim_v),
     }
     return tuple(gradients[name] for name in spec.options.gradients)
 
@@ -125,34 +123,6 @@ def register() -> None:
         raise RuntimeError(reason)
     library.register()
     clear_rows.register()
-
-
-def _inputs(
-    spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array], sequences: Sequences
-) -> list[jax.Array]:
-    """query, key and value as the kernels take them."""
-    # In padding 0: kernels multiply whole tiles, in which 0 · NaN is NaN. A score is masked
-    # whatever it is, so what is only multiplied to scores may stay.
-    live_queries = sequences.live_queries if spec.is_backward else None
-    live_keys = sequences.live_keys if spec.is_backward else None
-    return [
-        _with_others_cleared(call, to_rows(pad_last(x, call.head_dim), call.is_packed), live)
-        for x, live in (
-            (scaled_query(spec, operands["query"]), live_queries),
-            (operands["key"], live_keys),
-            (operands["value"], sequences.live_keys),
-        )
-    ]
-
-
-def _with_others_cleared(call: FlashCall, x: jax.Array, flags: jax.Array | None) -> jax.Array:
-    """An array of the kernel's with 0 in rows whose flag is 0; None: there are none.
-
-    In place, where nobody reads the array any more: of a step of training that is the case.
-    """
-    if flags is None:
-        return x
-    return cleared(x, flags) if call.is_packed else where_live(flags > 0, x, 0)
 
 
 def _register(device: Device) -> None:

@@ -16,6 +16,10 @@ from attn_dispatch.semantics.row_ids import is_packed, longest_sequence, most_se
 HEAD_DIM_MULTIPLE = 8
 """Of the arrays; kernels are compiled for fewer head dims, and read zeros beyond the array's."""
 
+TILE = 192
+"""The most rows that a kernel takes at once, of queries or keys: FlashAttention-3's at head dim 64
+(hopper/tile_size.h)."""
+
 
 @dataclass(frozen=True)
 class FlashCall:
@@ -32,6 +36,8 @@ class FlashCall:
     is_packed: bool
     sequences: int
     """Packed: how many, gaps between them not counted."""
+    gap: int
+    """Packed: rows of zeros after each batch row, if there are several."""
     rows_q: int
     rows_kv: int
     longest_q: int
@@ -50,6 +56,7 @@ def call_of(spec: AttentionSpec) -> FlashCall:
     """The call in FlashAttention's terms, of a spec that rules.py does not refuse."""
     in_rows = has_ranges(spec)
     rows = spec.batch if in_rows else 1
+    gap = TILE if rows > 1 else 0
     left, right = band_from_the_end(spec)
     return FlashCall(
         backward=spec.is_backward,
@@ -57,8 +64,9 @@ def call_of(spec: AttentionSpec) -> FlashCall:
         batch=spec.batch,
         is_packed=in_rows,
         sequences=spec.batch * ((most_sequences(spec) or 1) if is_packed(spec) else 1),
-        rows_q=rows * spec.seq_len_q,
-        rows_kv=rows * spec.seq_len_kv,
+        gap=gap,
+        rows_q=rows * (spec.seq_len_q + gap),
+        rows_kv=rows * (spec.seq_len_kv + gap),
         longest_q=longest_sequence(spec, "query"),
         longest_kv=longest_sequence(spec, "key"),
         num_heads=spec.num_heads,

@@ -33,12 +33,18 @@ def flags_of(spec: AttentionSpec, operands: Mapping[str, jax.Array], live: jax.A
 
 def cleared(x: jax.Array, flags: jax.Array) -> jax.Array:
     """x [rows, heads, D] with 0 where its row's flag is 0, and NaN where it is 2."""
-    flags = flags.reshape(-1).astype(jnp.uint8)
     if _native() is None:
-        x = jnp.where((flags == _DEAD)[:, None, None], 0, x)
-        return jnp.where((flags == _WRONG)[:, None, None], jnp.nan, x)
+        return cleared_by_xla(x, flags)
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return jax.ffi.ffi_call(TARGET, shape, input_output_aliases={0: 0})(x, flags)
+    call = jax.ffi.ffi_call(TARGET, shape, input_output_aliases={0: 0})
+    return call(x, flags.astype(jnp.uint8))
+
+
+def cleared_by_xla(x: jax.Array, flags: jax.Array) -> jax.Array:
+    """The same of x [..., heads, D] with as many flags [...] as rows, or 1 for all of them."""
+    flags = flags[..., None, None]
+    x = jnp.where(flags == _DEAD, 0, x)
+    return x if flags.dtype == bool else jnp.where(flags == _WRONG, jnp.nan, x)
 
 
 def register() -> None:

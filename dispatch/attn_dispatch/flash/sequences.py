@@ -35,8 +35,12 @@ class Sequences:
         if not call.is_packed:
             return Sequences((), queries, None)
         ranges = SequenceRanges.of(spec, operands)
-        offsets_q = _offsets(ranges.starts_q, ranges.lengths_q, spec.seq_len_q, first_gap=0)
-        offsets_kv = _offsets(ranges.starts_kv, ranges.lengths_kv, spec.seq_len_kv, first_gap=1)
+        offsets_q = _offsets(
+            ranges.starts_q, ranges.lengths_q, spec.seq_len_q + call.gap, first_gap=0
+        )
+        offsets_kv = _offsets(
+            ranges.starts_kv, ranges.lengths_kv, spec.seq_len_kv + call.gap, first_gap=1
+        )
         return Sequences((offsets_q, offsets_kv), queries, keys)
 
 

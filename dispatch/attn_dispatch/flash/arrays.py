@@ -1,0 +1,59 @@
+"""Between the arrays of a call and those of the kernels: padding, rows without a batch axis.
+
+Kernels multiply whole tiles, in which 0 · NaN is NaN. So what stands in padding becomes 0, and
+where batch rows follow one another in a packed array there is a tile of zeros between them: NaN in
+one reaches no other.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.flash.call import FlashCall
+from attn_dispatch.flash.clear_rows import cleared, cleared_by_xla
+from attn_dispatch.semantics.padding import pad_last
+
+
+def to_kernel(call: FlashCall, x: jax.Array, live: jax.Array | None) -> jax.Array:
+    """x [B, L, heads, D] as the kernels take it, 0 in rows that are not live [1|B, L].
+
+    In place where nobody reads x any more, of a single batch row: in a step of training, often.
+    """
+    x = pad_last(x, call.head_dim)
+    if call.is_packed and not call.gap:
+        x = x.reshape(-1, *x.shape[2:])
+        return x if live is None else cleared(x, live.reshape(-1))
+    if live is not None:
+        x = cleared_by_xla(x, live)
+    if not call.is_packed:
+        return x
+    return jnp.pad(x, ((0, 0), (0, call.gap), (0, 0), (0, 0))).reshape(-1, *x.shape[2:])
+
+
+def from_kernel(call: FlashCall, x: jax.Array, flags: jax.Array | None, head_dim: int) -> jax.Array:
+    """[B, L, heads, D] of what a kernel returns, cleared by the flags [1|B, L] of its rows."""
+    if call.is_packed and not call.gap:
+        x = x if flags is None else cleared(x, flags.reshape(-1))
+        return x.reshape(1, *x.shape)[..., :head_dim]
+    if call.is_packed:
+        x = x.reshape(call.batch, -1, *x.shape[1:])
+        x = x[:, : x.shape[1] - call.gap]
+    x = x[..., :head_dim]
+    return x if flags is None else cleared_by_xla(x, flags)
+
+
+def lse_to_kernel(call: FlashCall, lse: jax.Array) -> jax.Array:
+    """lse [B, N, T], packed [N, rows]."""
+    if not call.is_packed:
+        return lse
+    lse = jnp.pad(lse, ((0, 0), (0, 0), (0, call.gap)))
+    return jnp.swapaxes(lse, 0, 1).reshape(call.num_heads, -1)
+
+
+def lse_from_kernel(call: FlashCall, lse: jax.Array) -> jax.Array:
+    """[B, N, T] of what is that already, or [N, rows]."""
+    if not call.is_packed:
+        return lse
+    lse = jnp.swapaxes(lse.reshape(call.num_heads, call.batch, -1), 0, 1)
+    return lse[..., : lse.shape[2] - call.gap]
