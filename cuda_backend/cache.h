@@ -62,6 +62,11 @@ class OnceCache {
     return future.get();
   }
 
+  bool has(const std::string& key) const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return index_.count(key) != 0;
+  }
+
   CacheStats stats() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return {static_cast<int64_t>(entries_.size()), static_cast<int64_t>(capacity_), builds_, hits_};

@@ -107,6 +107,36 @@ PYBIND11_MODULE(_cuda, m) {
       },
       py::arg("attributes"), py::arg("device_properties"),
       "Plan a call; returns (engine, workspace bytes) or raises CudnnError with cuDNN's reason.");
+  m.def(
+      "plan_key",
+      [](const py::dict& attributes, const std::string& properties) {
+        return value_or_throw(plan_key(spec_from(attributes), properties));
+      },
+      py::arg("attributes"), py::arg("device_properties"),
+      "All that the plan of a call depends on.");
+  m.def(
+      "has_plan",
+      [](const py::dict& attributes, const std::string& properties) {
+        return value_or_throw(has_plan(spec_from(attributes), properties));
+      },
+      py::arg("attributes"), py::arg("device_properties"),
+      "Whether this process has planned the call, or refused it.");
+  m.def(
+      "export_plan",
+      [](const py::dict& attributes, const std::string& properties) {
+        return value_or_throw(export_plan(spec_from(attributes), properties));
+      },
+      py::arg("attributes"), py::arg("device_properties"),
+      "The plan of a call, as a line of JSON.");
+  m.def(
+      "import_plan",
+      [](const py::dict& attributes, const std::string& properties, const std::string& line) {
+        if (Status status = import_plan(spec_from(attributes), properties, line); !status.ok()) {
+          throw CudnnError(status);
+        }
+      },
+      py::arg("attributes"), py::arg("device_properties"), py::arg("line"),
+      "Take such a line for the plan of a call; a CudnnError if it is not.");
   m.def("plan_cache_stats", [] {
     const CacheStats stats = plan_cache_stats();
     py::dict result;

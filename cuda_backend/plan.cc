@@ -65,6 +65,33 @@ Result<std::shared_ptr<fe::DeviceProperties>> make_properties(const std::string&
   return properties;
 }
 
+std::string hex(const std::vector<uint8_t>& bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  text.reserve(2 * bytes.size());
+  for (const uint8_t byte : bytes) {
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+// Whether it was all of it digits, two for each byte.
+bool from_hex(const std::string& text, std::vector<uint8_t>& bytes) {
+  const auto digit = [](char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+  };
+  if (text.size() % 2 || text.empty()) return false;
+  bytes.reserve(text.size() / 2);
+  for (size_t i = 0; i < text.size(); i += 2) {
+    const int high = digit(text[i]), low = digit(text[i + 1]);
+    if (high < 0 || low < 0) return false;
+    bytes.push_back(static_cast<uint8_t>(16 * high + low));
+  }
+  return true;
+}
+
 PlanResult build_plan(const SdpaSpec& spec, const std::string& properties_json, std::string key) {
   const Json facts = Json::parse(properties_json);
   const auto sm = facts.at("deviceVer").get<int32_t>() / 10;
@@ -146,17 +173,10 @@ Result<std::string> device_properties(int32_t device_ordinal) {
 }
 
 PlanResult plan_for(const SdpaSpec& spec, const std::string& properties) {
-  if (!cudnn_version()) return Status{Code::kLibrary, "cuDNN is not loaded"};
-  return guarded([&]() -> PlanResult {
-    const Json parsed = Json::parse(properties, nullptr, /*allow_exceptions=*/false);
-    if (!parsed.is_object() || !parsed.contains("deviceVer")) {
-      return Status{Code::kWrongCall, "expected device properties as a JSON object with deviceVer"};
-    }
-    const std::string key =
-        spec.key() + "cudnn=" + std::to_string(cudnn_version()) + ' ' + device_kind(parsed);
-    return plan_cache().get(key, [&]() -> PlanResult {
-      return guarded([&] { return build_plan(spec, properties, key); });
-    });
+  auto key = plan_key(spec, properties);
+  if (!key.ok()) return key.status;
+  return plan_cache().get(key.value, [&]() -> PlanResult {
+    return guarded([&] { return build_plan(spec, properties, key.value); });
   });
 }
 
@@ -172,5 +192,58 @@ LoadedResult load_for(const SdpaSpec& spec, int32_t device_ordinal) {
 }
 
 CacheStats plan_cache_stats() { return plan_cache().stats(); }
+
+Result<std::string> plan_key(const SdpaSpec& spec, const std::string& properties) {
+  if (!cudnn_version()) return Status{Code::kLibrary, "cuDNN is not loaded"};
+  return guarded([&]() -> Result<std::string> {
+    const Json parsed = Json::parse(properties, nullptr, /*allow_exceptions=*/false);
+    if (!parsed.is_object() || !parsed.contains("deviceVer")) {
+      return Status{Code::kWrongCall, "expected device properties as a JSON object with deviceVer"};
+    }
+    return spec.key() + "cudnn=" + std::to_string(cudnn_version()) +
+           " frontend=" + std::to_string(CUDNN_FRONTEND_VERSION) + " made by " ATTN_SOURCES + ' ' +
+           device_kind(parsed);
+  });
+}
+
+Result<bool> has_plan(const SdpaSpec& spec, const std::string& properties) {
+  auto key = plan_key(spec, properties);
+  if (!key.ok()) return key.status;
+  return plan_cache().has(key.value);
+}
+
+Result<std::string> export_plan(const SdpaSpec& spec, const std::string& properties) {
+  auto plan = plan_for(spec, properties);
+  if (!plan.ok()) return plan.status;
+  return guarded([&]() -> Result<std::string> {
+    const Plan& p = *plan.value;
+    return Json{{"key", p.key},
+                {"engine", p.engine},
+                {"workspace_bytes", p.workspace_bytes},
+                {"buffer_bytes", p.buffer_bytes},
+                {"blob", hex(p.blob)}}
+        .dump();
+  });
+}
+
+Status import_plan(const SdpaSpec& spec, const std::string& properties, const std::string& line) {
+  auto key = plan_key(spec, properties);
+  if (!key.ok()) return key.status;
+  return guarded([&]() -> Status {
+    const auto sm = Json::parse(properties).at("deviceVer").get<int32_t>() / 10;
+    if (!known_bad_reasons(spec, cudnn_version(), sm).empty()) {
+      return {Code::kWrongCall, "a plan of a call that is known to be bad"};
+    }
+    const Json read = Json::parse(line);
+    auto plan = std::make_shared<Plan>();
+    plan->key = read.at("key").get<std::string>();
+    plan->engine = read.at("engine").get<std::string>();
+    plan->workspace_bytes = read.at("workspace_bytes").get<int64_t>();
+    plan->buffer_bytes = read.at("buffer_bytes").get<std::vector<int64_t>>();
+    const bool is_whole = from_hex(read.at("blob").get<std::string>(), plan->blob);
+    if (plan->key != key.value || !is_whole) return {Code::kWrongCall, "the plan of another call"};
+    return plan_cache().get(key.value, [&] { return PlanResult(std::move(plan)); }).status;
+  });
+}
 
 }  // namespace attn_dispatch

@@ -59,4 +59,19 @@ Result<std::shared_ptr<const LoadedPlan>> load_for(const SdpaSpec& spec, int32_t
 
 CacheStats plan_cache_stats();
 
+// For keeping plans elsewhere, cudnn/plan_store.py.
+
+// All that a plan depends on: the spec, the kind of device, cuDNN, and what made the graph of it.
+Result<std::string> plan_key(const SdpaSpec& spec, const std::string& device_properties);
+
+// Whether the plan is in the cache already, or refused.
+Result<bool> has_plan(const SdpaSpec& spec, const std::string& device_properties);
+
+// The plan as a line of JSON.
+Result<std::string> export_plan(const SdpaSpec& spec, const std::string& device_properties);
+
+// Puts such a line into the cache, if it is the plan of this spec for this kind of device.
+Status import_plan(const SdpaSpec& spec, const std::string& device_properties,
+                   const std::string& line);
+
 }  // namespace attn_dispatch

@@ -16,6 +16,7 @@ import numpy as np
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.cudnn import plan_store
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import CudnnCall, calls_of
 from attn_dispatch.cudnn.planning import PlanningProcess
@@ -140,7 +141,7 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | str:
             refusal = refusal or "; ".join(reasons)
             continue
         try:
-            engine, workspace_bytes = backend.plan(asdict(call), properties)
+            engine, workspace_bytes = plan_store.plan(backend, asdict(call), properties)
         except backend.CudnnError as error:
             # The padding mask of the second variant steers clear of several known bugs; what
             # it cannot help with is refused for the first reason.

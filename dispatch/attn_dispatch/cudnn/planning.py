@@ -54,6 +54,18 @@ class PlanningProcess:
         engine, workspace_bytes = self._ask_loaded("plan", dict(attributes), device_properties)
         return engine, workspace_bytes
 
+    def plan_key(self, attributes: Mapping[str, Any], device_properties: str) -> str:
+        return self._ask_loaded("plan_key", dict(attributes), device_properties)
+
+    def has_plan(self, attributes: Mapping[str, Any], device_properties: str) -> bool:
+        return self._ask_loaded("has_plan", dict(attributes), device_properties)
+
+    def export_plan(self, attributes: Mapping[str, Any], device_properties: str) -> str:
+        return self._ask_loaded("export_plan", dict(attributes), device_properties)
+
+    def import_plan(self, attributes: Mapping[str, Any], device_properties: str, line: str) -> None:
+        self._ask_loaded("import_plan", dict(attributes), device_properties, line)
+
     def cudnn_version(self) -> int:
         return self._ask_loaded("cudnn_version")
 

@@ -1,0 +1,128 @@
+"""Plans in a folder, for other processes: what one of them has planned, the next one reads.
+
+A file's name is a hash of all that its plan depends on, its first line a hash of the rest. It
+appears whole or not at all, and what is wrong with one, or with the folder, costs planning anew and
+no more. Plans are code, so none is read that another user could have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from attn_dispatch.cudnn.planning import PlanningProcess
+
+FOLDER = "ATTN_DISPATCH_PLANS"
+"""The environment variable that names the folder; without it no plans are kept."""
+
+TRUST = "ATTN_DISPATCH_TRUST_PLANS"
+"""Set to 1, plans are read whoever wrote them."""
+
+MOST_FILES = 4096
+"""Those that were not used for longest go first. A plan is some 200 KB here."""
+
+_LARGEST = 2**26
+_STALE = 3600.0
+"""Seconds after which a file that was begun is taken for one that nobody will finish."""
+
+_log = logging.getLogger("attn_dispatch")
+
+
+def plan(
+    backend: ModuleType | PlanningProcess, attributes: Mapping[str, Any], properties: str
+) -> tuple[str, int]:
+    """As `backend.plan`: engine and workspace in bytes, read from the folder if there is one.
+
+    Raises:
+      CudnnError: as `backend.plan`; refusals are not kept.
+    """
+    folder = os.environ.get(FOLDER)
+    if not folder or backend.has_plan(attributes, properties):
+        return backend.plan(attributes, properties)
+    key = backend.plan_key(attributes, properties)
+    file = Path(folder) / f"{hashlib.sha256(key.encode()).hexdigest()}.plan"
+    if (line := _read(file)) is not None:
+        try:
+            backend.import_plan(attributes, properties, line)
+        except backend.CudnnError as error:
+            _log.debug("%s: planned anew: %s", file, error)
+            line = None
+    found = backend.plan(attributes, properties)
+    if line is None:
+        _write(file, backend.export_plan(attributes, properties))
+    return found
+
+
+def _read(file: Path) -> str | None:
+    """What the file holds; None if there is none, or none to be trusted."""
+    try:
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+            if reason := _mistrusted(os.fstat(opened.fileno())):
+                _log.debug("%s: planned anew: %s", file, reason)
+                return None
+            checksum, _, line = opened.read(_LARGEST).partition(b"\n")
+        if checksum != _checksum(line):
+            _log.debug("%s: planned anew: it is damaged", file)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(file)  # it has been used
+        return line.decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        _log.debug("%s: planned anew: %s", file, error)
+        return None
+
+
+def _mistrusted(found: os.stat_result) -> str:
+    if not stat.S_ISREG(found.st_mode):
+        return "it is no file"
+    if os.environ.get(TRUST) == "1":
+        return ""
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"user {found.st_uid} wrote it ({TRUST}=1 reads it)"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users may write to it ({TRUST}=1 reads it)"
+    return ""
+
+
+def _write(file: Path, line: str) -> None:
+    content = line.encode()
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix="begun-", dir=file.parent)
+        try:
+            with open(handle, "wb") as opened:
+                opened.write(_checksum(content) + b"\n" + content)
+            os.replace(name, file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+        _bound(file.parent)
+    except OSError as error:
+        _log.debug("%s: not kept: %s", file, error)
+
+
+def _bound(folder: Path) -> None:
+    """Take away what is too much, and what was begun and never finished."""
+    with os.scandir(folder) as entries:
+        found = [(x.stat().st_mtime, x.name) for x in entries if x.is_file(follow_symlinks=False)]
+    plans = sorted(x for x in found if x[1].endswith(".plan"))
+    begun = [x for x in found if x[1].startswith("begun-") and x[0] < time.time() - _STALE]
+    for _, name in [*plans[: max(0, len(plans) - MOST_FILES)], *begun]:
+        with contextlib.suppress(OSError):
+            os.unlink(folder / name)
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()

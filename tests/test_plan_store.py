@@ -1,0 +1,236 @@
+"""Plans kept in a folder: read by the next process, and by none if anything is wrong with them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.cudnn import plan_store
+from attn_dispatch.devices.target import parse
+from backend import needs_cudnn
+from cudnn_calls import cudnn_attributes
+
+pytestmark = needs_cudnn
+
+SM90 = parse("sm90").properties or ""
+ATTRIBUTES = cudnn_attributes(batch=1, num_heads=2, num_kv_heads=2, seq_len_q=128, seq_len_kv=128)
+
+OTHER_PROCESS = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_plan_store import SM90, call
+from attn_dispatch.cudnn import library, plan_store
+backend = library.find().backend
+for i in map(int, sys.argv[2:]):
+    plan_store.plan(backend, call(i), SM90)
+    line = backend.export_plan(call(i), SM90)
+    print(len(line), line[-40:], flush=True)
+"""
+
+
+def call(number: int) -> dict[str, Any]:
+    return ATTRIBUTES | {"seq_len_kv": 1024 + 8 * number}
+
+
+class Backend:
+    """The real one, in which nothing has been planned, counting what is planned anew."""
+
+    def __init__(self) -> None:
+        self._real: Any = cudnn_library.find().backend
+        self.CudnnError = self._real.CudnnError
+        self.kept: dict[str, str] = {}
+        self.built = 0
+
+    def plan_key(self, attributes: Any, properties: str) -> str:
+        return self._real.plan_key(attributes, properties)
+
+    def has_plan(self, attributes: Any, properties: str) -> bool:
+        return self.plan_key(attributes, properties) in self.kept
+
+    def import_plan(self, attributes: Any, properties: str, line: str) -> None:
+        self._real.import_plan(attributes, properties, line)
+        self.kept[self.plan_key(attributes, properties)] = line
+
+    def export_plan(self, attributes: Any, properties: str) -> str:
+        return self.kept[self.plan_key(attributes, properties)]
+
+    def plan(self, attributes: Any, properties: str) -> tuple[str, int]:
+        found = self._real.plan(attributes, properties)
+        if not self.has_plan(attributes, properties):
+            self.built += 1
+            line = self._real.export_plan(attributes, properties)
+            self.kept[self.plan_key(attributes, properties)] = line
+        return found
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv(plan_store.FOLDER, str(tmp_path / "plans"))
+    return tmp_path / "plans"
+
+
+def builds(number: int = 0) -> int:
+    """How many plans a process builds that has built none, to plan a call."""
+    backend: Any = Backend()
+    assert plan_store.plan(backend, call(number), SM90)[0].startswith("eng")
+    return backend.built
+
+
+def the_plan(folder: Path) -> Path:
+    (file,) = folder.glob("*.plan")
+    return file
+
+
+def test_the_next_process_reads_it(folder):
+    assert [builds(), builds(), builds(1), builds(1)] == [1, 0, 1, 0]
+    assert len(list(folder.iterdir())) == 2
+    assert {x.stat().st_mode & 0o777 for x in (folder, *folder.iterdir())} == {0o700, 0o600}
+
+
+def test_what_was_read_is_what_was_planned(folder):
+    """Byte for byte, in another process that has planned nothing."""
+    command = (sys.executable, "-c", OTHER_PROCESS, "", "0", "1")
+    first, second = (subprocess.check_output(command) for _ in range(2))
+    assert first == second and first.count(b"\n") == 2
+
+
+def test_without_a_folder_nothing_is_kept(folder, monkeypatch):
+    monkeypatch.delenv(plan_store.FOLDER)
+    assert [builds(), builds()] == [1, 1] and not folder.exists()
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def turned(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def of_another_call(file: Path) -> None:
+    """Whole and unharmed, under this call's name."""
+    builds(7)
+    (other,) = (x for x in file.parent.glob("*.plan") if x != file)
+    os.replace(other, file)
+
+
+def no_plan(file: Path) -> None:
+    file.write_bytes(plan_store._checksum(b'{"key": 3}') + b'\n{"key": 3}')
+
+
+def a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def a_link(file: Path) -> None:
+    os.replace(file, file.with_suffix(".elsewhere"))
+    file.symlink_to(file.with_suffix(".elsewhere"))
+
+
+def of_others(file: Path) -> None:
+    file.chmod(0o622)
+
+
+@pytest.mark.parametrize(
+    "spoil", [cut, turned, of_another_call, no_plan, a_folder, a_pipe, a_link, of_others]
+)
+def test_what_is_wrong_is_planned_anew(folder, spoil, caplog):
+    builds()
+    spoil(the_plan(folder))
+    with caplog.at_level(logging.DEBUG, logger="attn_dispatch"):
+        assert builds() == 1
+    assert "planned anew" in caplog.text
+    # And put right, but for a folder in the place of a file.
+    assert builds() == (spoil is a_folder)
+
+
+def test_another_users_plans_are_read_if_asked(folder, monkeypatch):
+    builds()
+    found = the_plan(folder).stat()
+    others = os.stat_result((found.st_mode, *found[1:4], 54321, *found[5:10]))
+    monkeypatch.setattr(os, "fstat", lambda descriptor: others)
+    assert builds() == 1
+    monkeypatch.setenv(plan_store.TRUST, "1")
+    assert builds() == 0
+
+
+def test_a_folder_that_cannot_be_written_to(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(plan_store.FOLDER, str(tmp_path / "file" / "plans"))
+    with caplog.at_level(logging.DEBUG, logger="attn_dispatch"):
+        assert [builds(), builds()] == [1, 1]
+    assert "not kept" in caplog.text
+
+
+def test_a_full_disk(monkeypatch, folder, caplog):
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with caplog.at_level(logging.DEBUG, logger="attn_dispatch"):
+        assert builds() == 1
+    assert "No space left" in caplog.text and not list(folder.iterdir())
+
+
+def test_it_is_bounded(folder, monkeypatch):
+    monkeypatch.setattr(plan_store, "MOST_FILES", 3)
+    for number in range(3):
+        builds(number)
+    now = time.time()
+    for age, file in enumerate(sorted(folder.iterdir())):
+        os.utime(file, (now - 100 + age, now - 100 + age))
+    oldest = sorted(folder.iterdir())[0]
+    begun, fresh = folder / "begun-long-ago", folder / "begun-now"
+    begun.write_text("")
+    fresh.write_text("")
+    os.utime(begun, (now - 7200, now - 7200))
+    builds(3)
+    assert len(list(folder.glob("*.plan"))) == 3
+    assert not oldest.exists() and not begun.exists() and fresh.exists()
+
+
+def test_what_is_used_stays(folder):
+    builds()
+    file = the_plan(folder)
+    os.utime(file, (1, 1))
+    builds()
+    assert time.time() - file.stat().st_mtime < 60
+
+
+def test_many_processes_at_once_and_one_that_is_killed(folder):
+    command = (sys.executable, "-c", OTHER_PROCESS, "", "4", "5", "6")
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
+    assert processes[0].stdout is not None
+    processes[0].stdout.readline()
+    processes[0].kill()
+    said = [x.communicate()[0] for x in processes[1:]]
+    assert len(set(said)) == 1 and said[0].count(b"\n") == 3
+    assert all(x.returncode == 0 for x in processes[1:])
+    processes[0].communicate()
+    assert [builds(4), builds(5), builds(6)] == [0, 0, 0]
+
+
+def test_a_plan_depends_on_all_that_makes_it():
+    backend: Any = cudnn_library.find().backend
+    key = backend.plan_key(call(0), SM90)
+    version = str(backend.cudnn_version())
+    assert f"cudnn={version} frontend=" in key and " made by " in key and '"deviceVer":900' in key
+    assert backend.plan_key(call(0) | {"scale": 0.3}, SM90) != key
+    assert backend.plan_key(call(0), parse("sm100").properties or "") != key
