@@ -140,15 +140,38 @@ def test_what_is_not_installed_is_not_missed(monkeypatch, recwarn):
         # XLA stands in for the vendor's kernel, and that alone is missed.
         with pytest.warns(AttentionFallbackWarning) as given:
             wide = jax.ShapeDtypeStruct((2, 64, 8, 64), jnp.float32)
-            lowered_for_cuda(jax.jit(lambda q: dot_product_attention(q, q, q)), wide)
+            loss = jax.grad(lambda q: dot_product_attention(q, q, q).sum())
+            lowered_for_cuda(jax.jit(loss), wide)
     assert "flash" not in str(given[0].message)
 
 
-def test_an_older_package_is_a_reason(monkeypatch):
-    monkeypatch.setattr(library, "version", lambda: "0.3.5")
-    assert flash.unusable_reason(SM90) == (
-        "dew-flash-attn 0.3.6 or newer is needed, and 0.3.5 is installed"
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [("0.3.5", False), ("0.3.6+cu130", True), ("0.3.10", True), ("0.4.0", False), ("?", False)],
+)
+def test_other_versions_of_the_package_are_a_reason(monkeypatch, version: str, fits: bool):
+    monkeypatch.setattr(library, "version", lambda: version)
+    assert flash.unusable_reason(SM90) == ("" if fits else (
+        f"dew-flash-attn from 0.3.6 to below 0.4 is needed, and {version} is installed"
+    ))  # fmt: skip
+
+
+def test_short_batch_rows_are_not_spread(monkeypatch):
+    """A tile apart, 70,000 rows of 8 would be 25 times as large."""
+    lengths = jax.ShapeDtypeStruct((70_000,), jnp.int32)
+    options = {"key_value_seq_lengths": lengths, "implementation": "flash", "target": "sm90"}
+    (verdict,) = explain(*arrays(8, 8, b=70_000), **options).forward
+    assert verdict.reasons == (
+        "lengths and packed sequences of 70,000 batch rows, of 8 queries or keys: they would have "
+        "to lie 192 rows apart",
     )
+    options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((2**20,), jnp.int32)
+    (verdict,) = explain(*arrays(2048, 2048, b=2**20, n=2), **options).forward
+    assert verdict.reasons == ("packed sequences of 2^31 rows and more, past 32-bit offsets",)
+    options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((4,), jnp.int32)
+    (verdict,) = explain(*arrays(1024, 1024, b=4), **options).forward
+    rows = 4 * (1024 + 192)
+    assert verdict.plan and verdict.plan.workspace_bytes == 2 * 2 * rows * (8 + 2) * 64
 
 
 def test_every_reason():
@@ -173,9 +196,6 @@ def test_more_batch_rows_than_a_grid_has_blocks_have_no_backward_pass():
     assert explanation.chosen_forward == "flash" and explanation.backward[0].reasons == (
         "batch and heads up to 65,535 each in the backward pass, got 70,000 and 8",
     )
-    lengths = jax.ShapeDtypeStruct((70_000,), jnp.int32)
-    options = {"key_value_seq_lengths": lengths, "implementation": "flash"}
-    assert chosen(*arrays(8, 8, b=70_000), **options) == ("flash", "flash")
 
 
 def test_a_library_that_cannot_be_loaded_is_a_reason(monkeypatch, tmp_path):

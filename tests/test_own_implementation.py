@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import dot_product_attention, explain
+from attn_dispatch import dot_product_attention, explain, fallback
 from attn_dispatch.call.features import FEATURES, features_of
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.cases import CASES
@@ -44,6 +44,7 @@ def package(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, "their_attention", raising=False)
         importlib.invalidate_caches()
         select._with_extras.cache_clear()
+        jax.clear_caches()  # calls were lowered before it was there
 
     yield install
     select._with_extras.cache_clear()
@@ -104,6 +105,46 @@ def test_a_package_that_cannot_be_used_is_a_reason(package, recwarn, text, entry
     assert out.shape == Q.shape and not recwarn.list
 
 
+TOY = (_TOY / "toy_attention.py").read_text()
+REASONS = "\n\ndef not_supported_reasons(spec, device):\n    return "
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (REASONS + "None", "toy: not_supported_reasons: expected sentences, got None"),
+        (REASONS + "'too wide'", "toy: not_supported_reasons: expected sentences, got 'too wide'"),
+        (REASONS + "1 / 0", "toy: not_supported_reasons failed: ZeroDivisionError: division by"),
+        ("\nFEATURES = 'bias'", "FEATURES: expected a tuple of names, got 'bias'"),
+        ("\nFEATURES = None", "FEATURES: expected a tuple of names, got None"),
+        ("\nPLATFORM = None", "PLATFORM: expected one of ('cuda', 'rocm', 'cpu'), got None"),
+        ("\nimport sys\nsys.exit('no driver')", "SystemExit: no driver"),
+        ("\n\ndef unusable_reason(device):\n    1 / 0", "toy: unusable_reason failed: ZeroDiv"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_it_breaks_nobodys_call(package, recwarn, more: str, reason: str):
+    package(TOY + more, "toy = their_attention")
+    explanation = explain(Q, Q, Q)
+    (verdict,) = (x for x in explanation.forward if x.implementation == "toy")
+    assert reason in verdict.reasons[0] and explanation.chosen_forward == "xla"
+    assert dot_product_attention(Q, Q, Q).shape == Q.shape and not recwarn.list
+
+
+def test_wrong_results_are_named(package):
+    package(TOY.replace("out.astype(spec.dtype)", "out[0]", 1), "toy = their_attention")
+    wrong = r"toy: forward: expected out as \['float32\[2, 10, 4, 8\]'\], got \['float32\[10, 4, 8"
+    with pytest.raises(TypeError, match=wrong):
+        dot_product_attention(Q, Q, Q)
+
+
+def test_a_call_that_an_extra_never_ran_is_no_fallback(package, recwarn):
+    toy(package)
+    with fallback("error"):
+        dot_product_attention(Q, Q, Q, key_value_seq_lengths=jnp.array([3, 5]))
+        jax.jvp(lambda q: dot_product_attention(q, Q, Q), (Q,), (Q,))
+    assert not recwarn.list
+
+
 def test_a_name_that_is_taken_stays_ours(package):
     package((_TOY / "toy_attention.py").read_text(), "xla = their_attention")
     assert select.names() == ("cudnn", "flash", "aiter", "xla")
@@ -123,7 +164,7 @@ def test_who_knows_nothing_refuses_whatever_a_call_has():
     module = SimpleNamespace(FEATURES=(), not_supported_reasons=lambda spec, device: ())
     entry = EntryPoint("none", "nothing", GROUP)
     extra = Extra(entry, module)
-    extra.PLATFORM = None
+    extra.PLATFORM = CPU.platform
     for case in CASES[::7]:
         spec = spec_of(case.forward_options(), case.avals())
         reasons = extra.not_supported_reasons(spec, CPU)

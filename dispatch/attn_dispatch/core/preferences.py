@@ -49,6 +49,7 @@ def _is_faster(name: str, spec: AttentionSpec, device: Device) -> bool:
         "tiles": spec.batch * spec.num_heads * -(-spec.seq_len_q // _TILE),
         "keys": spec.seq_len_kv,
         "keys_per_query": spec.seq_len_kv / spec.seq_len_q,
+        "lse_grad": spec.has("lse_grad"),
         "same_head_dims": spec.head_dim == spec.head_dim_v,
     }
     return any(row["faster"] == name and _fits(row["calls"], facts) for row in _table())

@@ -123,23 +123,23 @@ def choose(spec: AttentionSpec, device: Device) -> Choice:
       NotImplementedError: with every reason, if none can, or if the policy is "error".
     """
     refused: dict[str, tuple[str, ...]] = {}
-    is_open = not spec.options.implementation
+    is_open, is_missed = not spec.options.implementation, False
     for implementation in _preferred(spec, device):
         if is_open and implementation.PLATFORM not in (None, device.platform):
             continue  # the other vendor's: nobody expected it here
-        if is_open and implementation.IS_EXTRA and implementation.unusable_reason(device):
-            continue  # nobody expected it either
+        if is_open and _is_not_missed(implementation, device):
+            continue
         reasons, chain = consider(implementation, spec, device)
         if not reasons:
             choice = Choice(implementation, chain, _drawer(implementation, spec, device))
-            is_fallback = implementation.PLATFORM is None
-            if refused and is_open and is_fallback:
+            if is_open and implementation.PLATFORM is None and is_missed:
                 _announce_fallback(spec, device, choice, refused)
             elif chain.may_fall_back and is_open:
                 why = reasons_as_it_is(implementation, spec, device)
                 _announce_fallback(spec, device, choice, {implementation.NAME: why})
             return choice
         refused[implementation.NAME] = reasons
+        is_missed |= not implementation.IS_EXTRA
     raise NotImplementedError(
         _message("no implementation can run this attention call", spec, device, refused)
     )
@@ -198,6 +198,11 @@ def _under_mask_of(drawer: Choice) -> str:
     )
 
 
+def _is_not_missed(implementation: Implementation, device: Device) -> bool:
+    """Whether it is an extra that is not installed, or of no use here: nobody expected it."""
+    return implementation.IS_EXTRA and bool(implementation.unusable_reason(device))
+
+
 def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:
     wanted = spec.options.implementation
     if not wanted:
@@ -252,7 +257,9 @@ def _backward_refusals(spec: AttentionSpec, device: Device) -> Refusals:
     backward = spec.backward(options)
     found = {}
     for implementation in implementations():
-        if implementation.PLATFORM == device.platform:
+        if implementation.PLATFORM == device.platform and not _is_not_missed(
+            implementation, device
+        ):
             found[implementation.NAME], _ = consider(implementation, backward, device)
             if not found[implementation.NAME]:
                 return {}

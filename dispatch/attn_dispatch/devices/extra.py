@@ -30,6 +30,8 @@ WANTED = (
 )
 """What a package's module or object has."""
 
+_PLATFORMS = ("cuda", "rocm", "cpu")
+
 
 class Extra:
     """One of them, as an `Implementation`."""
@@ -50,13 +52,19 @@ class Extra:
         """What an entry point names; where that does not work, one that says so."""
         try:
             module = entry.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Extra(entry, None, f"{type(error).__name__}: {error}")
         missing = ", ".join(name for name in WANTED if not hasattr(module, name))
         if missing:
             return Extra(entry, None, f"{entry.value} lacks {missing}")
         if module.NAME != entry.name:
             return Extra(entry, None, f"{entry.value} calls itself {module.NAME!r}")
+        if module.PLATFORM not in _PLATFORMS:
+            wrong = f"PLATFORM: expected one of {_PLATFORMS}, got {module.PLATFORM!r}"
+            return Extra(entry, None, wrong)
+        if not _is_of_texts(module.FEATURES):
+            wrong = f"FEATURES: expected a tuple of names, got {module.FEATURES!r}"
+            return Extra(entry, None, wrong)
         return Extra(entry, module)
 
     def __getattr__(self, name: str) -> Any:
@@ -66,15 +74,30 @@ class Extra:
         if reason := self.unusable_reason(device):
             return (reason,)
         unknown = (x for x in features_of(spec) if x not in self._module.FEATURES)
-        reasons = (f"{x}: {self.NAME} has none" for x in unknown)
-        return (*reasons, *self._module.not_supported_reasons(spec, device))
+        reasons = tuple(f"{x}: {self.NAME} has none" for x in unknown)
+        try:
+            own = self._module.not_supported_reasons(spec, device)
+        except Exception as error:
+            return (*reasons, self._failed("not_supported_reasons", error))
+        if not _is_of_texts(own):
+            return (
+                *reasons,
+                f"{self.NAME}: not_supported_reasons: expected sentences, got {own!r}",
+            )
+        return (*reasons, *own)
 
     def unusable_reason(self, device: Device) -> str:
         if self._failure:
             return f"its package {self._package} cannot be used: {self._failure}"
-        if self.PLATFORM not in (None, device.platform):
+        if self.PLATFORM != device.platform:
             return f"{self.NAME} runs on {self.PLATFORM}, and this is {device}"
-        return getattr(self._module, "unusable_reason", lambda device: "")(device)
+        try:
+            return getattr(self._module, "unusable_reason", lambda device: "")(device) or ""
+        except Exception as error:
+            return self._failed("unusable_reason", error)
+
+    def _failed(self, function: str, error: Exception) -> str:
+        return f"{self.NAME}: {function} failed: {type(error).__name__}: {error}"
 
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
         return self._module.plan(spec, device)
@@ -88,12 +111,32 @@ class Extra:
     def forward(
         self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, ...]:
-        return self._module.forward(spec, device, operands)
+        return self._checked(spec, "forward", self._module.forward(spec, device, operands))
 
     def backward(
         self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, ...]:
-        return self._module.backward(spec, device, operands)
+        return self._checked(spec, "backward", self._module.backward(spec, device, operands))
+
+    def _checked(self, spec: AttentionSpec, function: str, results: Any) -> tuple[jax.Array, ...]:
+        expected = [f"{x.dtype.name}{list(x.shape)}" for x in spec.results]
+        got: Any = f"a {type(results).__name__}"
+        if isinstance(results, list | tuple):
+            got = [_kind(x) for x in results]
+            if got == expected:
+                return tuple(results)
+        names = ", ".join(spec.result_names)
+        raise TypeError(f"{self.NAME}: {function}: expected {names} as {expected}, got {got}")
+
+
+def _kind(x: Any) -> str:
+    is_array = hasattr(x, "dtype") and hasattr(x, "shape")
+    return f"{x.dtype.name}{list(x.shape)}" if is_array else repr(x)
+
+
+def _is_of_texts(value: Any) -> bool:
+    is_collection = isinstance(value, list | tuple | set | frozenset)
+    return is_collection and all(isinstance(x, str) for x in value)
 
 
 def installed(taken: tuple[str, ...]) -> tuple[Extra, ...]:

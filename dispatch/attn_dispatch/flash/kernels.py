@@ -52,9 +52,19 @@ def backward(
 
 
 def workspace_bytes(call: FlashCall) -> int:
-    """The scratch memory among the results; what else a kernel wants it takes from XLA's pool."""
+    """The scratch memory among the results, and copies of arrays whose rows must lie apart; what
+    else a kernel wants it takes from XLA's pool."""
+    copies = 0
+    if call.gap:
+        of_queries, of_keys = (4, 4) if call.backward else (2, 2)
+        rows = (
+            of_queries * call.rows_q * call.num_heads + of_keys * call.rows_kv * call.num_kv_heads
+        )
+        copies = 2 * rows * call.head_dim
+    if not call.backward:
+        return copies
     sequences = offsets_count(call) - 1 if call.is_packed else call.batch
-    return 2 * 4 * _scratch_rows(call, sequences) if call.backward else 0
+    return copies + 2 * 4 * _scratch_rows(call, sequences)
 
 
 def _scratch(call: FlashCall, offsets: tuple[jax.Array, ...]) -> jax.ShapeDtypeStruct:

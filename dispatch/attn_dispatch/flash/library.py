@@ -8,14 +8,16 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import re
 from functools import lru_cache
 from pathlib import Path
 
 import jax
 
 DISTRIBUTIONS = ("dew-flash-attn-cu13", "dew-flash-attn-cu12")
-OLDEST = (0, 3, 6)
-"""The version that its arguments were read from."""
+OLDEST, FIRST_UNKNOWN = (0, 3, 6), (0, 4)
+"""The versions between which its arguments are those that were read from the oldest: they are no
+public interface."""
 
 FORWARD_TARGET = "attn_dispatch_flash_forward"
 BACKWARD_TARGET = "attn_dispatch_flash_backward"
@@ -48,9 +50,11 @@ def unusable_reason() -> str:
     found = version()
     if found is None:
         return f"not installed: pip install {DISTRIBUTIONS[0]}"
-    if _numbers(found) < OLDEST:
-        wanted = ".".join(map(str, OLDEST))
-        return f"dew-flash-attn {wanted} or newer is needed, and {found} is installed"
+    if not OLDEST <= _numbers(found) < FIRST_UNKNOWN:
+        oldest, unknown = (".".join(map(str, x)) for x in (OLDEST, FIRST_UNKNOWN))
+        return (
+            f"dew-flash-attn from {oldest} to below {unknown} is needed, and {found} is installed"
+        )
     return ""
 
 
@@ -89,4 +93,6 @@ def _folder() -> Path:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(x) for x in version.split(".") if x.isdigit())
+    """Of "0.3.6+cu130" 0, 3 and 6."""
+    release = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attn_dispatch.call.features import features_of
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.flash.call import band_from_the_end, has_ranges, head_dim
+from attn_dispatch.flash.call import TILE, band_from_the_end, has_ranges, head_dim
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
@@ -19,6 +19,9 @@ _WIDEST = 256
 _MOST_BLOCKS = 65535
 """Of a launch grid's second and third axes. Beyond, the backward pass says nothing and gradients
 are garbage (dew-flash-attn 0.3.6, H200); forward and packed kernels count otherwise."""
+
+_MOST_GAPS = 2**16
+"""Rows between batch rows that are few enough however short those are."""
 
 
 def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
@@ -37,11 +40,28 @@ def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
             f"batch and heads up to {_MOST_BLOCKS:,} each in the backward pass, got {spec.batch:,} "
             f"and {spec.num_heads:,}"
         )
+    reasons += _too_many_rows(spec)
     if is_out_of_range(spec):
         reasons.append("scale: kernels multiply by it in float32, where it is no normal number")
     if spec.is_empty or 0 in (spec.head_dim, spec.head_dim_v):
         reasons.append("an axis has length zero, so there is nothing to compute")
     return (*reasons, *_wrong_corner(spec))
+
+
+def _too_many_rows(spec: AttentionSpec) -> list[str]:
+    """Why the batch rows of a packed call cannot lie a tile apart in one array."""
+    if not has_ranges(spec) or spec.batch == 1:
+        return []
+    reasons = []
+    gaps, shortest = spec.batch * TILE, min(spec.seq_len_q, spec.seq_len_kv)
+    if gaps > max(_MOST_GAPS, spec.batch * shortest):
+        reasons.append(
+            f"lengths and packed sequences of {spec.batch:,} batch rows, of {shortest} queries or "
+            f"keys: they would have to lie {TILE} rows apart"
+        )
+    if spec.batch * (max(spec.seq_len_q, spec.seq_len_kv) + TILE) >= 2**31:
+        reasons.append("packed sequences of 2^31 rows and more, past 32-bit offsets")
+    return reasons
 
 
 def _wrong_corner(spec: AttentionSpec) -> tuple[str, ...]:
