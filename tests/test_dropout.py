@@ -145,6 +145,7 @@ class _Other:
     """XLA by another name: computes some calls, and tells no masks."""
 
     NAME = "other"
+    IS_EXTRA = False
     PLATFORM = None
     unusable_reason = staticmethod(xla.unusable_reason)
     plan = staticmethod(xla.plan)

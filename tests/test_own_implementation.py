@@ -20,7 +20,7 @@ from attn_dispatch.call.features import FEATURES, features_of
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.cases import CASES
 from attn_dispatch.core import select
-from attn_dispatch.devices.extra import GROUP, Extra
+from attn_dispatch.devices.extra import GROUP, Extra, installed
 from attn_dispatch.devices.target import CPU
 
 _ROOT = Path(__file__).parents[1]
@@ -43,11 +43,11 @@ def package(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "their_attention", raising=False)
         importlib.invalidate_caches()
-        select._with_extras.cache_clear()
+        installed.cache_clear()
         jax.clear_caches()  # calls were lowered before it was there
 
     yield install
-    select._with_extras.cache_clear()
+    installed.cache_clear()
 
 
 def toy(package) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import jax
 
@@ -28,12 +27,9 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, flash, aiter, xla)
 
 def implementations() -> tuple[Implementation, ...]:
     """Those, and before the last one what other packages bring."""
-    return _with_extras(IMPLEMENTATIONS)
-
-
-@lru_cache(maxsize=8)
-def _with_extras(ours: tuple[Implementation, ...]) -> tuple[Implementation, ...]:
-    return (*ours[:-1], *installed(taken=tuple(x.NAME for x in ours)), ours[-1])
+    ours = {x.NAME for x in IMPLEMENTATIONS}
+    extras = (x for x in installed() if x.NAME not in ours)
+    return (*IMPLEMENTATIONS[:-1], *extras, IMPLEMENTATIONS[-1])
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ docs/implementations.md has one in fifty lines.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -139,8 +140,9 @@ def _is_of_texts(value: Any) -> bool:
     return is_collection and all(isinstance(x, str) for x in value)
 
 
-def installed(taken: tuple[str, ...]) -> tuple[Extra, ...]:
-    """All that packages here name, in the order of their names, but those that are taken."""
+@lru_cache(maxsize=1)
+def installed() -> tuple[Extra, ...]:
+    """All that packages here name, in the order of their names, looked for once."""
     entries = sorted(entry_points(group=GROUP), key=lambda x: x.name)
-    by_name = {entry.name: entry for entry in reversed(entries) if entry.name not in taken}
+    by_name = {entry.name: entry for entry in reversed(entries)}
     return tuple(Extra.of(entry) for entry in reversed(by_name.values()))
