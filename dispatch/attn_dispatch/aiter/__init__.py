@@ -12,7 +12,17 @@ import numpy as np
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter import kernels as aiter_kernels
 from attn_dispatch.aiter import library as aiter_library
-from attn_dispatch.aiter.arrays import Arrays, inputs, sum_groups, sum_to_bias
+from attn_dispatch.aiter.arrays import (
+    Arrays,
+    from_rows,
+    inputs,
+    lse_from_rows,
+    lse_to_rows,
+    sum_groups,
+    sum_to_bias,
+    to_rows,
+    where_live,
+)
 from attn_dispatch.aiter.buffers import (
     Buffers,
     backward_results,
@@ -25,13 +35,6 @@ from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan
-from attn_dispatch.semantics.flat_rows import (
-    from_rows,
-    lse_from_rows,
-    lse_to_rows,
-    to_rows,
-    where_live,
-)
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.scaled_query import is_out_of_range, positive_scale, scaled_query
@@ -116,9 +119,9 @@ def backward(
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
-    arrays["out"] = to_rows(pad_last(out, call.head_dim_v), call.is_group)
-    arrays["lse"] = lse_to_rows(lse, call.is_group)
-    arrays["out_grad"] = to_rows(pad_last(out_grad, call.head_dim_v), call.is_group)
+    arrays["out"] = to_rows(pad_last(out, call.head_dim_v), call)
+    arrays["lse"] = lse_to_rows(lse, call)
+    arrays["out_grad"] = to_rows(pad_last(out_grad, call.head_dim_v), call)
     buffers = backward_results(call, kernel)
     results = _call(BACKWARD_TARGET, spec, device, kernel, arrays, buffers)
     dq, dk, dv = (from_rows(results[name], spec.batch) for name in ("dq", "dk", "dv"))

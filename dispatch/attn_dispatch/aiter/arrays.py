@@ -1,6 +1,7 @@
 """Between the arrays of a call and those of AITER's custom calls: layouts, padding, sums.
 
-In group mode AITER's arrays have no batch axis (semantics/flat_rows.py).
+In group mode AITER's arrays have no batch axis: [B, L, …] becomes [B · L, …], and lse, [B, N, T]
+everywhere else, becomes [N, B · T].
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
-from attn_dispatch.semantics.flat_rows import to_rows
 from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.scaled_query import scaled_query
 
@@ -29,9 +29,9 @@ def inputs(
 ) -> Arrays:
     """What both directions take first, in the order of rocm_backend/fill.cc."""
     arrays = {
-        "q": to_rows(pad_last(scaled_query(spec, operands["query"]), call.head_dim), call.is_group),
-        "k": to_rows(pad_last(operands["key"], call.head_dim), call.is_group),
-        "v": to_rows(pad_last(operands["value"], call.head_dim_v), call.is_group),
+        "q": to_rows(pad_last(scaled_query(spec, operands["query"]), call.head_dim), call),
+        "k": to_rows(pad_last(operands["key"], call.head_dim), call),
+        "v": to_rows(pad_last(operands["value"], call.head_dim_v), call),
     }
     if call.bias == "bias":
         arrays["bias"] = _whole_rows(spec, operands["bias"])
@@ -57,6 +57,31 @@ def rng_state(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Arr
     """{seed, offset}, two u64 as u32 words, drawn from the caller's key."""
     key = first_dropout_key(spec, operands)
     return jnp.append(jax.random.bits(key, (2,), jnp.uint32), jnp.zeros(2, jnp.uint32))
+
+
+def to_rows(x: jax.Array, call: AiterCall) -> jax.Array:
+    """[B, L, ...], in group mode [B · L, ...]."""
+    return x.reshape(-1, *x.shape[2:]) if call.is_group else x
+
+
+def from_rows(x: jax.Array, batch: int) -> jax.Array:
+    """[B, L, heads, D] of what is that already, or [B · L, heads, D]."""
+    return x if x.ndim == 4 else x.reshape(batch, -1, *x.shape[1:])
+
+
+def lse_to_rows(lse: jax.Array, call: AiterCall) -> jax.Array:
+    """[B, N, T], in group mode [N, B · T]."""
+    return jnp.swapaxes(lse, 0, 1).reshape(call.num_heads, -1) if call.is_group else lse
+
+
+def lse_from_rows(lse: jax.Array, spec: AttentionSpec) -> jax.Array:
+    if lse.ndim == 3:
+        return lse
+    return jnp.swapaxes(lse.reshape(spec.num_heads, spec.batch, spec.seq_len_q), 0, 1)
+
+
+def where_live(live: jax.Array | None, x: jax.Array, value: float) -> jax.Array:
+    return x if live is None else jnp.where(live[:, :, None, None], x, value)
 
 
 def sum_groups(spec: AttentionSpec, x: jax.Array) -> jax.Array:
