@@ -49,10 +49,14 @@ Status from_cudnn(fe::error_t error, Code code, const char* step) {
   return cudnn_failure(step, error.get_message(), code);
 }
 
-// What distinguishes kinds of device: the properties without the number of this very card.
+// What distinguishes kinds of device: the properties without the numbers of this very card, and
+// without those that cuDNN 9.28 reports and 9.19 does not, so that one file describes a device to
+// both. The name goes with them.
 std::string device_kind(Json properties) {
-  properties.erase("pciDeviceId");
-  properties.erase("cudaDeviceId");
+  for (const char* name : {"pciDeviceId", "cudaDeviceId", "memoryBusWidth", "smCountOrigin",
+                           "oversizedSharedMemoryPerBlock"}) {
+    properties.erase(name);
+  }
   return properties.dump();
 }
 

@@ -12,7 +12,7 @@ import pytest
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.reference import allowed, segment_ids
 from attn_dispatch.conformance.small_cases import CASES
-from attn_dispatch.semantics.live import Live
+from attn_dispatch.semantics.live import Live, each_query_attends
 
 SEGMENTS = [
     replace(case, name=f"{case.name}_up_to_{largest}", max_segments=largest)
@@ -39,9 +39,11 @@ def test_live_rows(case: Case):
     options = case.forward_options()
     live = Live.of(spec_of(options, operands), {x: jnp.asarray(y) for x, y in operands.items()})
     may = allowed(options, operands)
+    is_sure = each_query_attends(spec_of(options, operands))
     if "bias" in operands:
         may = may & (operands["bias"] != -np.inf)
     queries = may.any(axis=3)
+    assert queries.all() or not is_sure
     got = True if live.queries is None else np.asarray(live.queries)
     assert (np.broadcast_to(got, queries.shape) == queries).all()
     ids = [segment_ids(options, operands, row) for row in range(case.b)]
@@ -53,6 +55,25 @@ def test_most_kinds_are_looked_at():
     assert len(KNOWN) > 50 and len(SEGMENTS) >= 8
     assert any(case.cu_q is not None for case in KNOWN)
     assert any(case.q_lengths is not None for case in KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("case", "is_sure"),
+    [
+        (Case("plain"), True),
+        (Case("causal", is_causal=True), True),
+        (Case("longer", t=14, s=3, is_causal=True), True),
+        (Case("longer", t=14, s=3, is_causal=True, alignment="bottom_right"), False),
+        (Case("window", window=(2, 1)), True),
+        (Case("window", t=14, s=3, window=(2, 1)), False),
+        (Case("lengths", b=2, kv_lengths=(2, 0)), False),
+        (Case("bias", bias=(1, 4, 10, 14)), False),
+    ],
+    ids=str,
+)
+def test_whether_all_rows_attend_is_known_of_plain_calls(case: Case, is_sure: bool):
+    operands: dict[str, Any] = case.operands()
+    assert each_query_attends(spec_of(case.forward_options(), operands)) == is_sure
 
 
 def test_a_row_of_nan_biases_is_live():

@@ -334,3 +334,11 @@ def test_two_processes_lower_to_the_same_text():
     assert [process.returncode for process in running] == [0, 0], one_error + two_error
     assert "attn_dispatch_cudnn_backward" in one
     assert one == two
+
+
+@needs_cudnn
+def test_nothing_stands_beside_the_calls_of_dense_training():
+    """Each operation of XLA's is a kernel to compile, and one more to launch."""
+    with attn_dispatch.target("sm90"):
+        text = lowered_for_cuda(with_gradients(CASE, implementation="cudnn"), *avals(CASE))
+    assert set(re.findall(r"stablehlo\.\w+", text)) == {"stablehlo.custom_call"}

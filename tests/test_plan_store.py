@@ -103,8 +103,8 @@ def test_what_was_read_is_what_was_planned(folder):
     assert first == second and first.count(b"\n") == 2
 
 
-def test_without_a_folder_nothing_is_kept(folder, monkeypatch):
-    monkeypatch.delenv(plan_store.FOLDER)
+def test_switched_off_nothing_is_kept(folder, monkeypatch):
+    monkeypatch.setenv(plan_store.FOLDER, plan_store.OFF)
     assert [builds(), builds()] == [1, 1] and not folder.exists()
 
 

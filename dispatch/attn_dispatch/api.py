@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from attn_dispatch import settings
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call, normalise
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.spec import AttentionOptions, CausalAlignment
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
 from attn_dispatch.core import select, told
 from attn_dispatch.core.explanation import Explanation, explain_call
@@ -383,6 +383,22 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     if len(targets := settings.current().targets) > 1:
         raise ValueError(f"explain: expected target= with {targets} in force, got None")
     named = _named(args, kwargs)
+    spec = _spec(named)
+    found = explain_call(spec, default_device(), has_lse_grad=named.arguments["return_lse"])
+    mask_mod = _known_mask_mod(named.arguments)
+    return found if mask_mod is None else replace(found, mask=mask_share(spec, mask_mod))
+
+
+def spec_of(**kwargs: Any) -> AttentionSpec:
+    """The spec of a call with these arguments, structs for arrays as in `explain`.
+
+    Raises:
+      TypeError, ValueError: the call is wrong.
+    """
+    return _spec(_named((), kwargs))
+
+
+def _spec(named: _NamedCall) -> AttentionSpec:
     arrays = {
         x: y
         for x, y in named.arguments.items()
@@ -399,10 +415,7 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
         return call.operands
 
     avals = jax.eval_shape(operands, arrays)
-    spec = LeadingCall.of(avals, options[0]).spec
-    found = explain_call(spec, default_device(), has_lse_grad=named.arguments["return_lse"])
-    mask_mod = _known_mask_mod(named.arguments)
-    return found if mask_mod is None else replace(found, mask=mask_share(spec, mask_mod))
+    return LeadingCall.of(avals, options[0]).spec
 
 
 def _known_mask_mod(arguments: dict[str, Any]) -> Mod | None:

@@ -13,6 +13,7 @@ from attn_dispatch.aiter.build import command as build_aiter
 from attn_dispatch.conformance import command as verify
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import device_for, parse, platform_of
+from attn_dispatch.tuning import plan
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -28,6 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     show_info.set_defaults(run=lambda _: print(info()))
     build_aiter.add_parser(commands)
     verify.add_parser(commands)
+    plan.add_parser(commands)
     chosen = parser.parse_args(arguments)
     chosen.run(chosen)
 

@@ -35,6 +35,7 @@ from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.semantics.live import each_query_attends
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.scaled_query import is_out_of_range, positive_scale, scaled_query
@@ -114,8 +115,10 @@ def backward(
     call, kernel = _kernel(spec, device)
     sequences = Sequences.of(spec, call, operands)
     arrays = inputs(spec, call, operands, sequences)
-    # Where a row attends nothing, exp(-inf - lse) must be 0 whatever the kernel makes of -inf.
-    lse = jnp.where(operands["lse"] == -jnp.inf, 0, operands["lse"])
+    lse = operands["lse"]
+    if not each_query_attends(spec):
+        # exp(-inf - lse) must be 0 whatever the kernel makes of an lse of -inf.
+        lse = jnp.where(lse == -jnp.inf, 0, lse)
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])

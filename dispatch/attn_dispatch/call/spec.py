@@ -184,6 +184,14 @@ def as_partners(
     return replace(forward, partner=backward), replace(backward, partner=forward)
 
 
+def both_options(
+    options: AttentionOptions, gradients: tuple[str, ...], *, has_lse_grad: bool
+) -> tuple[AttentionOptions, AttentionOptions]:
+    """The options of the forward call, which keeps its lse, and of the backward call."""
+    forward = replace(options, needs_lse=True, differentiated=gradients, partner=None)
+    return as_partners(forward, backward_options(forward, gradients, has_lse_grad=has_lse_grad))
+
+
 def with_dropout_start(options: AttentionOptions) -> AttentionOptions:
     """The options with dropout_start among the operands, after dropout_key."""
     if "dropout_start" in options.operands:
@@ -246,6 +254,25 @@ class AttentionSpec:
         return AttentionSpec(
             options, self.operands + tuple(Operand(name, *residuals[name]) for name in names)
         )
+
+    def expected_backward(self) -> AttentionSpec | None:
+        """The backward call that a forward call will have, if it is differentiated in reverse mode
+        and nothing comes back by its lse."""
+        options = self.options
+        if self.is_backward or options.derivative is not None or not options.differentiated:
+            return None
+        wanted = options.differentiated
+        return self.backward(
+            options.partner or backward_options(options, wanted, has_lse_grad=False)
+        )
+
+    def in_training(
+        self, wanted: tuple[str, ...], *, has_lse_grad: bool = False
+    ) -> tuple[AttentionSpec, AttentionSpec]:
+        """What this forward call becomes where these operands are differentiated: the forward call
+        that keeps its lse, and the backward call."""
+        forward, backward = both_options(self.options, wanted, has_lse_grad=has_lse_grad)
+        return AttentionSpec(forward, self.operands), self.backward(backward)
 
     @cached_property
     def _by_name(self) -> dict[str, Operand]:

@@ -26,8 +26,7 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import (
     AttentionOptions,
     AttentionSpec,
-    as_partners,
-    backward_options,
+    both_options,
 )
 from attn_dispatch.core import jax_compat, select
 from attn_dispatch.core.explicit import with_auto_axes
@@ -60,16 +59,8 @@ def chosen_as_in_training(options: AttentionOptions) -> AttentionOptions:
     if not options.dropout_rate or len(options.implementation) == 1:
         return options
     wanted = options.differentiable
-    _, backward = _both_options(options, wanted, has_lse_grad=options.needs_lse)
+    _, backward = both_options(options, wanted, has_lse_grad=options.needs_lse)
     return replace(options, partner=backward)
-
-
-def _both_options(
-    options: AttentionOptions, gradients: tuple[str, ...], *, has_lse_grad: bool
-) -> tuple[AttentionOptions, AttentionOptions]:
-    """The options of the forward call, which keeps its lse, and of the backward call."""
-    forward = replace(options, needs_lse=True, differentiated=gradients, partner=None)
-    return as_partners(forward, backward_options(forward, gradients, has_lse_grad=has_lse_grad))
 
 
 def _forward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, options):
@@ -83,7 +74,7 @@ def _forward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, op
         results = primitive.bind(*operands, options=options)
         return results, [_no_tangent(x) for x in results]
     wanted = tuple(along)
-    forward, _ = _both_options(options, wanted, has_lse_grad=options.needs_lse)
+    forward, _ = both_options(options, wanted, has_lse_grad=options.needs_lse)
     out, lse, *others = primitive.bind(*operands, options=forward)
     out, lse = checkpoint_name(out, SAVED_NAME), checkpoint_name(lse, SAVED_NAME)
     out_tangent, lse_tangent = attn_jvp_p.bind(
@@ -111,7 +102,7 @@ def _transpose(
         # A cotangent that is zero for certain costs nothing unless it is the only one.
         lse_grads = [g for g in lse_grads if not _is_zero(g)]
     out_grad = jnp.zeros_like(out) if _is_zero(out_grad) else out_grad
-    _, options = _both_options(options, wanted, has_lse_grad=bool(lse_grads))
+    _, options = both_options(options, wanted, has_lse_grad=bool(lse_grads))
     gradients = backward.bind(*known, out_grad, *lse_grads, options=options)
     return [None] * len(known) + [
         gradient if ad.is_undefined_primal(tangent) else None
@@ -139,7 +130,7 @@ def _forward_transpose(
     known = [
         jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else x for x in operands
     ]
-    first, second = _both_options(options, ("value",), has_lse_grad=False)
+    first, second = both_options(options, ("value",), has_lse_grad=False)
     out, lse, *_ = forward.bind(*known, options=first)
     (gradient,) = backward.bind(*known, out, lse, out_grad, options=second)
     return [gradient if name == "value" else None for name in options.operands]
@@ -208,7 +199,7 @@ def _formula(
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """out and lse of a call as a function of the wanted operands, in plain JAX."""
     # In dropout the partner is that of the forward call whose mask is drawn again.
-    forward, _ = _both_options(call, wanted, has_lse_grad=has_lse_grad)
+    forward, _ = both_options(call, wanted, has_lse_grad=has_lse_grad)
     forward = replace(forward, needs_max=False, needs_keep=False)
     operands = {name: arrays[name] for name in call.operands}
     whole = LeadingCall.of(tuple(operands.values()), forward)

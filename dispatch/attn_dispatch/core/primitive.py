@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch import settings
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
-from attn_dispatch.core import jax_compat, select
+from attn_dispatch.core import ahead, jax_compat, select
 from attn_dispatch.core.batching import batch_call
 from attn_dispatch.core.derivatives import chosen_as_in_training, make_differentiable
 from attn_dispatch.core.explicit import explicit_lowering, is_explicit
@@ -81,6 +81,7 @@ def _compute(*operands: jax.Array, options: AttentionOptions, platform: str):
     """The call as the chosen implementation computes it on this platform."""
     spec = AttentionSpec.of(operands, options)
     device = device_for(platform)
+    ahead.plan_backward(spec, device)
     named = dict(zip(options.operands, operands, strict=True))
     if spec.is_backward:
         named = without_wrong_lse(spec, named)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from attn_dispatch import aiter, cudnn, flash, settings, xla
-from attn_dispatch.call.spec import AttentionSpec, backward_options
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import told
 from attn_dispatch.core.consider import FORMULAS, GOES_BACK, consider, mask_of, reasons_as_it_is
 from attn_dispatch.core.preferences import in_order
@@ -118,6 +118,37 @@ def choose(spec: AttentionSpec, device: Device) -> Choice:
     Raises:
       NotImplementedError: with every reason, if none can, or if the policy is "error".
     """
+    found = _first_able(spec, device)
+    choice, refused = found.choice, found.refused
+    if choice is None:
+        raise NotImplementedError(
+            _message("no implementation can run this attention call", spec, device, refused)
+        )
+    if not spec.options.implementation:
+        if choice.implementation.PLATFORM is None and found.is_missed:
+            _announce_fallback(spec, device, choice, refused)
+        elif choice.chain.may_fall_back:
+            why = reasons_as_it_is(choice.implementation, spec, device)
+            _announce_fallback(spec, device, choice, {choice.NAME: why})
+    return choice
+
+
+def plan(spec: AttentionSpec, device: Device) -> None:
+    """Have whatever `choose` would choose plan the call, and say nothing about it."""
+    _first_able(spec, device)
+
+
+@dataclass(frozen=True)
+class _Found:
+    choice: Choice | None
+    refused: dict[str, tuple[str, ...]]
+    """Reasons of those that were asked before."""
+    is_missed: bool
+    """Whether one of them was expected to run it."""
+
+
+def _first_able(spec: AttentionSpec, device: Device) -> _Found:
+    """The first implementation in order of preference that can run this call."""
     refused: dict[str, tuple[str, ...]] = {}
     is_open, is_missed = not spec.options.implementation, False
     for implementation in _preferred(spec, device):
@@ -127,18 +158,11 @@ def choose(spec: AttentionSpec, device: Device) -> Choice:
             continue
         reasons, chain = consider(implementation, spec, device)
         if not reasons:
-            choice = Choice(implementation, chain, _drawer(implementation, spec, device))
-            if is_open and implementation.PLATFORM is None and is_missed:
-                _announce_fallback(spec, device, choice, refused)
-            elif chain.may_fall_back and is_open:
-                why = reasons_as_it_is(implementation, spec, device)
-                _announce_fallback(spec, device, choice, {implementation.NAME: why})
-            return choice
+            drawer = _drawer(implementation, spec, device)
+            return _Found(Choice(implementation, chain, drawer), refused, is_missed)
         refused[implementation.NAME] = reasons
         is_missed |= not implementation.IS_EXTRA
-    raise NotImplementedError(
-        _message("no implementation can run this attention call", spec, device, refused)
-    )
+    return _Found(None, refused, is_missed)
 
 
 def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -244,13 +268,9 @@ def _announce_fallback(
 
 def _backward_refusals(spec: AttentionSpec, device: Device) -> Refusals:
     """What speaks against the backward pass of a forward call that will have one."""
-    is_derivative = spec.options.derivative is not None
-    if spec.is_backward or is_derivative or not spec.options.differentiated:
+    backward = spec.expected_backward()
+    if backward is None:
         return {}
-    options = spec.options.partner or backward_options(
-        spec.options, spec.options.differentiated, has_lse_grad=False
-    )
-    backward = spec.backward(options)
     found = {}
     for implementation in implementations():
         if implementation.PLATFORM == device.platform and not _is_not_missed(

@@ -21,7 +21,7 @@ from attn_dispatch.cudnn.call import (
 from attn_dispatch.programs.kernel import KernelProgram
 from attn_dispatch.programs.nodes import HeadSlopes, Outside, Read, RowKeys
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
-from attn_dispatch.semantics.live import Live
+from attn_dispatch.semantics.live import Live, each_query_attends
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.mods import arrays_of, outside
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
@@ -57,7 +57,9 @@ def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) ->
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
     lse = operands["lse"]
-    lse = jnp.where(lse == -jnp.inf, _NO_WEIGHT, lse)[:, :, dead_rows(spec) :]
+    if not each_query_attends(spec):
+        lse = jnp.where(lse == -jnp.inf, _NO_WEIGHT, lse)
+    lse = lse[:, :, dead_rows(spec) :]
     return [
         *_row_flags(spec, call, operands),
         *_query_key_value(spec, call, operands),

@@ -19,10 +19,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import platformdirs
+
 from attn_dispatch.cudnn.planning import PlanningProcess
 
 FOLDER = "ATTN_DISPATCH_PLANS"
-"""The environment variable that names the folder; without it no plans are kept."""
+"""The environment variable that names the folder; OFF keeps none."""
+
+OFF = "off"
 
 TRUST = "ATTN_DISPATCH_TRUST_PLANS"
 """Set to 1, plans are read whoever wrote them."""
@@ -45,11 +49,11 @@ def plan(
     Raises:
       CudnnError: as `backend.plan`; refusals are not kept.
     """
-    folder = os.environ.get(FOLDER)
-    if not folder or backend.has_plan(attributes, properties):
+    folder = plans_folder()
+    if folder is None or backend.has_plan(attributes, properties):
         return backend.plan(attributes, properties)
     key = backend.plan_key(attributes, properties)
-    file = Path(folder) / f"{hashlib.sha256(key.encode()).hexdigest()}.plan"
+    file = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.plan"
     if (line := _read(file)) is not None:
         try:
             backend.import_plan(attributes, properties, line)
@@ -60,6 +64,14 @@ def plan(
     if line is None:
         _write(file, backend.export_plan(attributes, properties))
     return found
+
+
+def plans_folder() -> Path | None:
+    """Where plans are kept, which need not exist; None if they are not."""
+    named = os.environ.get(FOLDER)
+    if named == OFF:
+        return None
+    return Path(named) if named else platformdirs.user_cache_path("attn-dispatch") / "plans"
 
 
 def _read(file: Path) -> str | None:

@@ -17,6 +17,7 @@ from attn_dispatch.flash.call import call_of
 from attn_dispatch.flash.clear_rows import flags_of
 from attn_dispatch.flash.library import BACKWARD_TARGET, FORWARD_TARGET
 from attn_dispatch.flash.sequences import Sequences
+from attn_dispatch.semantics.live import each_query_attends
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 from attn_dispatch.semantics.wrong import marked
@@ -90,8 +91,10 @@ def backward(
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
-    # Where a row attends nothing, exp(-inf - lse) must be 0 whatever the kernel makes of -inf.
-    lse = jnp.where(operands["lse"] == -jnp.inf, 0, operands["lse"])
+    lse = operands["lse"]
+    if not each_query_attends(spec):
+        # exp(-inf - lse) must be 0 whatever the kernel makes of an lse of -inf.
+        lse = jnp.where(lse == -jnp.inf, 0, lse)
     arrays = (
         to_kernel(call, out_grad, of_queries),
         to_kernel(call, scaled_query(spec, operands["query"]), of_queries),

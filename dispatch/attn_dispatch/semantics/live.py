@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.features import features_of
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.packing import SequenceRanges
@@ -69,16 +70,33 @@ def _attends(
     return first <= last
 
 
+def each_query_attends(spec: AttentionSpec) -> bool:
+    """Whether each query is known, before the call is run, to attend to some key.
+
+    Then no lse is -inf, whatever finite numbers the arrays hold.
+    """
+    return set(features_of(spec)) <= _LEAVE_ALL_ROWS and _reaches_all_rows(spec)
+
+
+_LEAVE_ALL_ROWS = {"causality and windows", "dropout", "the gradient of lse", "the row maximum"}
+"""Features of a call that take no query all its keys, if its window does not."""
+
+
 def _by_band(spec: AttentionSpec) -> jax.Array | None:
     """By the window of a call whose rows are all of full length; None if all rows see a key."""
+    if _reaches_all_rows(spec):
+        return None
+    t, s = spec.seq_len_q, spec.seq_len_kv
+    return _attends(spec, _iota(t), jnp.int32(t), jnp.int32(s))
+
+
+def _reaches_all_rows(spec: AttentionSpec) -> bool:
     left, right = spec.band
     t, s = spec.seq_len_q, spec.seq_len_kv
     offset = s - t if _is_bottom_right(spec) else 0
     starts_late = right is not None and offset + right < 0
     ends_early = left is not None and t - 1 + offset - left > s - 1
-    if not starts_late and not ends_early:
-        return None
-    return _attends(spec, _iota(t), jnp.int32(t), jnp.int32(s))
+    return not starts_late and not ends_early
 
 
 def _is_bottom_right(spec: AttentionSpec) -> bool:

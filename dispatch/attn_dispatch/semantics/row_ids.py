@@ -85,6 +85,11 @@ def _row_ids(
     return query, key, wrong
 
 
+def may_be_wrong(spec: AttentionSpec) -> bool:
+    """Whether the call has any operand that ids depend on."""
+    return any(map(spec.has, _DECIDING))
+
+
 def is_packed(spec: AttentionSpec) -> bool:
     """Whether a batch row may hold several sequences."""
     return spec.has("query_segment_ids") or spec.has("cu_seqlens_q")

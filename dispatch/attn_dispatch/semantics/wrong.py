@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.row_ids import RowIds
+from attn_dispatch.semantics.row_ids import RowIds, may_be_wrong
 
 _MARKED = ("out", "lse", "row_max")
 """The results of which a wrong row is NaN."""
@@ -30,7 +30,7 @@ _MARKED = ("out", "lse", "row_max")
 
 def wrong_queries(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:
     """Whose results are NaN, bool [B, 1|T]; None where nothing can be wrong."""
-    return RowIds.of(spec, operands).wrong
+    return RowIds.of(spec, operands).wrong if may_be_wrong(spec) else None
 
 
 def marked(

@@ -1,0 +1,1 @@
+"""What can be done for calls before they are made: the commands `plan` and `tune`."""

@@ -1,0 +1,83 @@
+"""The `attn-dispatch plan` command: plans made before they are needed, without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import select
+from attn_dispatch.cudnn import plan_store
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.target import default_device, parse
+from attn_dispatch.tuning.written import FORMAT, calls_in
+
+_DESCRIPTION = """\
+Plan attention calls and keep the plans in a folder, where the processes that make those calls find
+them: on a login node, or while an image is built. No GPU is needed. Each call is planned as it is,
+and as its forward and backward pass in training.
+
+The processes must have the same cuDNN, attn_dispatch and CUDA driver versions, and the very kind of
+GPU that the target names; else they plan anew.
+
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `plan` to the parser of `attn-dispatch`."""
+    parser = commands.add_parser(
+        "plan",
+        help="plan calls ahead, for processes that make them later",
+        description=_DESCRIPTION + FORMAT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="the calls, as JSON")
+    parser.add_argument(
+        "--target", help="the GPU to plan for, as in attn_dispatch.target (default: the one here)"
+    )
+    parser.add_argument(
+        "--inference", action="store_true", help="leave out the plans that training needs"
+    )
+    parser.set_defaults(run=main)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Plan the calls of the file; ends the process with status 1 if one is refused."""
+    folder = plan_store.plans_folder()
+    try:
+        device = default_device() if args.target is None else parse(args.target)
+        calls = calls_in(args.file)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
+    if device.platform != "cuda":
+        raise SystemExit(f"error: only cuDNN plans ahead, and this is {device}; name a --target")
+    if folder is None:
+        raise SystemExit(f"error: {plan_store.FOLDER}={plan_store.OFF}: plans are not kept")
+    print(f"plans for {device} are kept in {folder}")
+    is_refused = False
+    for written, spec in calls:
+        print(written)
+        wanted = {"as it is": spec}
+        if not args.inference:
+            training = spec.in_training(spec.options.differentiable)
+            wanted |= dict(zip(("training, forward", "training, backward"), training, strict=True))
+        for name, each in wanted.items():
+            start = time.perf_counter()
+            said, is_planned = _planned(each, device)
+            is_refused |= not is_planned
+            print(f"  {name:19s}{1e3 * (time.perf_counter() - start):6.0f} ms  {said}", flush=True)
+    if is_refused:
+        raise SystemExit(1)
+
+
+def _planned(spec: AttentionSpec, device: Device) -> tuple[str, bool]:
+    """The engine, or why there is none."""
+    asked = spec.options.implementation or ("cudnn",)
+    only = replace(spec, options=replace(spec.options, implementation=asked))
+    verdicts = select.verdicts(only, device)
+    for verdict in verdicts:
+        if verdict.plan is not None:
+            return f"{verdict.implementation}: {verdict.plan.engine}", True
+    return "refused: " + "; ".join(x for verdict in verdicts for x in verdict.reasons), False

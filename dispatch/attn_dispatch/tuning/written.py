@@ -1,0 +1,68 @@
+"""Calls written down as JSON, for commands to read."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.api import spec_of
+from attn_dispatch.call.spec import AttentionSpec
+
+FORMAT = """\
+FILE holds a list of calls: the arguments of attn_dispatch.dot_product_attention, or with
+cu_seqlens_q those of ragged_dot_product_attention, an array as its dtype and shape, the same array
+once more as the name of the other argument:
+
+  [{"query": "bfloat16[8,2048,32,128]", "key": "bfloat16[8,2048,8,128]", "value": "key",
+    "is_causal": true, "local_window_size": [1023, 0]},
+   {"query": "bfloat16[16384,32,128]", "key": "bfloat16[16384,8,128]", "value": "key",
+    "cu_seqlens_q": "int32[17]", "cu_seqlens_kv": "cu_seqlens_q", "max_seqlen_q": 4096,
+    "max_seqlen_kv": 4096, "is_causal": true}]
+"""
+
+_ARRAY = re.compile(r"(\w+)\[(\d+(?:,\d+)*|)\]")
+
+
+def calls_in(file: Path) -> list[tuple[str, AttentionSpec]]:
+    """Each call of the file, as it is written there and as its forward call's spec.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: it holds something else; says of which call.
+    """
+    try:
+        calls = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file}: expected JSON, got {error}") from error
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ValueError(f"{file}: expected a list of objects, one for each call")
+    found = []
+    for number, call in enumerate(calls, 1):
+        try:
+            found.append((json.dumps(call), spec_of(**_arguments(call))))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{file}: call {number}: {error}") from error
+    return found
+
+
+def _arguments(call: dict[str, Any]) -> dict[str, Any]:
+    arguments = {name: _value(value) for name, value in call.items()}
+    for name, value in arguments.items():
+        # What was one array is one: whether lengths are alike goes by that.
+        if isinstance(value, str) and isinstance(arguments.get(value), jax.ShapeDtypeStruct):
+            arguments[name] = arguments[value]
+    return arguments
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, str) and (found := _ARRAY.fullmatch(value.replace(" ", ""))):
+        shape = tuple(int(x) for x in found[2].split(",") if x)
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(found[1]))
+    return value

@@ -1,0 +1,84 @@
+"""The backward pass is planned while the forward pass is lowered."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from attn_dispatch import dot_product_attention, settings
+from attn_dispatch.api import spec_of
+from attn_dispatch.core import ahead, select
+from attn_dispatch.devices.device import Device
+
+QUERY = jax.ShapeDtypeStruct((1, 8, 2, 16), jnp.bfloat16)
+SPEC = spec_of(query=QUERY, key=QUERY, value=QUERY)
+FORWARD, BACKWARD = SPEC.in_training(("query", "key", "value"))
+GPU = Device("cuda", "sm90", "a GPU", ordinal=0)
+
+
+@pytest.fixture
+def planned(monkeypatch) -> list[Any]:
+    """What other threads plan."""
+    found: list[Any] = []
+
+    def plan(*arguments: Any) -> None:
+        found.append((*arguments, settings.current(), threading.current_thread()))
+        raise NotImplementedError("nothing runs it")
+
+    monkeypatch.setattr(select, "plan", plan)
+    return found
+
+
+def wait() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "attn_dispatch planning":
+            thread.join()
+
+
+def test_it_is_the_call_that_will_be_lowered_under_the_same_settings(planned):
+    with settings.override(rewrites=False):
+        ahead.plan_backward(FORWARD, GPU)
+    wait()
+    ((spec, device, surroundings, thread),) = planned
+    assert (spec, device) == (BACKWARD, GPU) and not surroundings.rewrites
+    assert thread is not threading.current_thread()
+
+
+@pytest.mark.parametrize(
+    ("spec", "device"),
+    [
+        (SPEC, GPU),
+        (BACKWARD, GPU),
+        (FORWARD, Device("cuda", "sm90", "no GPU", "{}", is_present=False)),
+        (FORWARD, Device("cpu", "cpu", "a CPU")),
+    ],
+)
+def test_where_nobody_waits_nothing_is_planned(planned, spec, device):
+    ahead.plan_backward(spec, device)
+    wait()
+    assert planned == []
+
+
+def test_the_derived_call_is_the_lowered_one(monkeypatch):
+    """Whatever was differentiated, and under vmap."""
+    expected, lowered = [], []
+    choose = select.choose
+
+    def note(spec: Any, device: Device) -> Any:
+        (lowered if spec.is_backward else expected).append(
+            spec if spec.is_backward else spec.expected_backward()
+        )
+        return choose(spec, device)
+
+    monkeypatch.setattr(select, "choose", note)
+
+    def loss(q: jax.Array, k: jax.Array, b: jax.Array) -> jax.Array:
+        return dot_product_attention(q, k, k, b).astype(jnp.float32).sum()
+
+    q, b = jnp.ones((3, 1, 8, 2, 16), jnp.bfloat16), jnp.ones((3, 1, 2, 8, 8), jnp.bfloat16)
+    jax.jit(jax.vmap(jax.grad(loss, (0, 2)), (0, 0, 0)))(q, q, b)
+    assert len(lowered) == 1 and expected == lowered
