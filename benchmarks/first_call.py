@@ -11,6 +11,7 @@ is not counted, pays for loading cuDNN.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -53,7 +54,7 @@ def first_call(name: str, length: int) -> dict[str, float]:
     times.append(time.perf_counter())
     jax.block_until_ready(compiled(q, k, v, q))
     times.append(time.perf_counter())
-    steps = [1e3 * (b - a) for a, b in zip(times, times[1:], strict=False)]
+    steps = [1e3 * (b - a) for a, b in itertools.pairwise(times)]
     names = ("trace", "lower", "compile", "run")
     return {"total": sum(steps)} | dict(zip(names, steps, strict=True))
 
