@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -93,48 +94,59 @@ def _families(report: Report) -> list[tuple[str, str, list[CellResults]]]:
 def _bars(
     report: Report, grid: str, family: str, cells: list[CellResults], colours: dict[str, str]
 ) -> Figure | None:
-    """A panel for each direction; in it a group of bars for each cell, one for each peer."""
+    """A row for each direction; in it a group of bars for each cell, one bar for each peer.
+
+    Times have a panel for each cell, because they differ too much for one axis.
+    """
     is_time = grid in IN_MICROSECONDS
     keys = ("wall_us", "median") if is_time else ("tflops",)
     directions = _directions(cells, keys, report.peers)
     if not directions:
         return None
     shown = [x for x in report.peers if any(_values(cells, d, x, keys) for d in directions)]
-    slots = len(cells) * (len(shown) + 1.5)
-    figure = Figure(figsize=(max(6.5, min(16.0, 0.19 * slots + 1)), 3.4 * len(directions) + 0.6))
+    panels = [[x] for x in cells] if is_time else [cells]
+    width = 0.19 * len(cells) * (len(shown) + 1.5) + (0.8 * len(panels))
+    figure = Figure(figsize=(max(6.5, min(18.0, width)), 3.2 * len(directions) + 0.6))
     for i, direction in enumerate(directions):
-        axes = figure.add_subplot(len(directions), 1, i + 1)
-        highest = 0.0
-        for j, peer in enumerate(shown):
-            for group, found in enumerate(cells):
-                value = found.value(direction, peer, *keys)
-                if value is None:
-                    continue
-                highest = max(highest, value)
-                at = group * (len(shown) + 1.5) + j
-                strong = peer == "ours"
-                axes.bar(
-                    at, value, 0.9, color=colours[peer], zorder=3 if strong else 2,
-                    edgecolor="#5c0714" if strong else "none", linewidth=1.0 if strong else 0,
-                    yerr=_spread(found, direction, peer) if is_time else None,
-                    error_kw={"elinewidth": 0.7, "ecolor": "#40454d"},
-                )  # fmt: skip
-                axes.annotate(
-                    _short(value), (at, value), xytext=(0, 3), textcoords="offset points",
-                    ha="center", va="bottom", rotation=90, fontsize=7,
-                    fontweight="bold" if strong else "normal", color="#24282e",
-                )  # fmt: skip
-        middle = (len(shown) - 1) / 2
-        axes.set_xticks([group * (len(shown) + 1.5) + middle for group in range(len(cells))])
-        axes.set_xticklabels([_cell_label(x, family) for x in cells], fontsize=9)
-        axes.tick_params(axis="x", length=0)
-        axes.set_ylim(0, highest * 1.18)
-        axes.set_ylabel("µs (less is better)" if is_time else "TFLOP/s")
-        axes.set_title(TITLES[direction], loc="left", fontsize=10, color="#40454d")
-        if i == 0:
-            _legend(axes, shown, colours)
+        for j, panel in enumerate(panels):
+            axes = figure.add_subplot(len(directions), len(panels), i * len(panels) + j + 1)
+            _bars_of(axes, panel, direction, shown, colours, keys)
+            axes.set_xticklabels([_cell_label(x, family) for x in panel], fontsize=9)
+            if j == 0:
+                axes.set_ylabel("µs (less is better)" if is_time else "TFLOP/s")
+                axes.set_title(TITLES[direction], loc="left", fontsize=10, color="#40454d")
+            if i == 0 and j == len(panels) - 1:
+                _legend(axes, shown, colours)
     _title(figure, report, f"{grid}: {family}" if family else grid)
     return figure
+
+
+def _bars_of(
+    axes: Axes, cells: Sequence[CellResults], direction: str, shown: Sequence[str],
+    colours: dict[str, str], keys: tuple[str, ...],
+) -> None:  # fmt: skip
+    step, highest = len(shown) + 1.5, 0.0
+    for j, peer in enumerate(shown):
+        for group, found in enumerate(cells):
+            value = found.value(direction, peer, *keys)
+            if value is None:
+                continue
+            highest = max(highest, value)
+            strong = peer == "ours"
+            spread = _spread(found, direction, peer) if keys[0] == "wall_us" else None
+            axes.bar(
+                group * step + j, value, 0.9, color=colours[peer], zorder=3 if strong else 2,
+                edgecolor="#5c0714" if strong else "none", linewidth=1.0 if strong else 0,
+                yerr=spread, error_kw={"elinewidth": 0.7, "ecolor": "#40454d"},
+            )  # fmt: skip
+            axes.annotate(
+                _short(value), (group * step + j, value), xytext=(0, 3),
+                textcoords="offset points", ha="center", va="bottom", rotation=90, fontsize=7,
+                fontweight="bold" if strong else "normal", color="#24282e",
+            )  # fmt: skip
+    axes.set_xticks([group * step + (len(shown) - 1) / 2 for group in range(len(cells))])
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylim(0, highest * 1.18 or 1)
 
 
 def _lines(
@@ -181,7 +193,7 @@ def _lines(
     return figure
 
 
-def _legend(axes: Any, shown: Sequence[str], colours: dict[str, str]) -> None:
+def _legend(axes: Axes, shown: Sequence[str], colours: dict[str, str]) -> None:
     patches = [Patch(color=colours[x], label=x) for x in shown]
     legend = axes.legend(
         handles=patches, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9
@@ -194,9 +206,9 @@ def _legend(axes: Any, shown: Sequence[str], colours: dict[str, str]) -> None:
 def _title(figure: Figure, report: Report, said: str) -> None:
     facts = report.environment
     versions = f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}, bfloat16"
-    figure.tight_layout(h_pad=1.6, rect=(0, 0, 1, 1 - 0.62 / figure.get_figheight()))
+    figure.tight_layout(h_pad=1.6, rect=(0, 0, 1, 1 - 0.45 / figure.get_figheight()))
     figure.text(0.01, 1.0, said, fontsize=13, fontweight="bold", ha="left", va="top")
-    below = 1 - 0.3 / figure.get_figheight()
+    below = 1 - 0.27 / figure.get_figheight()
     figure.text(0.01, below, versions[:120], fontsize=9, color="#5b616b", ha="left", va="top")
 
 
