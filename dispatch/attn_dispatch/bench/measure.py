@@ -26,7 +26,7 @@ class Options:
 
     rounds: int | None = None
     """None: as many as it takes for each program to have followed each other one equally often."""
-    seconds: float = 0.03
+    seconds: float = 0.02
     """The length of one measurement."""
     device_time: bool = True
     deadline: float = float("inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from attn_dispatch.bench.report import CellResults, Report
@@ -35,9 +36,11 @@ def markdown(report: Report) -> str:
     for grid in grids:
         cells = [x for x in report.cells if x.cell.grid == grid]
         for direction in TITLES:
-            lines += _table(grid, direction, cells, report.peers)
+            for is_device in (False, True):
+                lines += _table(grid, direction, cells, report.peers, is_device)
     if any(_peak(x, name) for x in report.cells for name in report.peers):
         lines += _memory(report)
+    lines += _first_calls(report)
     lines += _reasons(report)
     lines += ["## Versions", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {version or '-'} |" for name, version in facts["peers"].items()]
@@ -52,20 +55,27 @@ def in_order(cells: Sequence[CellResults]) -> list[CellResults]:
 
 
 def _table(
-    grid: str, direction: str, cells: Sequence[CellResults], peers: Sequence[str]
+    grid: str,
+    direction: str,
+    cells: Sequence[CellResults],
+    peers: Sequence[str],
+    is_device: bool,
 ) -> list[str]:
-    if not any(x.results.get(direction) for x in cells):
-        return []
     is_time = grid in IN_MICROSECONDS
-    keys = ("wall_us", "median") if is_time else ("tflops",)
+    if is_device:
+        keys = ("device_us",) if is_time else ("device_tflops",)
+    else:
+        keys = ("wall_us", "median") if is_time else ("tflops",)
     shown = [x for x in peers if any(c.value(direction, x, *keys) is not None for c in cells)]
+    if not shown:
+        return []
     rows = []
     for found in in_order(cells):
         values = [found.value(direction, name, *keys) for name in shown]
         known = [x for x in values if x is not None]
         best = (min if is_time else max)(known) if known else None
         rows.append([found.cell.name, *(_number(x, x == best) for x in values)])
-    unit = "µs" if is_time else "TFLOP/s"
+    unit = ("µs" if is_time else "TFLOP/s") + (" of device time" if is_device else "")
     return [f"## {grid}, {TITLES[direction]}, {unit}", "", *_lines(["", *shown], rows), ""]
 
 
@@ -77,6 +87,22 @@ def _memory(report: Report) -> list[str]:
     if not rows:
         return []
     title = "## Memory of results and temporaries, forward and backward, MiB"
+    return [title, "", *_lines(["", *report.peers], rows), ""]
+
+
+def _first_calls(report: Report) -> list[str]:
+    rows = []
+    for direction, title in TITLES.items():
+        totals = [
+            [x.value(direction, name, "first_call_ms", "total") for x in report.cells]
+            for name in report.peers
+        ]
+        known = [[x for x in values if x is not None] for values in totals]
+        if any(known):
+            rows.append([title, *(_number(statistics.median(x) if x else None) for x in known)])
+    if not rows:
+        return []
+    title = "## First call of a new shape, from tracing to its result, ms; median of the cells"
     return [title, "", *_lines(["", *report.peers], rows), ""]
 
 
@@ -108,7 +134,7 @@ def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]  # fmt: skip
 
 
-def _number(value: float | None, is_best: bool) -> str:
+def _number(value: float | None, is_best: bool = False) -> str:
     if value is None:
         return "-"
     text = f"{value:.0f}" if value >= 10 else f"{value:.2g}"

@@ -11,7 +11,7 @@ from attn_dispatch.bench.arrays import PADDED, Arrays
 from attn_dispatch.bench.cells import Cell
 from attn_dispatch.bench.peers.peer import Call, JaxPeer
 
-_MOST_SCORES = 16 << 30
+_MOST_SCORES = 8 << 30
 """Bytes. XLA holds every score in float32; beyond this a run would only show how memory ends."""
 
 
