@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from command import arguments, save
-from timing import by_turns, median_ratio
 
 from attn_dispatch import cudnn
+from attn_dispatch.bench.timing import by_turns, median_ratio
 from attn_dispatch.conformance.calls import Program
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.environment import environment

@@ -15,9 +15,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from command import arguments, save
-from timing import by_turns
 
 import attn_dispatch
+from attn_dispatch.bench.timing import by_turns
 from attn_dispatch.conformance.cases import SPEED_CASES
 from attn_dispatch.conformance.environment import environment
 

@@ -13,7 +13,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # The floors from top to bottom. What stands in the package's own folder is named by its file.
 FLOORS = (
-    ("__init__", "__main__", "api", "cli", "conformance", "implementation", "mods", "tuning"),
+    (
+        "__init__",
+        "__main__",
+        "api",
+        "bench",
+        "cli",
+        "conformance",
+        "implementation",
+        "mods",
+        "tuning",
+    ),  # fmt: skip
     ("core",),
     ("cudnn", "flash", "aiter", "xla"),
     ("devices", "semantics"),

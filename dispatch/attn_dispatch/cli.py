@@ -10,6 +10,7 @@ from jaxlib.version import __version__ as JAXLIB_VERSION
 from attn_dispatch import settings
 from attn_dispatch._version import __version__
 from attn_dispatch.aiter.build import command as build_aiter
+from attn_dispatch.bench import command as bench
 from attn_dispatch.conformance import command as verify
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import device_for, parse, platform_of
@@ -29,6 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     show_info.set_defaults(run=lambda _: print(info()))
     build_aiter.add_parser(commands)
     verify.add_parser(commands)
+    bench.add_parser(commands)
     plan.add_parser(commands)
     chosen = parser.parse_args(arguments)
     chosen.run(chosen)

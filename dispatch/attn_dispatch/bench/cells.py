@@ -1,0 +1,86 @@
+"""A cell: one attention call that all packages are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+BACKWARD_OVER_FORWARD = 2.5
+"""Five matrix products against two, with the scores computed again. FlashAttention's convention,
+also where value is narrower than query."""
+
+WORK = {
+    "forward": 1.0,
+    "backward": BACKWARD_OVER_FORWARD,
+    "forward_backward": 1.0 + BACKWARD_OVER_FORWARD,
+}
+"""The directions, and how many forward passes' work each counts as."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A call in bfloat16, of as many queries as keys: [B, T, N, H] and [B, T, K, H].
+
+    With `lengths` it is of packed sequences: `batch` is 1, `seq_len` the sum of the lengths.
+    """
+
+    grid: str
+    family: str
+    """What cells that differ only in their length have in common: "d128 causal"."""
+    batch: int
+    seq_len: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    is_causal: bool = True
+    window: int | None = None
+    """The keys that a query sees at most, its own among them; None is all."""
+    lengths: tuple[int, ...] = ()
+    longest: int = 0
+    """Packed: what callers declare that no sequence is longer than; the padded batch has it."""
+
+    @property
+    def label(self) -> str:
+        """What tells the cell from others of its family."""
+        size = f"{self.seq_len // 1024}k" if self.seq_len % 1024 == 0 else str(self.seq_len)
+        return f"b{self.batch} {size}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.family} {self.label}"
+
+    @property
+    def pairs(self) -> float:
+        """Pairs of a query and a key that count, of one head. Causality counts as one half."""
+        lengths = self.lengths or (self.seq_len,) * self.batch
+        return float(sum(map(self._pairs_of, lengths)))
+
+    @property
+    def forward_flops(self) -> float:
+        """2 · pairs · N · (H + Hv): 4 · B · T² · N · H where dims are equal, halved by causality.
+
+        Padding never counts.
+        """
+        return 2 * self.pairs * self.num_heads * (self.head_dim + self.head_dim_v)
+
+    def flops(self, direction: str) -> float:
+        """Of "forward", "backward" or "forward_backward"."""
+        return WORK[direction] * self.forward_flops
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "lengths": list(self.lengths), "name": self.name, "forward_flops": self.forward_flops
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Cell:
+        known: dict[str, Any] = {x.name: data[x.name] for x in fields(cls)}
+        known["lengths"] = tuple(known["lengths"])
+        return cls(**known)
+
+    def _pairs_of(self, length: int) -> float:
+        if self.window is not None and self.window < length:
+            # Whole windows, and a triangle of shorter ones at the start.
+            return (length - self.window) * self.window + self.window**2 / 2
+        return length**2 * (0.5 if self.is_causal else 1.0)

@@ -1,0 +1,167 @@
+"""The `attn-dispatch bench` command."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+import time
+from pathlib import Path
+
+from attn_dispatch.bench import peers as all_of_them
+from attn_dispatch.bench import report as reports
+from attn_dispatch.bench.cells import WORK, Cell
+from attn_dispatch.bench.grids import GRIDS
+from attn_dispatch.bench.measure import Options
+from attn_dispatch.bench.report import Report
+from attn_dispatch.bench.run import present, run
+from attn_dispatch.bench.screen import watched
+from attn_dispatch.bench.table import markdown
+from attn_dispatch.conformance.environment import file_name
+
+_DESCRIPTION = """\
+Measure attention beside every other package that is installed: wall time, device time, memory and
+what the first call costs. All take turns in one run, torch in a process of its own. A package that
+is absent or refuses a call is listed with its reason.
+
+The JSON file is saved after each cell. --plot makes plots and a table of such files.
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `bench` to the parser of `attn-dispatch`."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure speed and memory beside the other packages that are installed",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--grid", action="append", choices=[*GRIDS], dest="grids",
+        help="may be repeated (default: all, in this order)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cells", metavar="GLOB", default="*", help="only cells named like this: 'd128*16k'"
+    )
+    parser.add_argument(
+        "--peer", action="append", metavar="GLOB", dest="peers",
+        help="only peers named like this: 'ours*'; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--direction", action="append", choices=[*WORK], dest="directions",
+        help="may be repeated (default: forward, and forward_backward)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=_positive(int), metavar="N",
+        help="measurements of each (default: until each has followed each other equally often)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=_positive(float), default=Options.seconds, metavar="S",
+        help="length of one measurement (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--time-limit", type=_positive(float), metavar="S",
+        help="begin nothing after so many seconds; what there is is saved",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-device-time", action="store_false", dest="device_time", help="leave out the profiler"
+    )
+    parser.add_argument(
+        "--torch-python", metavar="PATH", help="the Python that torch is installed for, if another"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(), metavar="FOLDER",
+        help="where the JSON file is written (default: here)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--plot", type=Path, nargs="+", metavar="FILE",
+        help="measure nothing; make plots and a table of these JSON files",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, default=Path(), metavar="FOLDER",
+        help="where plots and the table are written (default: here)",
+    )  # fmt: skip
+    parser.set_defaults(run=main)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Measure or plot; ends the process with status 1 if nothing was measured, 130 if it was
+    interrupted."""
+    try:
+        if args.plot:
+            plot(args.plot, _folder("--out", args.out))
+            return
+        started = time.monotonic()
+        cells = _cells(args)
+        directions = args.directions or ["forward", "forward_backward"]
+        chosen = all_of_them.named(args.peers or ["*"], all_of_them.all_peers(args.torch_python))
+        folder = _folder("--results", args.results)
+    except (ModuleNotFoundError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    limit = float("inf") if args.time_limit is None else args.time_limit
+    options = Options(args.rounds, args.seconds, args.device_time, started + limit)
+    here, facts = present(chosen)
+    asked = ("rounds", "seconds", "time_limit", "device_time", "cells")
+    report = Report(facts, {x: getattr(args, x) for x in asked})
+    grids = "+".join(dict.fromkeys(cell.grid for cell in cells))
+    kind = "bench" if grids == "+".join(GRIDS) else f"bench-{grids}"
+    path = folder / f"{file_name(kind, facts)}.json"
+    print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}: {len(cells)} cells")
+    for name, reason in facts["absent"].items():
+        print(f"absent: {name}: {reason}")
+    print(f"TFLOP/s, {' / '.join(directions)}", flush=True)
+    for _ in watched(run(cells, here, directions, options, report, path), len(cells)):
+        pass
+    if report.stopped:
+        print(f"{report.stopped}: {len(report.not_measured)} cells were not measured")
+    print(path)
+    if report.stopped == "interrupted":
+        sys.exit(130)
+    sys.exit(0 if report.peers else 1)
+
+
+def plot(files: list[Path], folder: Path) -> None:
+    """Plots (SVG) and the table (Markdown) of JSON files; prints what was written.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is missing.
+      ValueError: a file is not one of `attn-dispatch bench`, or they are of different machines.
+    """
+    report = reports.read(files)
+    try:
+        from attn_dispatch.bench import plots
+    except ImportError:
+        raise ModuleNotFoundError(
+            "plots are drawn with matplotlib: pip install matplotlib, or the extra [bench]"
+        ) from None
+    written = plots.draw(report, folder)
+    path = folder / f"{file_name('bench', report.environment)}.md"
+    path.write_text(markdown(report))
+    for x in (*written, path):
+        print(x)
+
+
+def _cells(args: argparse.Namespace) -> list[Cell]:
+    grids = dict.fromkeys(args.grids or GRIDS)
+    cells = [x for grid in grids for x in GRIDS[grid] if fnmatch.fnmatchcase(x.name, args.cells)]
+    if not cells:
+        raise ValueError(f"no cell of {', '.join(grids)} is named like {args.cells!r}")
+    return cells
+
+
+def _folder(option: str, folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{option}: expected a folder, got {folder} ({error.strerror})") from None
+    return folder
+
+
+def _positive(kind: type[int] | type[float]):
+    def number(text: str) -> float:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"expected more than 0, got {text}")
+        return value
+
+    return number

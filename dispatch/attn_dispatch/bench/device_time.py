@@ -1,0 +1,65 @@
+"""How long a device is busy with a program, from JAX's profiler."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+def busy_seconds(run: Callable[[], object]) -> tuple[float | None, str]:
+    """Seconds in which a GPU worked while `run`, which waits for its results, was called.
+
+    None and the reason where that cannot be told; raises nothing of its own.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            options = jax.profiler.ProfileOptions()
+            options.host_tracer_level = 0
+            options.python_tracer_level = 0
+            with jax.profiler.trace(folder, profiler_options=options):
+                run()
+            return _read(Path(folder))
+    except Exception as error:
+        # A profiler that is refused by the driver, or writes what is not read here, costs this one
+        # number; and nothing is known of what it may raise.
+        return None, f"the profiler failed: {_first_line(error)}"
+
+
+def _read(folder: Path) -> tuple[float | None, str]:
+    found = sorted(folder.rglob("*.xplane.pb"))
+    if not found:
+        return None, "the profiler wrote nothing"
+    data = jax.profiler.ProfileData.from_file(str(found[0]))
+    planes = [plane for plane in data.planes if plane.name.startswith("/device:GPU")]
+    if not planes:
+        return None, "the profile has no GPU"
+    return busy_in(planes[0].lines)
+
+
+def busy_in(lines: Iterable[Any]) -> tuple[float | None, str]:
+    """Seconds in which at least one stream worked: a kernel that two lines show counts once."""
+    spans = {line.name: [(x.start_ns, x.end_ns) for x in line.events] for line in lines}
+    streams = [x for name, found in spans.items() if name.startswith("Stream") for x in found]
+    if not streams:
+        # Lines may be named otherwise one day: then the fullest one is what there is to go by.
+        streams = max(spans.values(), key=_covered, default=[])
+    if not streams:
+        return None, "the profile has no kernels"
+    return _covered(streams) / 1e9, ""
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """The length of the union of (start, end)."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

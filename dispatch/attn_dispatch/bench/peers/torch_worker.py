@@ -1,0 +1,151 @@
+"""PyTorch's scaled_dot_product_attention in a process of its own; it imports nothing of JAX's.
+
+Reads a JSON object a line and answers each with one: "prepare" a program under an id, "seconds" and
+"device_seconds" of so many calls of it, "release" all. An answer has "reason" where that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+_BACKENDS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"}
+
+
+def main() -> None:
+    # Libraries print: what they say goes to stderr, and the answers to what was stdout.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    programs: dict[str, Callable[[], object]] = {}
+
+    def answer(data: dict[str, Any]) -> None:
+        answers.write(json.dumps(data) + "\n")
+        answers.flush()
+
+    answer(_about())
+    for line in sys.stdin:
+        try:
+            answer(_done(json.loads(line), programs))
+        except Exception as error:
+            said = (str(error).strip().splitlines() or [""])[0]
+            answer({"reason": f"{type(error).__name__}: {said}"[:300]})
+
+
+def _about() -> dict[str, Any]:
+    try:
+        import torch
+    except Exception as error:
+        return {"reason": f"cannot be imported: {error}"}
+    if not torch.cuda.is_available():
+        return {"reason": "torch sees no CUDA device"}
+    return {"version": f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"}
+
+
+def _done(asked: dict[str, Any], programs: dict[str, Callable[[], object]]) -> dict[str, Any]:
+    import torch
+
+    if asked["do"] == "release":
+        programs.clear()
+        torch.cuda.empty_cache()
+        return {}
+    if asked["do"] == "prepare":
+        programs[asked["id"]], facts = _prepared(asked)
+        return facts
+    run, calls = programs[asked["id"]], asked["calls"]
+    run()
+    torch.cuda.synchronize()
+    if asked["do"] == "seconds":
+        return {"seconds": _seconds(run, calls)}
+    return {"seconds": _busy_seconds(run, calls)}
+
+
+def _prepared(asked: dict[str, Any]) -> tuple[Callable[[], object], dict[str, Any]]:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    cell, direction = asked["cell"], asked["direction"]
+    backend = getattr(SDPBackend, _BACKENDS[asked["backend"]])
+    size = (cell["batch"], cell["seq_len"])
+    heads = (cell["num_heads"], cell["num_kv_heads"], cell["num_kv_heads"], cell["num_heads"])
+    dims = (cell["head_dim"], cell["head_dim"], cell["head_dim_v"], cell["head_dim_v"])
+    # [B, T, N, H] seen as [B, N, T, H]: as a model's projections leave them.
+    q, k, v, out_grad = (
+        torch.randn(*size, n, h, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for n, h in zip(heads, dims, strict=True)
+    )
+    needs_grad = direction != "forward"
+    for x in (q, k, v):
+        x.requires_grad_(needs_grad)
+    grouped = {"enable_gqa": True} if cell["num_heads"] != cell["num_kv_heads"] else {}
+
+    def attention():
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=cell["is_causal"], **grouped
+            )
+
+    if direction == "forward":
+
+        def run() -> object:
+            with torch.no_grad():
+                return attention()
+
+    elif direction == "backward":
+        out = attention()
+
+        def run() -> object:
+            return torch.autograd.grad(out, (q, k, v), out_grad, retain_graph=True)
+
+    else:
+
+        def run() -> object:
+            return torch.autograd.grad(attention(), (q, k, v), out_grad)
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before, start = torch.cuda.memory_allocated(), time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    facts = {
+        "first_call_ms": {"total": 1e3 * (time.perf_counter() - start)},
+        "memory_bytes": torch.cuda.max_memory_allocated() - before,
+    }
+    return run, facts
+
+
+def _seconds(run: Callable[[], object], calls: int) -> float:
+    import torch
+
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / calls
+
+
+def _busy_seconds(run: Callable[[], object], calls: int) -> float:
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        _seconds(run, calls)
+    spans = sorted(
+        (x.time_range.start, x.time_range.end)
+        for x in found.events() or ()
+        if x.device_type == DeviceType.CUDA
+    )
+    total, reached = 0.0, float("-inf")
+    for start, end in spans:  # microseconds
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    if not total:
+        raise RuntimeError("the profile has no kernels")
+    return total / 1e6 / calls
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Timing by turns: what is compared runs in the same minute, at the same clock of the card.
+
+A card that its power limits runs a program at another clock after a light program than after a
+heavy one. So over the rounds each program follows each other one equally often.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+
+Program = tuple[Callable[..., Any], Sequence[Any]]
+"""A jitted function and its arguments."""
+
+Timed = Callable[[int], float]
+"""Runs a program so many times and returns seconds per call."""
+
+
+def seconds_per_call(function: Callable[..., Any], arrays: Sequence[Any], calls: int) -> float:
+    """Mean wall time of `calls` calls queued back to back."""
+    jax.block_until_ready(function(*arrays))
+    start = time.perf_counter()
+    result = None
+    for _ in range(calls):
+        result = function(*arrays)
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) / calls
+
+
+def orders(count: int) -> list[tuple[int, ...]]:
+    """Orders of `count` programs, in which each follows each other one equally often.
+
+    A Latin square (Williams') for an even count: as many orders as programs, each program once in
+    each place. An odd count needs twice as many: every order is there backwards as well.
+    """
+    half = [(-(-i // 2) if i % 2 else count - i // 2) % count for i in range(1, count)]
+    square = [tuple((x + shift) % count for x in (0, *half)) for shift in range(count)]
+    if count % 2 == 0 or count == 1:
+        return square
+    return [order for row in square for order in (row, row[::-1])]
+
+
+def by_turns(
+    programs: Mapping[str, Program], rounds: int, seconds: float
+) -> dict[str, list[float]]:
+    """Seconds per call of each program, one entry for each round.
+
+    A measurement takes about `seconds`, and at least ten calls.
+    """
+    timed = {name: partial(seconds_per_call, *program) for name, program in programs.items()}
+    return turns(timed, rounds, seconds, least=10)
+
+
+def turns(
+    timed: Mapping[str, Timed],
+    rounds: int,
+    seconds: float,
+    *,
+    least: int = 1,
+    is_over: Callable[[], bool] = lambda: False,
+) -> dict[str, list[float]]:
+    """The same of anything that can be timed; no more rounds once `is_over`, but always one."""
+    calls = {}
+    for name, run in timed.items():
+        few = max(least, int(seconds / run(2) / 4))
+        calls[name] = max(least, int(seconds / run(few)))
+    times: dict[str, list[float]] = {name: [] for name in timed}
+    names = list(timed)
+    square = orders(len(names)) if names else []
+    for round_index in range(rounds if names else 0):
+        if round_index and is_over():
+            break
+        for place in square[round_index % len(square)]:
+            name = names[place]
+            times[name].append(timed[name](calls[name]))
+    return times
+
+
+def median_ratio(times: Mapping[str, list[float]], over: str, under: str) -> float:
+    """The median over the rounds of one program's time divided by another's."""
+    return statistics.median(a / b for a, b in zip(times[over], times[under], strict=True))
