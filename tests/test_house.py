@@ -23,7 +23,7 @@ FLOORS = (
         "implementation",
         "mods",
         "tuning",
-    ),  # fmt: skip
+    ),
     ("core",),
     ("cudnn", "flash", "aiter", "xla"),
     ("devices", "semantics"),
