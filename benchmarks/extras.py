@@ -112,29 +112,42 @@ CELLS: dict[str, Cell] = {
 }  # fmt: skip
 
 
-def bare(cell: Cell) -> dict[str, Callable[..., Any]]:
-    """The kernels of ragged sequences, with nothing before or after them."""
-    attributes: dict[str, Any] = {
-        "softmax_scale": np.float64(cell.h**-0.5), "is_causal": True,
-        "window_size_left": np.int64(-1), "window_size_right": np.int64(0),
-        "max_seqlen": np.int64(4096), "max_seqlen_k": np.int64(4096),
-    }  # fmt: skip
-    name = {x: f"attn_dispatch_flash_{x}_packed" for x in ("forward", "backward")}
+def bare_kernels(cu: jax.Array, longest: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The kernels of causal ragged sequences, with nothing before or after them: (q, k, v) to out
+    and lse, and (out_grad, q, k, v, out, lse) to the gradients."""
+
+    def attributes(q: jax.Array) -> dict[str, Any]:
+        return {
+            "softmax_scale": np.float64(q.shape[-1] ** -0.5), "is_causal": True,
+            "window_size_left": np.int64(-1), "window_size_right": np.int64(0),
+            "max_seqlen": np.int64(longest), "max_seqlen_k": np.int64(longest),
+        }  # fmt: skip
 
     def forward(q: jax.Array, k: jax.Array, v: jax.Array):
+        flash.register()
         ones = [jax.ShapeDtypeStruct((1,) * n, jnp.float32) for n in (4, 3)]
-        lse = jax.ShapeDtypeStruct((cell.n, cell.t), jnp.float32)
-        run = jax.ffi.ffi_call(
-            name["forward"], [jax.ShapeDtypeStruct(q.shape, q.dtype), lse, *ones]
-        )
-        return run(q, k, v, _CU, _CU, **attributes)[:2]
+        lse = jax.ShapeDtypeStruct((q.shape[1], len(q)), jnp.float32)
+        results = [jax.ShapeDtypeStruct(q.shape, q.dtype), lse, *ones]
+        run = jax.ffi.ffi_call("attn_dispatch_flash_forward_packed", results)
+        return run(q, k, v, cu, cu, **attributes(q))[:2]
+
+    def backward(out_grad: jax.Array, *residuals: jax.Array):
+        q = residuals[0]
+        rows = q.shape[1] * (len(q) + 128 * len(cu))
+        scratch = jax.ShapeDtypeStruct((rows,), jnp.float32)
+        grads = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in residuals[:3]]
+        run = jax.ffi.ffi_call("attn_dispatch_flash_backward_packed", [*grads, scratch, scratch])
+        return run(out_grad, *residuals, cu, cu, **attributes(q))[:3]
+
+    return forward, backward
+
+
+def bare() -> dict[str, Callable[..., Any]]:
+    """Those of the ragged cell."""
+    forward, backward = bare_kernels(_CU, 4096)
 
     def both(out_grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array):
-        out, lse = forward(q, k, v)
-        scratch = jax.ShapeDtypeStruct((cell.n * (cell.t + 128 * 17),), jnp.float32)
-        grads = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
-        run = jax.ffi.ffi_call(name["backward"], [*grads, scratch, scratch])
-        return run(out_grad, q, k, v, out, lse, _CU, _CU, **attributes)[:3]
+        return backward(out_grad, q, k, v, *forward(q, k, v))
 
     return {"forward": jax.jit(forward), "forward_backward": jax.jit(both)}
 
@@ -153,7 +166,7 @@ def measure(cell: Cell, rounds: int, seconds: float) -> dict[str, Any]:
             "forward": jax.jit(call), "forward_backward": jax.jit(gradients)
         }  # fmt: skip
     if cell.is_ragged:
-        made["bare"] = bare(cell)
+        made["bare"] = bare()
     row = {}
     for direction, first in (("forward", []), ("forward_backward", [out_grad])):
         programs = {name: (x[direction], [*first, *given]) for name, x in made.items()}
