@@ -4,10 +4,10 @@ usage: python benchmarks/model.py [--rounds N] [--seconds S] [--results FOLDER]
 
 Four layers as in Llama 3 8B (hidden 4096, 32 query heads over 8, head dim 128, MLP 14336, RMSNorm,
 rotary positions; 870 million parameters), bfloat16, one row of 16,384 tokens that hold 16
-documents, forward, backward and an SGD step with momentum. Attention is ours as it is chosen, ours by each
-implementation, dew-flash-attn's kernels with nothing before or after them, and jax.nn's cuDNN on
-the same documents as a padded batch, which are more rows for every layer. "none" leaves attention
-out: the rest of the step.
+documents, forward, backward and an SGD step with momentum. Attention is ours as it is chosen, ours
+by each implementation, dew-flash-attn's kernels with nothing before or after them, and jax.nn's
+cuDNN on the same documents as a padded batch, which are more rows for every layer. "none" leaves
+attention out: the rest of the step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from command import arguments, save
 from extras import bare_kernels
 
-from attn_dispatch import flash, ragged_dot_product_attention
+from attn_dispatch import dot_product_attention, flash, ragged_dot_product_attention
 from attn_dispatch.bench.timing import orders
 from attn_dispatch.conformance.environment import environment
 from attn_dispatch.devices.target import default_device
@@ -108,6 +108,19 @@ def ours(implementation: str | None, cu: jax.Array) -> Attention:
     )  # fmt: skip
 
 
+def by_segment_ids(implementation: str | None, live: np.ndarray) -> Attention:
+    ids = np.repeat(np.arange(1, len(LENGTHS) + 1), LENGTHS)
+    ids = jnp.asarray(np.pad(ids, (0, len(live) - len(ids)))[None], jnp.int32)
+
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return dot_product_attention(
+            q[None], k[None], v[None], is_causal=True, query_segment_ids=ids,
+            max_segments=len(LENGTHS), max_segment_len=LONGEST, implementation=implementation,
+        )[0]  # fmt: skip
+
+    return attention
+
+
 def bare(cu: jax.Array) -> Attention:
     forward, backward = bare_kernels(cu, LONGEST)
 
@@ -145,6 +158,8 @@ def main() -> None:
     calls: dict[str, Attention] = {"ours": ours(None, cu), "ours: cudnn": ours("cudnn", cu)}
     if not flash.unusable_reason(default_device()):
         calls |= {"ours: flash": ours("flash", cu), "dew-flash-attn": bare(cu)}
+        calls["ours: segment ids, flash"] = by_segment_ids("flash", live)
+    calls["ours: segment ids, cudnn"] = by_segment_ids("cudnn", live)
     calls |= {"none": none, "jax.nn, padded": padded}
     facts = environment() | {"dew_flash_attn": str(flash.version())}
     weights = parameters(jax.random.key(0))
@@ -189,7 +204,7 @@ def main() -> None:
     for name, row in found.items():
         share = 1 - found["none"]["step_ms"] / row["step_ms"]
         row["attention_share"] = share
-        print(f"{name:16s}{row['step_ms']:8.2f} ms{row['tokens_per_second']:9.0f} tokens/s"
+        print(f"{name:26s}{row['step_ms']:8.2f} ms{row['tokens_per_second']:9.0f} tokens/s"
               f"{100 * share:5.1f} % attention", flush=True)  # fmt: skip
     save("model", {"environment": facts, "tokens": tokens, "steps": found}, args.results)
 
