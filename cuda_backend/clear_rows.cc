@@ -10,51 +10,79 @@ namespace {
 constexpr int32_t kMaxDevices = 64;
 constexpr unsigned kThreads = 128;
 
-// A block for each row. In PTX, which the driver compiles for the device it finds: so the library
-// needs no CUDA compiler to be built.
+// A block for each kThreads rows, one thread to look at each. In PTX, which the driver compiles for
+// the device it finds: so the library needs no CUDA compiler to be built.
 //
-//   if (flags[blockIdx.x] == 1) return;
-//   word = flags[blockIdx.x] == 0 ? 0 : 0xffffffff;
-//   for (i = 16 * threadIdx.x; i < row_bytes; i += 16 * blockDim.x)
-//     *(uint4*)(rows + blockIdx.x * row_bytes + i) = {word, word, word, word};
+//   first = kThreads * blockIdx.x;
+//   mine = first + threadIdx.x;
+//   if (!__syncthreads_or(mine < count && flags[mine] != 1)) return;
+//   for (row = first; row < min(first + kThreads, count); ++row) {
+//     if (flags[row] == 1) continue;
+//     word = flags[row] == 0 ? 0 : 0xffffffff;
+//     for (i = 16 * threadIdx.x; i < row_bytes; i += 16 * kThreads)
+//       *(uint4*)(rows + row * row_bytes + i) = {word, word, word, word};
+//   }
 constexpr char kKernel[] = R"(
 .version 7.0
 .target sm_80
 .address_size 64
 
-.visible .entry clear_rows(.param .u64 rows, .param .u64 flags, .param .u64 row_bytes)
+.visible .entry clear_rows(.param .u64 rows, .param .u64 flags, .param .u64 row_bytes,
+                           .param .u64 count)
 {
-  .reg .pred %live, %dead, %done;
+  .reg .pred %live, %dead, %done, %inside;
   .reg .u32 %flag, %thread, %block, %threads, %word;
-  .reg .u64 %row, %flags, %bytes, %i, %step, %address;
+  .reg .u64 %row, %end, %mine, %flags, %rows, %bytes, %i, %begin, %step, %address, %count;
 
   ld.param.u64 %flags, [flags];
-  mov.u32 %block, %ctaid.x;
-  cvt.u64.u32 %row, %block;
-  add.u64 %flags, %flags, %row;
   cvta.to.global.u64 %flags, %flags;
-  ld.global.u8 %flag, [%flags];
-  setp.eq.u32 %live, %flag, 1;
-  @%live ret;
+  ld.param.u64 %count, [count];
+  mov.u32 %block, %ctaid.x;
+  mov.u32 %threads, %ntid.x;
+  mov.u32 %thread, %tid.x;
+  mul.wide.u32 %row, %block, %threads;
+  cvt.u64.u32 %mine, %thread;
+  add.u64 %mine, %mine, %row;
 
-  ld.param.u64 %address, [rows];
+  mov.u32 %flag, 1;
+  setp.lt.u64 %inside, %mine, %count;
+  add.u64 %address, %flags, %mine;
+  @%inside ld.global.u8 %flag, [%address];
+  setp.ne.u32 %dead, %flag, 1;
+  bar.red.or.pred %dead, 0, %dead;
+  @!%dead ret;
+
+  cvt.u64.u32 %end, %threads;
+  add.u64 %end, %row, %end;
+  min.u64 %end, %end, %count;
+  ld.param.u64 %rows, [rows];
+  cvta.to.global.u64 %rows, %rows;
   ld.param.u64 %bytes, [row_bytes];
-  mad.lo.u64 %address, %row, %bytes, %address;
-  cvta.to.global.u64 %address, %address;
+  mul.wide.u32 %begin, %thread, 16;
+  mul.wide.u32 %step, %threads, 16;
+
+next_row:
+  add.u64 %address, %flags, %row;
+  ld.global.u8 %flag, [%address];
+  setp.eq.u32 %live, %flag, 1;
+  @%live bra row_done;
   setp.eq.u32 %dead, %flag, 0;
   selp.b32 %word, 0, 0xffffffff, %dead;
-  mov.u32 %thread, %tid.x;
-  mul.wide.u32 %i, %thread, 16;
-  mov.u32 %threads, %ntid.x;
-  mul.wide.u32 %step, %threads, 16;
-  add.u64 %address, %address, %i;
-next:
+  mad.lo.u64 %address, %row, %bytes, %rows;
+  add.u64 %address, %address, %begin;
+  mov.u64 %i, %begin;
+next_word:
   setp.ge.u64 %done, %i, %bytes;
-  @%done ret;
+  @%done bra row_done;
   st.global.v4.u32 [%address], {%word, %word, %word, %word};
   add.u64 %address, %address, %step;
   add.u64 %i, %i, %step;
-  bra next;
+  bra next_word;
+row_done:
+  add.u64 %row, %row, 1;
+  setp.lt.u64 %inside, %row, %end;
+  @%inside bra next_row;
+  ret;
 }
 )";
 
@@ -96,9 +124,9 @@ Status clear_rows(void* rows, const void* flags, int64_t count, int64_t row_byte
   static auto* launch = driver_symbol<Launch>("cuLaunchKernel");
   if (!launch) return {Code::kDevice, "the CUDA driver cannot launch kernels"};
   const Function function = loaded[device_ordinal].load(std::memory_order_acquire);
-  void* arguments[] = {&rows, &flags, &row_bytes};
-  const int status = launch(function, static_cast<unsigned>(count), 1, 1, kThreads, 1, 1, 0, stream,
-                            arguments, nullptr);
+  void* arguments[] = {&rows, &flags, &row_bytes, &count};
+  const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
+  const int status = launch(function, blocks, 1, 1, kThreads, 1, 1, 0, stream, arguments, nullptr);
   return status == 0 ? Status{} : failed("cuLaunchKernel", status);
 }
 

@@ -46,6 +46,9 @@ def test_names_what_the_library_looks_up():
     """By its name, with parameters in the order in which clear_rows passes them."""
     text = SOURCE.read_text()
     (name,) = re.findall(r'find\(&function, module, "(\w+)"\)', text)
-    (passed,) = re.findall(r"arguments\[\] = \{&(\w+), &(\w+), &(\w+)\}", text)
-    parameters = re.search(rf"\.entry {name}\((.*?)\)", kernel())
-    assert parameters and tuple(re.findall(r"\.param \.u64 (\w+)", parameters[1])) == passed
+    (passed,) = re.findall(r"arguments\[\] = \{(.*)\}", text)
+    parameters = re.search(rf"\.entry {name}\((.*?)\)", kernel(), re.DOTALL)
+    assert parameters
+    assert [f"&{x}" for x in re.findall(r"\.param \.u64 (\w+)", parameters[1])] == passed.split(
+        ", "
+    )

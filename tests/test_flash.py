@@ -118,7 +118,15 @@ def test_who_is_faster_at_a_call_computes_it():
     assert chosen(*arrays(1024, 1024), **causal) == ("flash", "flash")
     assert chosen(*arrays(1024, 1024), **causal, implementation="cudnn") == ("cudnn", "cudnn")
     assert chosen(*arrays(1, 4096)) == ("cudnn", "cudnn")  # who splits the keys of one query
-    assert chosen(*arrays(1024, 1024, h=192, v=128), **causal) == ("flash", "cudnn")
+    assert chosen(*arrays(1024, 1024, b=16)) == ("cudnn", "flash")  # short, and of many rows
+    assert chosen(*arrays(2048, 2048, h=192, v=128), **causal) == ("cudnn", "cudnn")
+    assert chosen(*arrays(8192, 8192, h=192, v=128), **causal) == ("flash", "cudnn")
+    for count, name in ((16, "flash"), (64, "cudnn")):
+        packed = {"cu_seqlens_q": jax.ShapeDtypeStruct((count + 1,), jnp.int32)}
+        packed |= {"cu_seqlens_kv": packed["cu_seqlens_q"]}
+        qkv = [jax.ShapeDtypeStruct((16384, n, 128), jnp.bfloat16) for n in (8, 2, 2)]
+        longest = dict.fromkeys(("max_seqlen_q", "max_seqlen_kv"), 4096)
+        assert chosen(*qkv, **packed, **longest, **causal) == (name, name)
     assert chosen(*arrays(1024, 1024), logits_soft_cap=30.0, **causal) == ("cudnn", "cudnn")
     # As it is, or by cuDNN: a sink is put in afterwards only where that refuses the call.
     sinks = jax.ShapeDtypeStruct((8,), jnp.float32)

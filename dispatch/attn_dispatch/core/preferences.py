@@ -13,6 +13,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.consider import reasons_as_it_is
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
+from attn_dispatch.semantics.row_ids import most_sequences
 
 _SEQUENCES = ("lengths", "segment ids", "cu_seqlens")
 _TILE = 128
@@ -49,6 +50,8 @@ def _is_faster(name: str, spec: AttentionSpec, device: Device) -> bool:
         "tiles": spec.batch * spec.num_heads * -(-spec.seq_len_q // _TILE),
         "keys": spec.seq_len_kv,
         "keys_per_query": spec.seq_len_kv / spec.seq_len_q,
+        "queries_per_sequence": spec.seq_len_q / (most_sequences(spec) or 1),
+        "head_dim": spec.head_dim,
         "lse_grad": spec.has("lse_grad"),
         "same_head_dims": spec.head_dim == spec.head_dim_v,
     }
