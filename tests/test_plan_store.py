@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import subprocess
@@ -106,6 +107,25 @@ def test_what_was_read_is_what_was_planned(folder):
 def test_switched_off_nothing_is_kept(folder, monkeypatch):
     monkeypatch.setenv(plan_store.FOLDER, plan_store.OFF)
     assert [builds(), builds()] == [1, 1] and not folder.exists()
+
+
+def test_by_default_they_are_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.delenv(plan_store.FOLDER)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert [builds(), builds()] == [1, 0]
+    assert len(list((tmp_path / "cache" / "attn-dispatch" / "plans").iterdir())) == 1
+
+
+def test_a_device_is_one_whichever_cudnn_described_it(folder):
+    """9.28 reports properties that 9.19 does not."""
+    properties = json.loads(SM90)
+    more = {"memoryBusWidth", "smCountOrigin", "oversizedSharedMemoryPerBlock"}
+    assert more < properties.keys()
+    backend: Any = cudnn_library.find().backend
+    older = json.dumps({x: y for x, y in properties.items() if x not in more} | {"pciDeviceId": 6})
+    assert backend.plan_key(call(0), older) == backend.plan_key(call(0), SM90)
+    other = json.dumps(properties | {"multiProcessorCount": 66})
+    assert backend.plan_key(call(0), other) != backend.plan_key(call(0), SM90)
 
 
 def cut(file: Path) -> None:
