@@ -71,7 +71,9 @@ def plans_folder() -> Path | None:
     named = os.environ.get(FOLDER)
     if named == OFF:
         return None
-    return Path(named) if named else platformdirs.user_cache_path("attn-dispatch") / "plans"
+    if named:
+        return Path(named).expanduser()
+    return platformdirs.user_cache_path("attn-dispatch") / "plans"
 
 
 def _read(file: Path) -> str | None:
