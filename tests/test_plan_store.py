@@ -116,6 +116,14 @@ def test_by_default_they_are_in_the_users_cache(monkeypatch, tmp_path):
     assert len(list((tmp_path / "cache" / "attn-dispatch" / "plans").iterdir())) == 1
 
 
+def test_a_folder_may_be_named_from_the_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(plan_store.FOLDER, "~/plans")
+    assert plan_store.plans_folder() == tmp_path / "plans"
+    monkeypatch.setenv(plan_store.FOLDER, "~nobody-of-this-name/plans")
+    assert plan_store.plans_folder() == Path("~nobody-of-this-name/plans")
+
+
 def test_a_device_is_one_whichever_cudnn_described_it(folder):
     """9.28 reports properties that 9.19 does not."""
     properties = json.loads(SM90)

@@ -72,7 +72,7 @@ def plans_folder() -> Path | None:
     if named == OFF:
         return None
     if named:
-        return Path(named).expanduser()
+        return Path(os.path.expanduser(named))
     return platformdirs.user_cache_path("attn-dispatch") / "plans"
 
 
