@@ -48,6 +48,15 @@ def test_it_is_the_call_that_will_be_lowered_under_the_same_settings(planned):
     assert thread is not threading.current_thread()
 
 
+def test_where_no_thread_can_be_had_it_is_planned_later(planned, monkeypatch):
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    ahead.plan_backward(FORWARD, GPU)
+    assert planned == []
+
+
 @pytest.mark.parametrize(
     ("spec", "device"),
     [

@@ -74,7 +74,8 @@ def test_a_call_is_what_it_would_be_in_python(file):
         (json.dumps([DENSE, DENSE | {"causal": True}]), "call 2: got an unexpected keyword"),
         (json.dumps([DENSE | {"key": "bfloat16[2,256,3,64]"}]), "call 1: "),
         (json.dumps([DENSE | {"key": "bfloat17[2,256,2,64]"}]), "bfloat17"),
-        (json.dumps([DENSE | {"key": "the key"}]), "call 1: "),
+        (json.dumps([DENSE | {"key": "the key"}]), "call 1: key: expected an array as 'bfloat16[2"),
+        (json.dumps([DENSE | {"mask": "bool[b,1,1,8]"}]), "call 1: mask: expected an array as"),
     ],
 )
 def test_what_is_no_call_is_told(file, content, said):
@@ -91,6 +92,9 @@ def test_there_must_be_something_to_plan_for(file, folder, monkeypatch):
             main(["plan", *target, str(file)])
     monkeypatch.setenv(plan_store.FOLDER, plan_store.OFF)
     with pytest.raises(SystemExit, match="plans are not kept"):
+        main(["plan", "--target", "sm90", str(file)])
+    monkeypatch.setenv(plan_store.FOLDER, str(file / "plans"))
+    with pytest.raises(SystemExit, match="plans cannot be kept in"):
         main(["plan", "--target", "sm90", str(file)])
     with pytest.raises(SystemExit, match="No such file"):
         main(["plan", "--target", "sm90", str(file.with_name("none"))])

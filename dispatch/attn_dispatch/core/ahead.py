@@ -30,4 +30,5 @@ def plan_backward(spec: AttentionSpec, device: Device) -> None:
         with contextlib.suppress(Exception), settings.restored(surroundings):
             select.plan(backward, device)
 
-    threading.Thread(target=run, name="attn_dispatch planning").start()
+    with contextlib.suppress(RuntimeError):  # no more threads: it is planned when it is lowered
+        threading.Thread(target=run, name="attn_dispatch planning").start()

@@ -73,7 +73,7 @@ def _attends(
 def each_query_attends(spec: AttentionSpec) -> bool:
     """Whether each query is known, before the call is run, to attend to some key.
 
-    Then no lse is -inf, whatever finite numbers the arrays hold.
+    Then no lse is -inf, unless scores are: products of query and key beyond float32's range.
     """
     return set(features_of(spec)) <= _LEAVE_ALL_ROWS and _reaches_all_rows(spec)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from attn_dispatch.tuning.written import FORMAT, calls_in
 _DESCRIPTION = """\
 Plan attention calls and keep the plans in a folder, where the processes that make those calls find
 them: on a login node, or while an image is built. No GPU is needed. Each call is planned as it is,
-and as its forward and backward pass in training.
+and as its forward and backward pass in training, for the gradients of all arrays that have one and
+none through lse. On several devices a call is planned as each of them has it: write down the shard.
 
 The processes must have the same cuDNN, attn_dispatch and CUDA driver versions, and the very kind of
 GPU that the target names; else they plan anew.
@@ -55,6 +57,12 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(f"error: only cuDNN plans ahead, and this is {device}; name a --target")
     if folder is None:
         raise SystemExit(f"error: {plan_store.FOLDER}={plan_store.OFF}: plans are not kept")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="begun-"):
+            pass
+    except OSError as error:
+        raise SystemExit(f"error: plans cannot be kept in {folder}: {error}") from error
     print(f"plans for {device} are kept in {folder}")
     is_refused = False
     for written, spec in calls:

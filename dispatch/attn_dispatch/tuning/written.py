@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.api import spec_of
+from attn_dispatch.call.arguments import ARRAY_ARGUMENTS
 from attn_dispatch.call.spec import AttentionSpec
 
 FORMAT = """\
@@ -56,6 +57,11 @@ def _arguments(call: dict[str, Any]) -> dict[str, Any]:
         # What was one array is one: whether lengths are alike goes by that.
         if isinstance(value, str) and isinstance(arguments.get(value), jax.ShapeDtypeStruct):
             arguments[name] = arguments[value]
+        elif isinstance(value, str) and name in ARRAY_ARGUMENTS:
+            raise ValueError(
+                f"{name}: expected an array as 'bfloat16[2,128,8,64]', or the name of another "
+                f"argument that is one, got {value!r}"
+            )
     return arguments
 
 
