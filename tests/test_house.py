@@ -22,7 +22,7 @@ FLOORS = (
         "conformance",
         "implementation",
         "mods",
-        "tuning",
+        "planning",
     ),
     ("core",),
     ("cudnn", "flash", "aiter", "xla"),

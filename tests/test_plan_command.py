@@ -14,7 +14,7 @@ import attn_dispatch
 from attn_dispatch import api
 from attn_dispatch.cli import main
 from attn_dispatch.cudnn import plan_store
-from attn_dispatch.tuning.written import calls_in
+from attn_dispatch.planning.written import calls_in
 from backend import needs_cudnn
 
 DENSE = {

@@ -14,7 +14,7 @@ from attn_dispatch.bench import command as bench
 from attn_dispatch.conformance import command as verify
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import device_for, parse, platform_of
-from attn_dispatch.tuning import plan
+from attn_dispatch.planning import plan
 
 
 def main(arguments: list[str] | None = None) -> None:

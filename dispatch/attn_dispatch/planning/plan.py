@@ -13,7 +13,7 @@ from attn_dispatch.core import select
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
-from attn_dispatch.tuning.written import FORMAT, calls_in
+from attn_dispatch.planning.written import FORMAT, calls_in
 
 _DESCRIPTION = """\
 Plan attention calls and keep the plans in a folder, where the processes that make those calls find
