@@ -91,7 +91,7 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(ffi::Dictionary attributes) 
   if (!spec.ok()) return ffi::Unexpected(to_ffi(spec.status));
   auto properties = device_properties(first_local_device);
   if (!properties.ok()) return ffi::Unexpected(to_ffi(properties.status));
-  auto plan = plan_for(spec.value, properties.value);
+  auto plan = plan_to_run(spec.value, properties.value);
   if (!plan.ok()) return ffi::Unexpected(to_ffi(plan.status));
   return std::make_unique<CallSite>(std::move(spec.value));
 }

@@ -137,6 +137,17 @@ PYBIND11_MODULE(_cuda, m) {
       },
       py::arg("attributes"), py::arg("device_properties"), py::arg("line"),
       "Take such a line for the plan of a call; a CudnnError if it is not.");
+  m.def(
+      "engines",
+      [](const py::dict& attributes, const std::string& properties) {
+        const SdpaSpec spec = spec_from(attributes);
+        py::gil_scoped_release release;
+        Result<std::string> engines = engines_for(spec, properties);
+        py::gil_scoped_acquire acquire;
+        return value_or_throw(std::move(engines));
+      },
+      py::arg("attributes"), py::arg("device_properties"),
+      "The engines that cuDNN proposes for a call and the values of their knobs, as JSON.");
   m.def("plan_cache_stats", [] {
     const CacheStats stats = plan_cache_stats();
     py::dict result;

@@ -2,6 +2,7 @@
 
 #include <cudnn_frontend.h>
 
+#include "engine.h"
 #include "failure.h"
 #include "graph.h"
 #include "known_bad.h"
@@ -96,7 +97,8 @@ bool from_hex(const std::string& text, std::vector<uint8_t>& bytes) {
   return true;
 }
 
-PlanResult build_plan(const SdpaSpec& spec, const std::string& properties_json, std::string key) {
+// The graph of a spec, as far as cuDNN has checked it and not yet chosen an engine.
+Result<SdpaGraph> checked_graph(const SdpaSpec& spec, const std::string& properties_json) {
   const Json facts = Json::parse(properties_json);
   const auto sm = facts.at("deviceVer").get<int32_t>() / 10;
   std::string known_bad;
@@ -115,8 +117,26 @@ PlanResult build_plan(const SdpaSpec& spec, const std::string& properties_json, 
   ATTN_RETURN_IF_ERROR(from_cudnn(graph.validate(), Code::kUnsupported, "cuDNN refuses the graph"));
   ATTN_RETURN_IF_ERROR(
       from_cudnn(graph.build_operation_graph(), Code::kUnsupported, "cuDNN refuses the graph"));
-  ATTN_RETURN_IF_ERROR(from_cudnn(graph.create_execution_plans({fe::HeurMode_t::A}),
-                                  Code::kUnsupported, "cuDNN has no engine for it"));
+  return made;
+}
+
+// The engines that the heuristics propose, or the one that is asked for, as plans of the graph.
+Status propose(fe::graph::Graph& graph, const std::string& engine_words) {
+  constexpr char kNone[] = "cuDNN has no engine for it";
+  if (engine_words.empty()) {
+    return from_cudnn(graph.create_execution_plans({fe::HeurMode_t::A}), Code::kUnsupported, kNone);
+  }
+  auto engine = engine_of(engine_words);
+  if (!engine.ok()) return engine.status;
+  return from_cudnn(graph.create_execution_plan(engine.value.id, engine.value.knobs),
+                    Code::kUnsupported, "cuDNN refuses the engine");
+}
+
+PlanResult build_plan(const SdpaSpec& spec, const std::string& properties, std::string key) {
+  auto made = checked_graph(spec, properties);
+  if (!made.ok()) return made.status;
+  fe::graph::Graph& graph = *made.value.graph;
+  ATTN_RETURN_IF_ERROR(propose(graph, spec.engine));
   ATTN_RETURN_IF_ERROR(
       from_cudnn(graph.check_support(), Code::kUnsupported, "cuDNN has no engine for it"));
   const std::string proposed = std::to_string(graph.get_execution_plan_count());
@@ -184,10 +204,18 @@ PlanResult plan_for(const SdpaSpec& spec, const std::string& properties) {
   });
 }
 
+PlanResult plan_to_run(const SdpaSpec& spec, const std::string& properties) {
+  auto plan = plan_for(spec, properties);
+  if (plan.ok() || spec.engine.empty() || plan.status.may_pass()) return plan;
+  SdpaSpec untuned = spec;
+  untuned.engine.clear();
+  return plan_for(untuned, properties);
+}
+
 LoadedResult load_for(const SdpaSpec& spec, int32_t device_ordinal) {
   auto properties = device_properties(device_ordinal);
   if (!properties.ok()) return properties.status;
-  auto plan = plan_for(spec, properties.value);
+  auto plan = plan_to_run(spec, properties.value);
   if (!plan.ok()) return plan.status;
   const std::string key = plan.value->key + " on device " + std::to_string(device_ordinal);
   return loaded_cache().get(key, [&]() -> LoadedResult {
@@ -207,6 +235,16 @@ Result<std::string> plan_key(const SdpaSpec& spec, const std::string& properties
     return spec.key() + "cudnn=" + std::to_string(cudnn_version()) +
            " frontend=" + std::to_string(CUDNN_FRONTEND_VERSION) + " made by " ATTN_SOURCES + ' ' +
            device_kind(parsed);
+  });
+}
+
+Result<std::string> engines_for(const SdpaSpec& spec, const std::string& properties) {
+  if (!cudnn_version()) return Status{Code::kLibrary, "cuDNN is not loaded"};
+  return guarded([&]() -> Result<std::string> {
+    auto made = checked_graph(spec, properties);
+    if (!made.ok()) return made.status;
+    ATTN_RETURN_IF_ERROR(propose(*made.value.graph, ""));
+    return engines_of(*made.value.graph);
   });
 }
 

@@ -54,10 +54,18 @@ Result<std::string> device_properties(int32_t device_ordinal);
 Result<std::shared_ptr<const Plan>> plan_for(const SdpaSpec& spec,
                                              const std::string& device_properties);
 
-// The plan for a spec on a device of this process, loaded there.
+// The same, or where the spec names an engine that there is not: that of cuDNN's heuristics. A
+// program may have been lowered for another version of cuDNN.
+Result<std::shared_ptr<const Plan>> plan_to_run(const SdpaSpec& spec,
+                                                const std::string& device_properties);
+
+// The plan to run for a spec on a device of this process, loaded there.
 Result<std::shared_ptr<const LoadedPlan>> load_for(const SdpaSpec& spec, int32_t device_ordinal);
 
 CacheStats plan_cache_stats();
+
+// The engines that cuDNN proposes for a spec, whatever engine that names: see engines_of.
+Result<std::string> engines_for(const SdpaSpec& spec, const std::string& device_properties);
 
 // For keeping plans elsewhere, cudnn/plan_store.py.
 

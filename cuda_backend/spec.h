@@ -51,7 +51,8 @@ struct Text : std::string {
   FIELD(bool, needs_keep)       /* forward: write the dropout mask */           \
   FIELD(bool, deterministic)    /* the same bits in every call */               \
   FIELD(bool, needs_dbias)      /* backward */                                  \
-  FIELD(bool, clears_rows)      /* flags of rows are operands */
+  FIELD(bool, clears_rows)      /* flags of rows are operands */                \
+  FIELD(Text, engine)           /* engine.h; "": the heuristics' */
 // clang-format on
 
 struct SdpaSpec {

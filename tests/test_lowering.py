@@ -140,6 +140,7 @@ def test_custom_calls_say_what_they_compute():
         "bias_rows": "1 : i64", "has_sinks": "false", "dropout_rate": "0.000000e+00 : f32",
         "needs_lse": "true", "needs_max": "false", "needs_keep": "false",
         "deterministic": "false", "needs_dbias": "false", "clears_rows": "false",
+        "engine": '""',
     }  # fmt: skip
     found = re.search(r"mhlo.backend_config = \{(.*?)\}", text)
     assert found and set(found[1].split(", ")) == {f"{k} = {v}" for k, v in attributes.items()}

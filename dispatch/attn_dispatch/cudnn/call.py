@@ -68,6 +68,8 @@ class CudnnCall:
     """Every result has the same bits in every call."""
     needs_dbias: bool
     clears_rows: bool
+    engine: str = ""
+    """One of cuDNN's with its knobs, "6 KERNEL_CFG=2 STREAM_K=1"; "": what its heuristics take."""
 
     @property
     def is_packed(self) -> bool:

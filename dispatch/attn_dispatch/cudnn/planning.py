@@ -66,6 +66,9 @@ class PlanningProcess:
     def import_plan(self, attributes: Mapping[str, Any], device_properties: str, line: str) -> None:
         self._ask_loaded("import_plan", dict(attributes), device_properties, line)
 
+    def engines(self, attributes: Mapping[str, Any], device_properties: str) -> str:
+        return self._ask_loaded("engines", dict(attributes), device_properties)
+
     def cudnn_version(self) -> int:
         return self._ask_loaded("cudnn_version")
 
