@@ -22,8 +22,9 @@ _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"
 def pytest_configure(config):
     """All but the GPU suite, asked for by name, runs on the CPU, on machines with a GPU too."""
     _take_own_cores(config)
-    # Plans that another version has made must not make tests pass, nor fill the user's folder.
+    # What another version has kept must not make tests pass, nor theirs fill the user's folder.
     os.environ.setdefault("ATTN_DISPATCH_PLANS", "off")
+    os.environ.setdefault("ATTN_DISPATCH_WINNERS", "off")
     paths = [pathlib.Path(argument.split("::")[0]).resolve() for argument in config.args]
     if any(path == _GPU_SUITE or _GPU_SUITE in path.parents for path in paths):
         return

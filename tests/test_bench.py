@@ -25,7 +25,7 @@ from attn_dispatch.bench.peers.jax_nn import JaxNn
 from attn_dispatch.bench.peers.ours import PEERS as OURS
 from attn_dispatch.bench.peers.peer import Call, JaxPeer
 from attn_dispatch.bench.report import CellResults, Report
-from attn_dispatch.bench.timing import orders, turns
+from attn_dispatch.core.tuning.timing import orders, turns
 
 TINY = Cell("tiny", "d8 causal", 1, 16, 2, 1, 8, 8)
 DOCUMENTS = Cell("packed", "tiny documents", 1, 12, 2, 1, 8, 8, lengths=(5, 1, 6), longest=8)

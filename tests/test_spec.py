@@ -155,7 +155,7 @@ _CHANGES = (
     {"same_lengths": True},
     {"max_segments": 4}, {"needs_max": True}, {"needs_keep": True}, {"partner": OPTIONS},
     {"derivative": "forward-mode derivative"},
-    {"differentiated": ("query",)},
+    {"differentiated": ("query",)}, {"engine": "6 STREAM_K=1"},
 )  # fmt: skip
 
 

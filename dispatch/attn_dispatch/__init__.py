@@ -13,7 +13,7 @@ from attn_dispatch.core.explanation import Explanation
 from attn_dispatch.cudnn import register as register_cudnn_calls
 from attn_dispatch.devices.target import target
 from attn_dispatch.flash import register as register_flash_calls
-from attn_dispatch.settings import fallback, rewrites, sharded_dropout
+from attn_dispatch.settings import fallback, rewrites, sharded_dropout, tuning
 from attn_dispatch.warning import (
     AttentionConventionWarning,
     AttentionFallbackWarning,
@@ -38,4 +38,5 @@ __all__ = [
     "rewrites",
     "sharded_dropout",
     "target",
+    "tuning",
 ]

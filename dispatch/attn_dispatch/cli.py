@@ -14,7 +14,7 @@ from attn_dispatch.bench import command as bench
 from attn_dispatch.conformance import command as verify
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import device_for, parse, platform_of
-from attn_dispatch.planning import plan
+from attn_dispatch.planning import plan, tune
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     verify.add_parser(commands)
     bench.add_parser(commands)
     plan.add_parser(commands)
+    tune.add_parser(commands)
     chosen = parser.parse_args(arguments)
     chosen.run(chosen)
 

@@ -31,6 +31,8 @@ class Settings:
     """Run calls that a kernel refuses rewritten (core/rewrites)."""
     first_rewrite: str | None = None
     """Take this one to begin with, whether or not the kernel refuses the call: to test it."""
+    tuning_seconds: float | None = None
+    """How long a call that is lowered may be tuned (core/tuning); None: it is not."""
 
 
 _context = jax.make_user_context(None)
@@ -141,4 +143,31 @@ def rewrites(wanted: bool) -> Iterator[None]:
     if not isinstance(wanted, bool):
         raise ValueError(f"rewrites: expected a bool, got {wanted!r}")
     with override(rewrites=wanted):
+        yield
+
+
+@contextmanager
+def tuning(seconds: float = 30.0) -> Iterator[None]:
+    """Within the block, find out on the device what runs each call fastest, and keep it.
+
+    When a call is compiled for which nothing is kept, everything that can run it is run on random
+    arrays: each implementation, and of cuDNN's engines those that it proposes and their like. What
+    gives other numbers than the untuned choice is left out, the rest is timed, and the fastest is
+    kept in a file, for this device and these versions of the libraries. Whatever makes the call
+    later finds it there, in other processes as well; `explain` shows it. Forward and backward pass
+    are tuned apart. Calls with dropout are not tuned: both passes must draw the same mask.
+
+    Arrays of the call's size are made beside what the program holds already. The environment
+    variable ATTN_DISPATCH_WINNERS names the file.
+
+    Args:
+      seconds: after so many, no more engines are tried for a call in one direction.
+
+    Raises:
+      ValueError: for anything but a positive number of seconds.
+    """
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds < float("inf"):
+        raise ValueError(f"seconds: expected a positive number, got {seconds!r}")
+    with override(tuning_seconds=float(seconds)):
         yield

@@ -72,6 +72,10 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     return Plan(engine, workspace_bytes(call, kernel))
 
 
+def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    return ()
+
+
 def unusable_reason(device: Device) -> str:
     return "; ".join(_unsupported_device(device))
 

@@ -11,7 +11,7 @@ import jax
 
 from attn_dispatch.bench.arrays import Arrays
 from attn_dispatch.bench.device_time import busy_seconds
-from attn_dispatch.bench.timing import seconds_per_call
+from attn_dispatch.core.tuning.timing import seconds_per_call
 
 
 class JaxProgram:

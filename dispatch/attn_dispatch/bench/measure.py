@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from attn_dispatch.bench.arrays import Arrays
 from attn_dispatch.bench.cells import Cell
 from attn_dispatch.bench.peers.peer import Peer, Program, first_line
-from attn_dispatch.bench.timing import orders, turns
+from attn_dispatch.core.tuning.timing import orders, turns
 
 MOST_DIFFERENCE = 0.1
 """Of the largest number of a result. What differs by more is another computation, and not timed."""

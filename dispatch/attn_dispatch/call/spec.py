@@ -102,6 +102,9 @@ class AttentionOptions:
     """True where the pair may attend, the other masks allowing."""
     implementation: tuple[str, ...] = ()
     """The caller's preference list; empty means the best available for the platform."""
+    engine: str = ""
+    """Which engine of the implementation's, in its own words, where tuning found one that is faster
+    than what it takes by itself: only in what `core/select` asks an implementation."""
     needs_lse: bool = False
     """Forward: lse is wanted, by the caller or as a residual."""
     needs_max: bool = False

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import jax
 from jaxlib.version import __version__ as JAXLIB_VERSION
 
-from attn_dispatch._version import __version__
 from attn_dispatch.call.spec import AttentionSpec, as_partners, backward_options
 from attn_dispatch.core import select
 from attn_dispatch.core.mask_share import MaskShare
@@ -59,6 +58,8 @@ class Explanation:
                     plan = verdict.plan
                     text = f"runs: {plan.engine}, workspace {plan.workspace_bytes:,} bytes"
                     lines.extend(_wrapped(label, text))
+                    if verdict.tuned is not None:
+                        lines.extend(_wrapped(" " * len(label) + "tuned:     ", str(verdict.tuned)))
                     for rewrite in verdict.rewrites:
                         lines.extend(_wrapped(" " * len(label) + "rewritten: ", rewrite))
                     for reason in map(with_remedy, verdict.reasons_as_it_is):
@@ -94,13 +95,8 @@ def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> 
 
 
 def _versions(device: Device) -> tuple[tuple[str, str], ...]:
-    versions = [
-        ("attn_dispatch", __version__),
-        ("jax", jax.__version__),
-        ("jaxlib", JAXLIB_VERSION),
-    ]
-    ran_there = (x.version() for x in select.implementations() if x.PLATFORM == device.platform)
-    return (*versions, *(version for version in ran_there if version))
+    ours, *vendors = select.versions(device).items()
+    return (ours, ("jax", jax.__version__), ("jaxlib", JAXLIB_VERSION), *vendors)
 
 
 def _first_eligible(verdicts: tuple[select.Verdict, ...]) -> str | None:

@@ -26,6 +26,7 @@ from attn_dispatch.core.explicit import explicit_lowering, is_explicit
 from attn_dispatch.core.jax_compat import batching, mlir
 from attn_dispatch.core.partitioning import partitioned
 from attn_dispatch.core.shards import Bind, whole_call
+from attn_dispatch.core.tuning import contest
 from attn_dispatch.core.unsplit import say_exported
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import device_for
@@ -115,6 +116,8 @@ def _lower(
     # The default rule serves whatever platform has no rule of its own; ctx knows which.
     platform = platform or jax_compat.platforms_of(ctx)[0]
     with settings.restored(surroundings):
+        if surroundings.tuning_seconds is not None:
+            contest.hold(AttentionSpec.of(ctx.avals_in, options), device_for(platform))
         compute = partial(_compute, options=options, platform=platform)
         return jax_compat.lower_as(compute, ctx, operands)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from attn_dispatch import aiter, cudnn, flash, settings, xla
+from attn_dispatch._version import __version__
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import told
 from attn_dispatch.core.consider import FORMULAS, GOES_BACK, consider, mask_of, reasons_as_it_is
@@ -15,6 +16,8 @@ from attn_dispatch.core.preferences import in_order
 from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.core.rewrites import Chain, Compute
 from attn_dispatch.core.rewrites.rewrite import changed, for_
+from attn_dispatch.core.tuning import winners
+from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.extra import installed
 from attn_dispatch.devices.implementation import Implementation, Plan
@@ -45,6 +48,8 @@ class Verdict:
     """What is done to the call before the kernel runs it; see core/rewrites."""
     reasons_as_it_is: tuple[str, ...] = ()
     """What speaks against the call as it is, where it runs rewritten."""
+    tuned: Winner | None = None
+    """What tuning found, where that is why it is chosen."""
 
     @property
     def is_eligible(self) -> bool:
@@ -61,10 +66,10 @@ def named(name: str) -> Implementation:
     return next(x for x in implementations() if x.NAME == name)
 
 
-def verdicts(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
+def verdicts(call: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
     """The verdict of every implementation on this call, in order of preference."""
     result = []
-    for implementation in _preferred(spec, device):
+    for implementation, spec in _in_turn(call, device):
         reasons, chain = consider(implementation, spec, device)
         if reasons:
             result.append(Verdict(implementation.NAME, reasons, None))
@@ -74,7 +79,8 @@ def verdicts(spec: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
         is_chosen = not any(verdict.is_eligible for verdict in result)
         drawer = _drawer(implementation, spec, device) if is_chosen else None
         names = chain.names if drawer is None else (_under_mask_of(drawer),)
-        result.append(Verdict(implementation.NAME, (), plan, names, as_it_is))
+        tuned = winner(call, device) if spec is not call else None
+        result.append(Verdict(implementation.NAME, (), plan, names, as_it_is, tuned))
     return tuple(result)
 
 
@@ -133,6 +139,40 @@ def choose(spec: AttentionSpec, device: Device) -> Choice:
     return choice
 
 
+def winner(spec: AttentionSpec, device: Device) -> Winner | None:
+    """What tuning found to be the fastest for the call, if it is known and runs it here."""
+    found = winners.find(spec, device, versions)
+    if found is None or found.implementation not in (spec.options.implementation or names()):
+        return None
+    if settings.current().fallback == "error" and named(found.implementation).PLATFORM is None:
+        return None
+    return found if by_engine(spec, device, found.implementation, found.engine) else None
+
+
+def able(spec: AttentionSpec, device: Device) -> list[Choice]:
+    """Everything among which tuning may choose, what is chosen without it first: of a list of the
+    caller's what is chosen alone."""
+    choices = []
+    for implementation in _preferred(spec, device):
+        if implementation.PLATFORM in (None, device.platform):
+            choice = by_engine(spec, device, implementation.NAME, "")
+            choices += [choice] if choice else []
+    return choices[:1] if spec.options.implementation else choices
+
+
+def by_engine(spec: AttentionSpec, device: Device, name: str, engine: str) -> Choice | None:
+    """The call by this engine of an implementation, None if that cannot run it."""
+    implementation = named(name)
+    reasons, chain = consider(implementation, _with_engine(spec, engine), device)
+    return None if reasons else Choice(implementation, chain)
+
+
+def versions(device: Device) -> dict[str, str]:
+    """This package's and those of the libraries that have a part in the choice for a device."""
+    found = (x.version() for x in implementations() if x.PLATFORM == device.platform)
+    return {"attn_dispatch": __version__, **dict(version for version in found if version)}
+
+
 def plan(spec: AttentionSpec, device: Device) -> None:
     """Have whatever `choose` would choose plan the call, and say nothing about it."""
     _first_able(spec, device)
@@ -147,11 +187,11 @@ class _Found:
     """Whether one of them was expected to run it."""
 
 
-def _first_able(spec: AttentionSpec, device: Device) -> _Found:
+def _first_able(call: AttentionSpec, device: Device) -> _Found:
     """The first implementation in order of preference that can run this call."""
     refused: dict[str, tuple[str, ...]] = {}
-    is_open, is_missed = not spec.options.implementation, False
-    for implementation in _preferred(spec, device):
+    is_open, is_missed = not call.options.implementation, False
+    for implementation, spec in _in_turn(call, device):
         if is_open and implementation.PLATFORM not in (None, device.platform):
             continue  # the other vendor's: nobody expected it here
         if is_open and _is_not_missed(implementation, device):
@@ -221,6 +261,20 @@ def _under_mask_of(drawer: Choice) -> str:
 def _is_not_missed(implementation: Implementation, device: Device) -> bool:
     """Whether it is an extra that is not installed, or of no use here: nobody expected it."""
     return implementation.IS_EXTRA and bool(implementation.unusable_reason(device))
+
+
+def _in_turn(spec: AttentionSpec, device: Device) -> list[tuple[Implementation, AttentionSpec]]:
+    """Who is asked, in order of preference, and about which call: what tuning found comes first."""
+    preferred = _preferred(spec, device)
+    if (found := winner(spec, device)) is None:
+        return [(x, spec) for x in preferred]
+    first = named(found.implementation)
+    others = [(x, spec) for x in preferred if x is not first]
+    return [(first, _with_engine(spec, found.engine)), *others]
+
+
+def _with_engine(spec: AttentionSpec, engine: str) -> AttentionSpec:
+    return replace(spec, options=replace(spec.options, engine=engine))
 
 
 def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:

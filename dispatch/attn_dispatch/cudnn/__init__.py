@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from types import ModuleType
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn import arrays as cudnn_arrays
+from attn_dispatch.cudnn import engines as cudnn_engines
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.cudnn import rules as cudnn_rules
@@ -51,6 +52,19 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...
 def plan(spec: AttentionSpec, device: Device) -> Plan:
     """cuDNN's engine with its knobs, and the workspace of the custom call in bytes."""
     return _must_plan(spec, device).plan
+
+
+def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    """Those that its heuristics propose, and those that differ from one in a single knob.
+
+    None for a deterministic backward pass, whose engine the frontend chooses.
+    """
+    planned = _untuned(spec, device)
+    if isinstance(planned, str) or (spec.is_backward and spec.options.deterministic_backward):
+        return ()
+    properties = cudnn_library.find().device_properties(device)
+    found = _backend().engines(asdict(planned.call), properties)
+    return cudnn_engines.like(spec.options.engine, found)
 
 
 def unusable_reason(device: Device) -> str:
@@ -133,6 +147,21 @@ class _Planned:
 
 
 def _planned(spec: AttentionSpec, device: Device) -> _Planned | str:
+    """The call as cuDNN runs it, by the engine that is asked for, or why it does not."""
+    untuned = _untuned(spec, device)
+    if isinstance(untuned, str) or not spec.options.engine:
+        return untuned
+    backend, call = _backend(), replace(untuned.call, engine=spec.options.engine)
+    properties = cudnn_library.find().device_properties(device)
+    try:
+        engine, workspace_bytes = plan_store.plan(backend, asdict(call), properties)
+    except backend.CudnnError as error:
+        return f"engine {call.engine}: {error} (cuDNN {cudnn_library.find().version_text})"
+    # Enough for the untuned plan as well, which runs where another cuDNN lacks the engine.
+    return _Planned(call, Plan(engine, max(workspace_bytes, untuned.plan.workspace_bytes)))
+
+
+def _untuned(spec: AttentionSpec, device: Device) -> _Planned | str:
     """The first variant of the call that cuDNN plans, or why it plans none."""
     backend, refusal = _backend(), ""
     properties = cudnn_library.find().device_properties(device)

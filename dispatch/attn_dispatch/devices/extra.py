@@ -103,6 +103,9 @@ class Extra:
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
         return self._module.plan(spec, device)
 
+    def other_engines(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+        return getattr(self._module, "other_engines", lambda spec, device: ())(spec, device)
+
     def version(self) -> tuple[str, str]:
         return self._package, self._version
 

@@ -61,6 +61,11 @@ class Implementation(Protocol):
         """How the call would run; only for calls without reasons against it."""
         ...
 
+    def other_engines(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+        """What else `spec.options.engine` may be for the call, if tuning is to try it: engines like
+        the one that it names, none of which need exist. () without such a choice."""
+        ...
+
     def unusable_reason(self, device: Device) -> str:
         """Why no call at all can run on this device here; empty if some can."""
         ...

@@ -45,6 +45,10 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     return Plan(engine + packed, kernels.workspace_bytes(call))
 
 
+def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    return ()
+
+
 def unusable_reason(device: Device) -> str:
     return "; ".join(_unusable(device))
 

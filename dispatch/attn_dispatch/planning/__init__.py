@@ -1,1 +1,1 @@
-"""Calls written down, and the command `plan`, which plans them before they are made."""
+"""Calls written down, and the commands `plan` and `tune`, which prepare for them."""

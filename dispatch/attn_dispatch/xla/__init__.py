@@ -86,6 +86,10 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     return Plan(sizes.describe(spec), sizes.score_bytes(spec))
 
 
+def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    return ()
+
+
 def unusable_reason(device: Device) -> str:
     """Empty: XLA runs everywhere."""
     del device

@@ -1,0 +1,299 @@
+"""Every way to compute a call, run beside the others on the device: the fastest is kept.
+
+First each implementation by what it takes itself; then, for the fastest that has several engines,
+these: first the ones that its library proposes and their like, then what is like the best of them,
+until nothing is faster or the time is over. The best few take turns at the end.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+
+from attn_dispatch import settings
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import select
+from attn_dispatch.core.rewrites.rewrite import SEQUENCE_OPERANDS, forward_of, is_affordable
+from attn_dispatch.core.tuning import operands, screen, timing, winners
+from attn_dispatch.core.tuning.numbers import differing
+from attn_dispatch.core.tuning.winners import Winner
+from attn_dispatch.devices.device import Device
+
+_HOPELESS = 4.0
+"""Who takes so many times the best's time is not timed any further."""
+
+_FINALISTS = 3
+_ROUNDS = 8
+_SECONDS = 0.02
+"""How long one measurement takes, and at least one call."""
+
+_LEAST_GAIN = 1.01
+"""A contestant that is not faster than the untuned choice by so much does not replace it."""
+
+_one_at_a_time = threading.Lock()
+
+
+def hold(spec: AttentionSpec, device: Device) -> Winner | None:
+    """What runs this call fastest: as it is kept, or found out now, and kept.
+
+    None where there is nothing to find out.
+
+    Raises:
+      RuntimeError: if the device is not here, or other processes lower the same program.
+    """
+    if _is_not_tuned(spec):
+        return None
+    with _one_at_a_time:
+        if (winner := select.winner(spec, device)) is not None:
+            return winner
+        contestants = _implementations(spec, device)
+        if not contestants or (len(contestants) == 1 and not contestants[0].others(spec, device)):
+            return None
+        _must_be_here(device)
+        # A thread of its own is inside of no transformation, mesh or other context of the caller's.
+        with ThreadPoolExecutor(1, "attn_dispatch tuning") as pool:
+            surroundings = settings.current()
+            return pool.submit(_held, spec, device, contestants, surroundings).result()
+
+
+def _is_not_tuned(spec: AttentionSpec) -> bool:
+    o = spec.options
+    # Both passes must draw the same dropout mask; the others are not run by kernels at all.
+    return bool(o.dropout_rate or o.needs_keep or o.derivative or spec.symbols or spec.is_empty)
+
+
+def _must_be_here(device: Device) -> None:
+    if not device.is_present:
+        raise RuntimeError(f"tuning runs calls on the device, and there is no {device} here")
+    if jax.process_count() > 1:
+        raise RuntimeError(
+            "tuning in one of several processes would give each a program of its own: tune in a "
+            f"process that is alone, and let all of them read what it kept ({winners.FILE})"
+        )
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to compute a call: an implementation, and which of its engines."""
+
+    choice: select.Choice
+    engine: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.choice.NAME} {self.engine}".strip()
+
+    def others(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+        """The engines that are like its own."""
+        chain = self.choice.chain
+        return self.choice.implementation.other_engines(chain.spec, device)
+
+
+@dataclass
+class _Standings:
+    """What is known so far."""
+
+    seconds: dict[Contestant, float] = field(default_factory=dict)
+    programs: dict[Contestant, timing.Program] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def best(self, count: int) -> list[Contestant]:
+        return sorted(self.seconds, key=self.seconds.__getitem__)[:count]
+
+
+def _implementations(spec: AttentionSpec, device: Device) -> list[Contestant]:
+    """Everything that can run the call by what it takes itself, the untuned choice first."""
+    choices = select.able(spec, device)
+    if not choices:
+        return []
+    untuned = choices[0].implementation
+    has_sequences = any(spec.has(name) for name in SEQUENCE_OPERANDS)
+    keeps_apart = untuned.KEEPS_NAN_APART and has_sequences
+    # XLA has scores in memory, and takes very long where those are many.
+    pairs = (spec.batch, spec.num_heads, spec.seq_len_q, spec.seq_len_kv)
+    is_strict = settings.current().fallback == "error"
+    return [
+        Contestant(choice)
+        for choice in choices
+        if choice.implementation is untuned
+        or not (
+            choice.chain.may_fall_back
+            or (keeps_apart and not choice.implementation.KEEPS_NAN_APART)
+            or (choice.implementation.PLATFORM is None and (is_strict or not is_affordable(pairs)))
+        )
+    ]
+
+
+def _held(
+    spec: AttentionSpec,
+    device: Device,
+    contestants: Sequence[Contestant],
+    surroundings: settings.Settings,
+) -> Winner | None:
+    seconds = surroundings.tuning_seconds or 0.0
+    start = time.monotonic()
+    with (
+        settings.restored(surroundings),
+        settings.override(tuning_seconds=None, fallback="silent"),
+        jax.default_device(jax.local_devices(backend=device.platform)[0]),
+        screen.tuned(_short(spec)) as say,
+    ):
+        try:
+            arrays = _arrays(spec, device)
+            standings, winner = _ranked(spec, device, contestants, arrays, start + seconds, say)
+        except Exception as error:
+            # Memory that is not there, an untuned choice that fails: the call goes on without.
+            screen.said(f"not tuned: {_short(spec)}: {_first_line(error)}")
+            return None
+    tried = len(standings.seconds) + len(standings.left_out)
+    screen.said(f"{_short(spec)}: {winner}; {tried} tried in {time.monotonic() - start:.1f} s")
+    for name, reason in standings.left_out.items():
+        screen.said(f"  left out: {name}: {reason}")
+    try:
+        winners.keep(winner)
+    except OSError as error:
+        screen.said(f"not kept: {error}")
+    return winner
+
+
+def _arrays(spec: AttentionSpec, device: Device) -> dict[str, jax.Array]:
+    """The operands, with out and lse as the forward pass makes them."""
+    made = operands.made_for(spec)
+    if spec.is_backward:
+        forward = forward_of(spec)
+        computed = jax.jit(partial(select.choose(forward, device).compute, device))(made)
+        made |= dict(zip(forward.result_names, computed, strict=True))
+    return {name: made[name] for name in spec.options.operands}
+
+
+def _ranked(
+    spec: AttentionSpec,
+    device: Device,
+    contestants: Sequence[Contestant],
+    arrays: Mapping[str, jax.Array],
+    deadline: float,
+    say: screen.Say,
+) -> tuple[_Standings, Winner]:
+    untuned, standings = contestants[0], _Standings()
+    expected = _try(untuned, device, arrays, standings)
+
+    def consider(contestant: Contestant) -> None:
+        best = standings.best(1)[0]
+        say(f"{len(standings.seconds)} timed, best {best.name}; now {contestant.name}")
+        try:
+            got = _try(contestant, device, arrays, standings)
+            if wrong := differing(spec, got, expected):
+                raise ValueError(f"other numbers than {untuned.name} in {', '.join(wrong)}")
+        except Exception as error:
+            standings.seconds.pop(contestant, None)
+            standings.left_out[contestant.name] = _first_line(error)
+
+    for contestant in contestants[1:]:
+        consider(contestant)
+    for contestant in list(standings.best(len(contestants))):
+        _try_engines(spec, device, contestant, standings, consider, deadline)
+    final = _final(untuned, standings)
+    return standings, _winner(spec, device, untuned, standings, final)
+
+
+def _try_engines(
+    spec: AttentionSpec,
+    device: Device,
+    start: Contestant,
+    standings: _Standings,
+    consider: Any,
+    deadline: float,
+) -> None:
+    """Engine by engine, from one contestant to the best that is like it."""
+    if standings.seconds[start] > _HOPELESS * standings.seconds[standings.best(1)[0]]:
+        return
+    centre, seen = start, {start.engine}
+    while True:
+        for engine in itertools.filterfalse(seen.__contains__, centre.others(spec, device)):
+            if time.monotonic() > deadline:
+                return
+            seen.add(engine)
+            choice = select.by_engine(spec, device, start.choice.NAME, engine)
+            if choice is not None:  # the library has that one
+                consider(Contestant(choice, engine))
+        own = (
+            x for x in standings.best(len(standings.seconds)) if x.choice.NAME == start.choice.NAME
+        )
+        if (best := next(own)) == centre:
+            return
+        centre = best
+
+
+def _try(
+    contestant: Contestant,
+    device: Device,
+    arrays: Mapping[str, jax.Array],
+    standings: _Standings,
+) -> Any:
+    """Compile and run it once, and time it; its results."""
+    program = jax.jit(partial(contestant.choice.compute, device))
+    results = jax.block_until_ready(program(arrays))
+    seconds = timing.seconds_per_call(program, (arrays,), 1)
+    if not standings.seconds or seconds < _HOPELESS * min(standings.seconds.values()):
+        calls = max(1, int(_SECONDS / seconds / 2))
+        measured = [timing.seconds_per_call(program, (arrays,), calls) for _ in range(3)]
+        seconds = statistics.median(measured)
+    standings.seconds[contestant] = seconds
+    standings.programs[contestant] = (program, (arrays,))
+    return results
+
+
+def _final(untuned: Contestant, standings: _Standings) -> Contestant:
+    """The fastest by turns of the best few and the untuned choice, whose times are set right."""
+    few = dict.fromkeys([*standings.best(_FINALISTS), untuned])
+    if len(few) == 1:
+        return untuned
+    by_name = {x.name: x for x in few}
+    programs = {name: standings.programs[x] for name, x in by_name.items()}
+    timed = {x: partial(timing.seconds_per_call, *program) for x, program in programs.items()}
+    times = timing.turns(timed, _ROUNDS, _SECONDS)
+    for name, found in times.items():
+        standings.seconds[by_name[name]] = statistics.median(found)
+    fastest = min(few, key=standings.seconds.__getitem__)
+    gain = standings.seconds[untuned] / standings.seconds[fastest]
+    return fastest if gain > _LEAST_GAIN else untuned
+
+
+def _winner(
+    spec: AttentionSpec,
+    device: Device,
+    untuned: Contestant,
+    standings: _Standings,
+    final: Contestant,
+) -> Winner:
+    order = [final, *(x for x in standings.best(len(standings.seconds)) if x is not final)]
+    return Winner(
+        call=winners.described(spec),
+        device=device.name,
+        versions=select.versions(device),
+        implementation=final.choice.NAME,
+        engine=final.engine,
+        date=datetime.date.today().isoformat(),
+        untuned=untuned.name,
+        microseconds={x.name: round(standings.seconds[x] * 1e6, 2) for x in order},
+    )
+
+
+def _short(spec: AttentionSpec) -> str:
+    """The call as a line: its pass, shapes and options."""
+    text = str(spec)
+    return text if len(text) < 200 else text[:197] + "…"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

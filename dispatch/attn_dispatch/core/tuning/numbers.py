@@ -1,0 +1,62 @@
+"""Whether two ways to compute a call give the same numbers, but for rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+
+_ROUNDINGS = 4
+"""How many units in the last place of the call's dtype rows may differ by. The kernels round to it
+probabilities and what gradients are made of, and each result once more."""
+
+_LEAST = 1e-3
+"""What lse may differ by, which is summed in float32, and rows of calls in more than 16 bits, whose
+products an implementation may round in its own way."""
+
+
+def differing(
+    spec: AttentionSpec, got: Sequence[jax.Array], expected: Sequence[jax.Array]
+) -> tuple[str, ...]:
+    """The names of the results that are not the same."""
+    tolerance = max(_ROUNDINGS * float(jnp.finfo(spec.dtype).eps), _LEAST)
+    found = []
+    for name, a, b in zip(spec.result_names, got, expected, strict=True):
+        if name in ("lse", "row_max"):
+            differs = _numbers_differ(a, b)
+        else:
+            differs = _rows_differ(a, b, tolerance)
+        if differs:
+            found.append(name)
+    return tuple(found)
+
+
+@jax.jit
+def _numbers_differ(a: jax.Array, b: jax.Array) -> jax.Array:
+    difference = jnp.where(_alike(a, b), 0, jnp.abs(a - b))
+    return ~jnp.all(difference <= _LEAST * jnp.maximum(1, jnp.abs(b)))
+
+
+@partial(jax.jit, static_argnames="tolerance")
+def _rows_differ(a: jax.Array, b: jax.Array, tolerance: float) -> jax.Array:
+    """Whether a row is off by more than its share of its length, or of what rows usually have.
+
+    By row, because a tile that a kernel forgot is a small part of the whole.
+    """
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    off = _length(jnp.where(_alike(a, b), 0, a - b))
+    length = _length(jnp.where(jnp.isfinite(b), b, 0))
+    usual = jnp.sqrt(jnp.mean(jnp.square(length)))
+    return ~jnp.all(off <= tolerance * jnp.maximum(length, usual))
+
+
+def _alike(a: jax.Array, b: jax.Array) -> jax.Array:
+    return (a == b) | (jnp.isnan(a) & jnp.isnan(b))
+
+
+def _length(rows: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.sum(jnp.square(rows), axis=-1))

@@ -1,0 +1,37 @@
+"""Engines of cuDNN in words, "6 KERNEL_CFG=2 STREAM_K=1", and which are like another."""
+
+from __future__ import annotations
+
+import json
+
+
+def like(words: str, found: str) -> tuple[str, ...]:
+    """What to try beside an engine.
+
+    Args:
+      words: the engine; "" is what cuDNN's heuristics take.
+      found: as `_cuda.engines` says it: the engines that cuDNN proposes, best first, and the least,
+        largest and next but least value of each of their knobs.
+
+    Returns:
+      Of "" the proposals but for the first, which it is, and what differs from a proposal in one
+      knob; of another engine what differs from that in one knob. cuDNN refuses most of these.
+    """
+    known = json.loads(found)
+    proposed: list[str] = known["proposed"]
+    centres = [words] if words else proposed
+    neighbours = (x for centre in centres for x in _neighbours(centre, known["knobs"]))
+    untried = dict.fromkeys([*proposed, *neighbours])
+    return tuple(x for x in untried if x not in ([words] if words else proposed[:1]))
+
+
+def _neighbours(words: str, knobs: dict[str, dict[str, list[int]]]) -> list[str]:
+    engine, *choices = words.split()
+    chosen = dict(choice.split("=") for choice in choices)
+    found = []
+    for knob, (least, most, step) in sorted(knobs.get(engine, {}).items()):
+        for value in range(least, most + 1, max(step, 1)):
+            if chosen.get(knob) != str(value):
+                others = {**chosen, knob: str(value)}
+                found.append(" ".join([engine, *(f"{x}={y}" for x, y in sorted(others.items()))]))
+    return found

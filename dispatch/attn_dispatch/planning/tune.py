@@ -1,0 +1,95 @@
+"""The `attn-dispatch tune` command: what runs calls fastest, found out before they are made."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+from attn_dispatch import settings
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import select
+from attn_dispatch.core.tuning import contest, winners
+from attn_dispatch.devices.target import default_device
+from attn_dispatch.planning.written import FORMAT, calls_in
+
+_DESCRIPTION = """\
+Find out on the GPU of this machine what runs attention calls fastest, and keep it for whoever makes
+these calls later: every implementation that can run a call, and of cuDNN's engines those that it
+proposes and their like. Nothing is kept that gives other numbers than the untuned choice.
+
+FILE is a Python script, which runs with the arguments that follow, each call in it tuned when it is
+compiled; or a list of calls as JSON, each tuned as it is, and as its forward and backward pass in
+training.
+
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `tune` to the parser of `attn-dispatch`."""
+    parser = commands.add_parser(
+        "tune",
+        help="find out what runs calls fastest on this GPU, and keep it",
+        description=_DESCRIPTION + FORMAT.replace("FILE holds", "As JSON, FILE holds"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, metavar="S",
+        help="try no more engines for a call and direction after so many (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--inference", action="store_true", help="of JSON: leave out what training needs"
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a script, or calls as JSON")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
+    )
+    parser.set_defaults(run=main)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Tune what the file has."""
+    kept = winners.winners_file()
+    if kept is None:
+        raise SystemExit(f"error: {winners.FILE}={winners.OFF}: winners are not kept")
+    print(f"winners are kept in {kept}", flush=True)
+    try:
+        tuning = settings.tuning(args.seconds)
+        with tuning:
+            if args.file.suffix == ".json":
+                _tune_calls(args.file, is_inference=args.inference)
+            else:
+                _run(args.file, args.arguments)
+    except (OSError, ValueError) as error:
+        if args.file.suffix != ".json":
+            raise  # the script's own
+        raise SystemExit(f"error: {error}") from error
+
+
+def _run(file: Path, arguments: list[str]) -> None:
+    """As `python file arguments` would."""
+    if not file.is_file():
+        raise SystemExit(f"error: {file}: no such file")
+    sys.argv = [str(file), *arguments]
+    sys.path.insert(0, str(file.resolve().parent))
+    runpy.run_path(str(file), run_name="__main__")
+
+
+def _tune_calls(file: Path, *, is_inference: bool) -> None:
+    device = default_device()
+    for written, spec in calls_in(file):
+        print(written, flush=True)
+        wanted: list[AttentionSpec] = [spec]
+        if not is_inference:
+            wanted += spec.in_training(spec.options.differentiable)
+        for each in wanted:
+            if (kept := select.winner(each, device)) is not None:
+                print(f"kept already: {kept}", flush=True)
+                continue
+            try:
+                found = contest.hold(each, device)
+            except RuntimeError as error:
+                raise SystemExit(f"error: {error}") from error
+            if found is None:
+                print("not tuned", flush=True)
