@@ -55,7 +55,16 @@ def _from_environment() -> Settings:
         _checked_dropout(*_variable("ATTN_DISPATCH_SHARDED_DROPOUT", "own")),
         _checked_flag(*_variable("ATTN_DISPATCH_CHECK", "0")),
         _checked_flag(*_variable("ATTN_DISPATCH_REWRITES", "1")),
+        tuning_seconds=_tuning_seconds(),
     )
+
+
+def _tuning_seconds() -> float | None:
+    text, name = _variable("ATTN_DISPATCH_TUNING", "")
+    try:
+        return _checked_seconds(float(text), name) if text else None
+    except ValueError:
+        raise ValueError(f"{name}: expected a positive number of seconds, got {text!r}") from None
 
 
 def _variable(name: str, default: str) -> tuple[str, str]:
@@ -79,6 +88,13 @@ def _checked_dropout(choice: Any, name: str = "sharded_dropout") -> ShardedDropo
     if choice not in get_args(ShardedDropout):
         raise ValueError(f"{name}: expected one of {get_args(ShardedDropout)}, got {choice!r}")
     return choice
+
+
+def _checked_seconds(seconds: Any, name: str = "seconds") -> float:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds < float("inf"):
+        raise ValueError(f"{name}: expected a positive number of seconds, got {seconds!r}")
+    return float(seconds)
 
 
 def restored(value: Settings) -> AbstractContextManager[None]:
@@ -157,8 +173,10 @@ def tuning(seconds: float = 30.0) -> Iterator[None]:
     later finds it there, in other processes as well; `explain` shows it. Forward and backward pass
     are tuned apart. Calls with dropout are not tuned: both passes must draw the same mask.
 
-    Arrays of the call's size are made beside what the program holds already. The environment
-    variable ATTN_DISPATCH_WINNERS names the file.
+    Arrays of the call's size are made beside what the program holds already. A program that was
+    compiled before is compiled again inside of the block. The environment variable
+    ATTN_DISPATCH_WINNERS names the file, and ATTN_DISPATCH_TUNING, a number of seconds, does
+    without the block what it does.
 
     Args:
       seconds: after so many, no more engines are tried for a call in one direction.
@@ -166,8 +184,5 @@ def tuning(seconds: float = 30.0) -> Iterator[None]:
     Raises:
       ValueError: for anything but a positive number of seconds.
     """
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds < float("inf"):
-        raise ValueError(f"seconds: expected a positive number, got {seconds!r}")
-    with override(tuning_seconds=float(seconds)):
+    with override(tuning_seconds=_checked_seconds(seconds)):
         yield

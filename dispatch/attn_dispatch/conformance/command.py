@@ -107,6 +107,8 @@ def main(args: argparse.Namespace) -> None:
         sys.exit(f"error: {error}")
     if not settings.current().rewrites:
         options |= {"rewrites": False}
+    if (seconds := settings.current().tuning_seconds) is not None:
+        options |= {"tuned": seconds}
     try:
         args.report.mkdir(parents=True, exist_ok=True)
     except OSError as error:

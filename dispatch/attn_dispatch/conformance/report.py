@@ -50,13 +50,15 @@ class Report:
         }
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Writes verify-IMPLEMENTATION-DEVICE[-CUDNN][-SEED][-each_rewrite].json and .md there."""
+        """Writes verify-IMPLEMENTATION-DEVICE[-CUDNN][-SEED][-each_rewrite][-tuned].json and .md."""
         folder.mkdir(parents=True, exist_ok=True)
         name = file_name(f"verify-{self.implementation}", self.environment)
         if "seed" in self.options:
             name += f"-seed_{self.options['seed']}"
         if "each_rewrite" in self.options:
             name += "-each_rewrite"
+        if "tuned" in self.options:
+            name += "-tuned"
         paths = tuple(folder / f"{name}.{ending}" for ending in ("json", "md"))
         paths[0].write_text(_a_line_each(self.to_json()), encoding="utf-8")
         paths[1].write_text(self.markdown(), encoding="utf-8")

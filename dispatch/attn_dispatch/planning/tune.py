@@ -20,8 +20,7 @@ these calls later: every implementation that can run a call, and of cuDNN's engi
 proposes and their like. Nothing is kept that gives other numbers than the untuned choice.
 
 FILE is a Python script, which runs with the arguments that follow, each call in it tuned when it is
-compiled; or a list of calls as JSON, each tuned as it is, and as its forward and backward pass in
-training.
+compiled; or a list of calls as JSON, each tuned in its forward and its backward pass.
 
 """
 
@@ -39,7 +38,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="try no more engines for a call and direction after so many (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
-        "--inference", action="store_true", help="of JSON: leave out what training needs"
+        "--inference", action="store_true", help="of JSON: leave out the backward passes"
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a script, or calls as JSON")
     parser.add_argument(
@@ -80,9 +79,8 @@ def _tune_calls(file: Path, *, is_inference: bool) -> None:
     device = default_device()
     for written, spec in calls_in(file):
         print(written, flush=True)
-        wanted: list[AttentionSpec] = [spec]
-        if not is_inference:
-            wanted += spec.in_training(spec.options.differentiable)
+        training = spec.in_training(spec.options.differentiable)
+        wanted: list[AttentionSpec] = [spec] if is_inference else list(training)
         for each in wanted:
             if (kept := select.winner(each, device)) is not None:
                 print(f"kept already: {kept}", flush=True)

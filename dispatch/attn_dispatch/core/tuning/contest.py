@@ -23,7 +23,7 @@ import jax
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
-from attn_dispatch.core.rewrites.rewrite import SEQUENCE_OPERANDS, forward_of, is_affordable
+from attn_dispatch.core.rewrites.rewrite import SEQUENCE_OPERANDS, for_, forward_of, is_affordable
 from attn_dispatch.core.tuning import operands, screen, timing, winners
 from attn_dispatch.core.tuning.numbers import differing
 from attn_dispatch.core.tuning.winners import Winner
@@ -32,7 +32,8 @@ from attn_dispatch.devices.device import Device
 _HOPELESS = 4.0
 """Who takes so many times the best's time is not timed any further."""
 
-_FINALISTS = 3
+_FINALISTS = 5
+"""So many take turns, if they are no slower than the best by a tenth."""
 _ROUNDS = 8
 _SECONDS = 0.02
 """How long one measurement takes, and at least one call."""
@@ -156,9 +157,13 @@ def _held(
             screen.said(f"not tuned: {_short(spec)}: {_first_line(error)}")
             return None
     tried = len(standings.seconds) + len(standings.left_out)
-    screen.said(f"{_short(spec)}: {winner}; {tried} tried in {time.monotonic() - start:.1f} s")
-    for name, reason in standings.left_out.items():
-        screen.said(f"  left out: {name}: {reason}")
+    screen.said(
+        f"tuned: {_short(spec)}: {winner}; {tried} tried in {time.monotonic() - start:.1f} s"
+    )
+    for reason in dict.fromkeys(standings.left_out.values()):
+        names = [name for name, of in standings.left_out.items() if of == reason]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        screen.said(f"  left out: {names[0]}{more}: {reason}")
     try:
         winners.keep(winner)
     except OSError as error:
@@ -171,7 +176,9 @@ def _arrays(spec: AttentionSpec, device: Device) -> dict[str, jax.Array]:
     made = operands.made_for(spec)
     if spec.is_backward:
         forward = forward_of(spec)
-        computed = jax.jit(partial(select.choose(forward, device).compute, device))(made)
+        computed = jax.jit(partial(select.choose(forward, device).compute, device))(
+            for_(forward, made)
+        )
         made |= dict(zip(forward.result_names, computed, strict=True))
     return {name: made[name] for name in spec.options.operands}
 
@@ -202,8 +209,8 @@ def _ranked(
         consider(contestant)
     for contestant in list(standings.best(len(contestants))):
         _try_engines(spec, device, contestant, standings, consider, deadline)
-    final = _final(untuned, standings)
-    return standings, _winner(spec, device, untuned, standings, final)
+    order = _final(untuned, standings)
+    return standings, _winner(spec, device, untuned, standings, order)
 
 
 def _try_engines(
@@ -253,20 +260,22 @@ def _try(
     return results
 
 
-def _final(untuned: Contestant, standings: _Standings) -> Contestant:
-    """The fastest by turns of the best few and the untuned choice, whose times are set right."""
-    few = dict.fromkeys([*standings.best(_FINALISTS), untuned])
-    if len(few) == 1:
-        return untuned
-    by_name = {x.name: x for x in few}
-    programs = {name: standings.programs[x] for name, x in by_name.items()}
-    timed = {x: partial(timing.seconds_per_call, *program) for x, program in programs.items()}
-    times = timing.turns(timed, _ROUNDS, _SECONDS)
-    for name, found in times.items():
-        standings.seconds[by_name[name]] = statistics.median(found)
-    fastest = min(few, key=standings.seconds.__getitem__)
-    gain = standings.seconds[untuned] / standings.seconds[fastest]
-    return fastest if gain > _LEAST_GAIN else untuned
+def _final(untuned: Contestant, standings: _Standings) -> list[Contestant]:
+    """Who is kept, then the others: the best few and the untuned choice by times taken in turns."""
+    fast = standings.best(_FINALISTS)
+    fast = [x for x in fast if standings.seconds[x] < 1.1 * standings.seconds[fast[0]]]
+    few = list(dict.fromkeys([*fast, untuned]))
+    timed = {x: partial(timing.seconds_per_call, *standings.programs[x]) for x in few}
+    if len(few) > 1:
+        by_name = {x.name: run for x, run in timed.items()}
+        times = timing.turns(by_name, _ROUNDS, _SECONDS)
+        standings.seconds |= {x: statistics.median(times[x.name]) for x in few}
+    few.sort(key=standings.seconds.__getitem__)
+    # Of those between which there is nothing, what runs without a word, or by the fewest.
+    level = [x for x in few if standings.seconds[x] < _LEAST_GAIN * standings.seconds[few[0]]]
+    kept = min(level, key=lambda x: (x != untuned, x.engine != "", standings.seconds[x]))
+    order = [kept, *few, *standings.best(len(standings.seconds))]
+    return list(dict.fromkeys(order))
 
 
 def _winner(
@@ -274,15 +283,14 @@ def _winner(
     device: Device,
     untuned: Contestant,
     standings: _Standings,
-    final: Contestant,
+    order: Sequence[Contestant],
 ) -> Winner:
-    order = [final, *(x for x in standings.best(len(standings.seconds)) if x is not final)]
     return Winner(
         call=winners.described(spec),
         device=device.name,
         versions=select.versions(device),
-        implementation=final.choice.NAME,
-        engine=final.engine,
+        implementation=order[0].choice.NAME,
+        engine=order[0].engine,
         date=datetime.date.today().isoformat(),
         untuned=untuned.name,
         microseconds={x.name: round(standings.seconds[x] * 1e6, 2) for x in order},
@@ -290,9 +298,11 @@ def _winner(
 
 
 def _short(spec: AttentionSpec) -> str:
-    """The call as a line: its pass, shapes and options."""
-    text = str(spec)
-    return text if len(text) < 200 else text[:197] + "…"
+    """The call in some words."""
+    described = winners.described(spec)
+    hidden = {"pass", "gradients", *spec.options.operands} - {"query", "key"}
+    facts = (f"{name} {value}" for name, value in described.items() if name not in hidden)
+    return f"{described['pass']} pass, {', '.join(facts)}"
 
 
 def _first_line(error: Exception) -> str:

@@ -4,9 +4,9 @@
       "implementation": "cudnn", "engine": "6 KERNEL_CFG=2 STREAM_K=1", "date": "2026-11-24",
       "untuned": "cudnn", "microseconds": {"cudnn 6 KERNEL_CFG=2 STREAM_K=1": 512.3, …}}]}
 
-A scale is no part of the call, nor is whether lse is a result: they change no time. What stands in the file is believed as long as
-the device has that name and the libraries those versions; a file that cannot be read is as good as
-none, with a line in the log.
+A scale is no part of the call, nor is whether lse is a result: they change no time. What stands in
+the file is believed as long as the device has that name and the libraries those versions; a file
+that cannot be read is as good as none, with a line in the log.
 """
 
 from __future__ import annotations
