@@ -167,7 +167,7 @@ def test_what_is_hardly_faster_does_not_replace_the_untuned_choice(toy, monkeypa
     with tuning():
         winner = contest.hold(SPEC, CPU)
     assert (winner.implementation, winner.engine) == ("toy", "")
-    assert explain(Q, Q, Q, is_causal=True).forward[3].tuned == winner
+    assert explain(Q, Q, Q, is_causal=True).forward[0].tuned == winner
 
 
 def test_nothing_is_tuned_unasked_or_twice(toy, monkeypatch):
@@ -188,7 +188,7 @@ def test_no_more_engines_are_tried_when_the_time_is_over(toy, monkeypatch):
     monkeypatch.setattr(contest.time, "monotonic", lambda: float(next(now)))
     with tuning(2):
         winner = contest.hold(SPEC, CPU)
-    assert set(winner.microseconds) == {"toy", "xla", "toy 1"}
+    assert {"toy", "xla"} <= set(winner.microseconds) < {"toy", "xla", "toy 1", "toy 2"}
 
 
 @pytest.mark.parametrize("other", ["device", "versions", "call"])
@@ -267,11 +267,8 @@ def test_what_is_not_tuned(toy):
 
 
 def test_where_it_cannot_be_tuned(toy, monkeypatch):
-    with tuning(), pytest.raises(RuntimeError, match="there is no NVIDIA H200 .* here"):
-        half = spec_of(*(x.astype(jnp.bfloat16) for x in (Q, Q, Q)))
-        monkeypatch.setattr(toy, "PLATFORM", "cuda", raising=False)
-        absent = replace(parse("sm90"), platform="cpu")
-        contest.hold(half, absent)
+    with tuning(), pytest.raises(RuntimeError, match="there is no NVIDIA H200"):
+        contest.hold(SPEC, replace(parse("sm90"), platform="cpu"))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with tuning(), pytest.raises(RuntimeError, match="in one of several processes"):
         contest.hold(SPEC, CPU)
@@ -291,7 +288,8 @@ def test_seconds(seconds, monkeypatch):
 
 
 def test_numbers():
-    spec = spec_of(*(x.astype(jnp.bfloat16) for x in (Q, Q, Q)), return_lse=True)
+    q = Q.astype(jnp.bfloat16)
+    spec = spec_of(query=q, key=q, value=q, return_lse=True)
     rng = np.random.default_rng(1)
     out = jnp.asarray(rng.normal(size=(2, 512, 4, 16)), jnp.bfloat16)
     lse = jnp.asarray(rng.normal(size=(2, 4, 512)), jnp.float32).at[0, 0, 0].set(-jnp.inf)
@@ -306,19 +304,17 @@ def test_numbers():
     assert differing(spec, (unknown, lse), (unknown, lse)) == ()
 
 
-@pytest.mark.parametrize("longest", [None, 64, 20])
+@pytest.mark.parametrize("longest", [256, 64, 20])
 @pytest.mark.parametrize("count", [1, 5, 16])
 def test_sequences_that_are_made_up(count, longest):
-    from attn_dispatch.api import ragged_dot_product_attention  # noqa: F401 (what this is for)
-
     q = jax.ShapeDtypeStruct((256, 4, 16), jnp.bfloat16)
     cu = jax.ShapeDtypeStruct((count + 1,), jnp.int32)
     spec = spec_of(query=q, key=q, value=q, cu_seqlens_q=cu, cu_seqlens_kv=cu,
                    max_seqlen_q=longest, max_seqlen_kv=longest)  # fmt: skip
     made = made_for(spec)
     lengths = np.diff(made["cu_seqlens_q"][0])
-    assert (lengths > 0).all() and lengths.max() <= (longest or 256)
-    assert lengths.sum() == min(256, count * (longest or 256))
+    assert (lengths > 0).all() and lengths.max() <= longest
+    assert lengths.sum() == min(256, count * longest)
     ids = jax.ShapeDtypeStruct((2, 256), jnp.int32)
     q = jax.ShapeDtypeStruct((2, 256, 4, 16), jnp.bfloat16)
     spec = spec_of(query=q, key=q, value=q, query_segment_ids=ids, max_segments=count)

@@ -50,7 +50,8 @@ class Report:
         }
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Writes verify-IMPLEMENTATION-DEVICE[-CUDNN][-SEED][-each_rewrite][-tuned].json and .md."""
+        """Writes verify-IMPLEMENTATION-DEVICE[-CUDNN][-SEED][-each_rewrite][-tuned], .json and
+        .md."""
         folder.mkdir(parents=True, exist_ok=True)
         name = file_name(f"verify-{self.implementation}", self.environment)
         if "seed" in self.options:

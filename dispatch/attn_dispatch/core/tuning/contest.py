@@ -274,8 +274,7 @@ def _final(untuned: Contestant, standings: _Standings) -> list[Contestant]:
     # Of those between which there is nothing, what runs without a word, or by the fewest.
     level = [x for x in few if standings.seconds[x] < _LEAST_GAIN * standings.seconds[few[0]]]
     kept = min(level, key=lambda x: (x != untuned, x.engine != "", standings.seconds[x]))
-    order = [kept, *few, *standings.best(len(standings.seconds))]
-    return list(dict.fromkeys(order))
+    return list(dict.fromkeys([kept, *standings.best(len(standings.seconds))]))
 
 
 def _winner(
