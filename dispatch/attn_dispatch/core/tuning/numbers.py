@@ -38,7 +38,8 @@ def differing(
 @jax.jit
 def _numbers_differ(a: jax.Array, b: jax.Array) -> jax.Array:
     difference = jnp.where(_alike(a, b), 0, jnp.abs(a - b))
-    return ~jnp.all(difference <= _LEAST * jnp.maximum(1, jnp.abs(b)))
+    size = jnp.where(jnp.isfinite(b), jnp.abs(b), 0)
+    return ~jnp.all(difference <= _LEAST * jnp.maximum(1, size))
 
 
 @partial(jax.jit, static_argnames="tolerance")
