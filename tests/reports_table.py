@@ -18,6 +18,8 @@ _BEFORE, _AFTER = "<!-- reports -->\n", "<!-- end of reports -->\n"
 def _row(name: str, report: dict[str, Any]) -> list[str]:
     facts, options, counts = report["environment"], report["options"], report["counts"]
     kind = "each rewritten" if options.get("each_rewrite") else "as they come"
+    if options.get("tuned"):
+        kind += ", each tuned first"
     if options["cases"] != "found/*":
         kind += ", and all named cases"
     return [
