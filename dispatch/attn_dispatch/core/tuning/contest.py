@@ -50,7 +50,8 @@ def hold(spec: AttentionSpec, device: Device) -> Winner | None:
     None where there is nothing to find out.
 
     Raises:
-      RuntimeError: if the device is not here, or other processes lower the same program.
+      RuntimeError: if the device is not here, nothing can be kept, or other processes lower the
+        same program.
     """
     if _is_not_tuned(spec):
         return None
@@ -60,7 +61,7 @@ def hold(spec: AttentionSpec, device: Device) -> Winner | None:
         contestants = _implementations(spec, device)
         if not contestants or (len(contestants) == 1 and not contestants[0].others(spec, device)):
             return None
-        _must_be_here(device)
+        _check_surroundings(device)
         # A thread of its own is inside of no transformation, mesh or other context of the caller's.
         with ThreadPoolExecutor(1, "attn_dispatch tuning") as pool:
             surroundings = settings.current()
@@ -73,7 +74,9 @@ def _is_not_tuned(spec: AttentionSpec) -> bool:
     return bool(o.dropout_rate or o.needs_keep or o.derivative or spec.symbols or spec.is_empty)
 
 
-def _must_be_here(device: Device) -> None:
+def _check_surroundings(device: Device) -> None:
+    if winners.winners_file() is None:
+        raise RuntimeError(f"{winners.FILE}={winners.OFF}: what tuning finds would be lost")
     if not device.is_present:
         raise RuntimeError(f"tuning runs calls on the device, and there is no {device} here")
     if jax.process_count() > 1:
