@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import attn_dispatch
-from attn_dispatch import api
+from attn_dispatch import api, settings
 from attn_dispatch.cli import main
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.planning.written import calls_in
@@ -90,7 +90,7 @@ def test_there_must_be_something_to_plan_for(file, folder, monkeypatch):
     for target in ([], ["--target", "gfx942"]):
         with pytest.raises(SystemExit, match="name a --target"):
             main(["plan", *target, str(file)])
-    monkeypatch.setenv(plan_store.FOLDER, plan_store.OFF)
+    monkeypatch.setenv(plan_store.FOLDER, settings.OFF)
     with pytest.raises(SystemExit, match="plans are not kept"):
         main(["plan", "--target", "sm90", str(file)])
     monkeypatch.setenv(plan_store.FOLDER, str(file / "plans"))

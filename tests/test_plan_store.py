@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from attn_dispatch import settings
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.target import parse
@@ -105,7 +106,7 @@ def test_what_was_read_is_what_was_planned(folder):
 
 
 def test_switched_off_nothing_is_kept(folder, monkeypatch):
-    monkeypatch.setenv(plan_store.FOLDER, plan_store.OFF)
+    monkeypatch.setenv(plan_store.FOLDER, settings.OFF)
     assert [builds(), builds()] == [1, 1] and not folder.exists()
 
 

@@ -10,9 +10,14 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import jax
+import platformdirs
+
+OFF = "off"
+"""What a variable says of a file or folder in which nothing is to be kept."""
 
 FallbackPolicy = Literal["warn", "error", "silent"]
 ShardedDropout = Literal["own", "same"]
@@ -95,6 +100,17 @@ def _checked_seconds(seconds: Any, name: str = "seconds") -> float:
     if not is_number or not 0 < seconds < float("inf"):
         raise ValueError(f"{name}: expected a positive number of seconds, got {seconds!r}")
     return float(seconds)
+
+
+def kept_at(variable: str, name: str) -> Path | None:
+    """Where something is kept for other processes, which need not exist: what an environment
+    variable names, else `name` in the user's cache folder; None where the variable says OFF."""
+    named = os.environ.get(variable)
+    if named == OFF:
+        return None
+    if named:
+        return Path(os.path.expanduser(named))
+    return platformdirs.user_cache_path("attn-dispatch") / name
 
 
 def restored(value: Settings) -> AbstractContextManager[None]:

@@ -19,14 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import platformdirs
-
 from attn_dispatch.cudnn.planning import PlanningProcess
+from attn_dispatch.settings import kept_at
 
 FOLDER = "ATTN_DISPATCH_PLANS"
-"""The environment variable that names the folder; OFF keeps none."""
-
-OFF = "off"
+"""The environment variable that names the folder; "off" keeps none."""
 
 TRUST = "ATTN_DISPATCH_TRUST_PLANS"
 """Set to 1, plans are read whoever wrote them."""
@@ -68,12 +65,7 @@ def plan(
 
 def plans_folder() -> Path | None:
     """Where plans are kept, which need not exist; None if they are not."""
-    named = os.environ.get(FOLDER)
-    if named == OFF:
-        return None
-    if named:
-        return Path(os.path.expanduser(named))
-    return platformdirs.user_cache_path("attn-dispatch") / "plans"
+    return kept_at(FOLDER, "plans")
 
 
 def _read(file: Path) -> str | None:

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.cudnn import plan_store
@@ -56,7 +57,7 @@ def main(args: argparse.Namespace) -> None:
     if device.platform != "cuda":
         raise SystemExit(f"error: only cuDNN plans ahead, and this is {device}; name a --target")
     if folder is None:
-        raise SystemExit(f"error: {plan_store.FOLDER}={plan_store.OFF}: plans are not kept")
+        raise SystemExit(f"error: {plan_store.FOLDER}={settings.OFF}: plans are not kept")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix="begun-"):

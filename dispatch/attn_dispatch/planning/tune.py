@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> None:
     """Tune what the file has."""
     kept = winners.winners_file()
     if kept is None:
-        raise SystemExit(f"error: {winners.FILE}={winners.OFF}: winners are not kept")
+        raise SystemExit(f"error: {winners.FILE}={settings.OFF}: winners are not kept")
     print(f"winners are kept in {kept}", flush=True)
     try:
         tuning = settings.tuning(args.seconds)

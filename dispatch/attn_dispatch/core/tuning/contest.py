@@ -59,7 +59,7 @@ def hold(spec: AttentionSpec, device: Device) -> Winner | None:
         if (winner := select.winner(spec, device)) is not None:
             return winner
         contestants = _implementations(spec, device)
-        if not contestants or (len(contestants) == 1 and not contestants[0].others(spec, device)):
+        if not contestants or (len(contestants) == 1 and not contestants[0].others(device)):
             return None
         _check_surroundings(device)
         # A thread of its own is inside of no transformation, mesh or other context of the caller's.
@@ -76,7 +76,7 @@ def _is_not_tuned(spec: AttentionSpec) -> bool:
 
 def _check_surroundings(device: Device) -> None:
     if winners.winners_file() is None:
-        raise RuntimeError(f"{winners.FILE}={winners.OFF}: what tuning finds would be lost")
+        raise RuntimeError(f"{winners.FILE}={settings.OFF}: what tuning finds would be lost")
     if not device.is_present:
         raise RuntimeError(f"tuning runs calls on the device, and there is no {device} here")
     if jax.process_count() > 1:
@@ -97,10 +97,9 @@ class Contestant:
     def name(self) -> str:
         return f"{self.choice.NAME} {self.engine}".strip()
 
-    def others(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    def others(self, device: Device) -> tuple[str, ...]:
         """The engines that are like its own."""
-        chain = self.choice.chain
-        return self.choice.implementation.other_engines(chain.spec, device)
+        return self.choice.implementation.other_engines(self.choice.chain.spec, device)
 
 
 @dataclass
@@ -229,7 +228,7 @@ def _try_engines(
         return
     centre, seen = start, {start.engine}
     while True:
-        for engine in itertools.filterfalse(seen.__contains__, centre.others(spec, device)):
+        for engine in itertools.filterfalse(seen.__contains__, centre.others(device)):
             if time.monotonic() > deadline:
                 return
             seen.add(engine)

@@ -24,15 +24,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.devices.device import Device
+from attn_dispatch.settings import kept_at
 
 FILE = "ATTN_DISPATCH_WINNERS"
-"""The environment variable that names the file; OFF keeps and reads none."""
-
-OFF = "off"
+"""The environment variable that names the file; "off" keeps and reads none."""
 
 _FORMAT = 1
 
@@ -115,12 +112,7 @@ def keep(winner: Winner) -> None:
 
 def winners_file() -> Path | None:
     """Where winners are kept, which need not exist; None if they are not."""
-    named = os.environ.get(FILE)
-    if named == OFF:
-        return None
-    if named:
-        return Path(os.path.expanduser(named))
-    return platformdirs.user_cache_path("attn-dispatch") / "winners.json"
+    return kept_at(FILE, "winners.json")
 
 
 def _kept(file: Path) -> dict[str, Winner]:
