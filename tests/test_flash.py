@@ -53,7 +53,9 @@ NAMED = (
 
 def takes(case: Case) -> bool:
     """Whether the kernels run it, but for float32, in which results can be compared closely."""
-    reasons = rules.not_supported_reasons(spec_of(case.forward_options(), case.avals()))
+    reasons = rules.not_supported_reasons(
+        spec_of(case.forward_options(), case.avals()), library.NAME
+    )
     return all(x.startswith("needs float16") for x in reasons)
 
 

@@ -25,7 +25,7 @@ FLOORS = (
         "planning",
     ),
     ("core",),
-    ("cudnn", "flash", "aiter", "xla"),
+    ("cudnn", "flash", "fa4", "aiter", "xla"),
     ("devices", "semantics"),
     ("call",),
     ("programs",),
@@ -34,7 +34,7 @@ FLOORS = (
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 # Rooms of one floor that know each other.
-NEIGHBOURS = {(x, y) for x in FLOORS[0] for y in FLOORS[0]}
+NEIGHBOURS = {(x, y) for x in FLOORS[0] for y in FLOORS[0]} | {("fa4", "flash")}
 
 
 def room_of(path: Path) -> str:
@@ -84,7 +84,7 @@ def test_only_the_choice_names_the_implementations():
             continue
         rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
         if path.name not in ("consider.py", "select.py"):
-            assert rooms.isdisjoint(("cudnn", "flash", "aiter", "xla")), path.name
+            assert rooms.isdisjoint(("cudnn", "flash", "fa4", "aiter", "xla")), path.name
 
 
 def test_private_names_of_jax_are_in_one_file():

@@ -56,7 +56,7 @@ def toy(package) -> None:
 
 def test_it_takes_part_in_the_choice(package):
     toy(package)
-    assert select.names() == ("cudnn", "flash", "aiter", "toy", "xla")
+    assert select.names() == ("cudnn", "flash", "fa4", "aiter", "toy", "xla")
     explanation = explain(Q, Q, Q, is_causal=True)
     assert (explanation.chosen_forward, explanation.chosen_backward) == ("toy", "toy")
     assert ("their-attention", "1.2") in explanation.versions
@@ -147,7 +147,7 @@ def test_a_call_that_an_extra_never_ran_is_no_fallback(package, recwarn):
 
 def test_a_name_that_is_taken_stays_ours(package):
     package((_TOY / "toy_attention.py").read_text(), "xla = their_attention")
-    assert select.names() == ("cudnn", "flash", "aiter", "xla")
+    assert select.names() == ("cudnn", "flash", "fa4", "aiter", "xla")
 
 
 def test_every_feature_is_found_in_some_case():

@@ -115,7 +115,7 @@ def test_nothing_fits(implementations, available, wanted, refusals):
 
 
 def test_names_are_those_of_the_implementations(implementations):
-    assert select.names() == ("cudnn", "flash", "aiter", "xla")
+    assert select.names() == ("cudnn", "flash", "fa4", "aiter", "xla")
     implementations(FAST, LAST)
     assert select.names() == ("fast", "last")
     x = np.ones((1, 2, 1, 8), np.float32)

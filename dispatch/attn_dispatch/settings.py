@@ -38,6 +38,8 @@ class Settings:
     """Take this one to begin with, whether or not the kernel refuses the call: to test it."""
     tuning_seconds: float | None = None
     """How long a call that is lowered may be tuned (core/tuning); None: it is not."""
+    is_exporting: bool = False
+    """What is lowered is to run in other processes (jax.export)."""
 
 
 _context = jax.make_user_context(None)

@@ -115,6 +115,7 @@ def _lower(
 ):
     # The default rule serves whatever platform has no rule of its own; ctx knows which.
     platform = platform or jax_compat.platforms_of(ctx)[0]
+    surroundings = replace(surroundings, is_exporting=jax_compat.is_export(ctx))
     with settings.restored(surroundings):
         if surroundings.tuning_seconds is not None:
             contest.hold(AttentionSpec.of(ctx.avals_in, options), device_for(platform))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from attn_dispatch import aiter, cudnn, flash, settings, xla
+from attn_dispatch import aiter, cudnn, fa4, flash, settings, xla
 from attn_dispatch._version import __version__
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import told
@@ -24,7 +24,7 @@ from attn_dispatch.devices.implementation import Implementation, Plan
 from attn_dispatch.devices.target import CPU
 from attn_dispatch.warning import AttentionFallbackWarning, warn_once
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, flash, aiter, xla)
+IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, flash, fa4, aiter, xla)
 """As they are asked where nothing was measured; the last one runs everywhere."""
 
 

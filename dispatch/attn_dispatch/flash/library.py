@@ -6,16 +6,17 @@ Its own module loads both generations' libraries, 350 MB, wherever it is importe
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import importlib.util
-import re
 from functools import lru_cache
 from pathlib import Path
 
 import jax
 
+from attn_dispatch.devices.packages import unknown_version, version_of
+
+NAME = "dew-flash-attn"
 DISTRIBUTIONS = ("dew-flash-attn-cu13", "dew-flash-attn-cu12")
-OLDEST, FIRST_UNKNOWN = (0, 3, 6), (0, 4)
+OLDEST, FIRST_UNKNOWN = "0.3.6", "0.4"
 """The versions between which its arguments are those that were read from the oldest: they are no
 public interface."""
 
@@ -37,12 +38,7 @@ TARGETS = tuple(_SYMBOLS)
 @lru_cache(maxsize=1)
 def version() -> str | None:
     """The package's version; None where it is not installed."""
-    for name in DISTRIBUTIONS:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    return version_of(*DISTRIBUTIONS)
 
 
 def unusable_reason() -> str:
@@ -50,12 +46,7 @@ def unusable_reason() -> str:
     found = version()
     if found is None:
         return f"not installed: pip install {DISTRIBUTIONS[0]}"
-    if not OLDEST <= _numbers(found) < FIRST_UNKNOWN:
-        oldest, unknown = (".".join(map(str, x)) for x in (OLDEST, FIRST_UNKNOWN))
-        return (
-            f"dew-flash-attn from {oldest} to below {unknown} is needed, and {found} is installed"
-        )
-    return ""
+    return unknown_version(NAME, found, OLDEST, FIRST_UNKNOWN)
 
 
 def loading_failure() -> str:
@@ -90,9 +81,3 @@ def _folder() -> Path:
     if spec is None or spec.origin is None:
         raise OSError("its package is installed and cannot be found")
     return Path(spec.origin).parent
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Of "0.3.6+cu130" 0, 3 and 6."""
-    release = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, release[0].split("."))) if release else ()

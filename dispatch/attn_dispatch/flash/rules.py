@@ -1,4 +1,4 @@
-"""What the kernels do not run, every reason."""
+"""What FlashAttention's kernels do not run, every reason."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MOST_GAPS = 2**16
 """Rows between batch rows that are few enough however short those are."""
 
 
-def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
-    """Of a call on a device that runs some."""
+def not_supported_reasons(spec: AttentionSpec, package: str) -> tuple[str, ...]:
+    """Of a call on a device that runs some, with the kernels of this package."""
     unknown = (x for x in features_of(spec) if x not in FEATURES)
-    reasons = [f"{x}: dew-flash-attn's kernels have none" for x in unknown]
+    reasons = [f"{x}: {package}'s kernels have none" for x in unknown]
     if spec.dtype not in ("float16", "bfloat16"):
         reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
     if is_packed(spec) and most_sequences(spec) is None:

@@ -1,0 +1,84 @@
+"""NVIDIA: FlashAttention-4's kernels, where the package fa4-jax brings them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+
+from attn_dispatch import settings
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.fa4 import kernels, library, rules
+from attn_dispatch.flash import passes
+from attn_dispatch.flash.call import call_of, offsets_count
+
+NAME = "fa4"
+PLATFORM = "cuda"
+IS_EXTRA = True
+KEEPS_NAN_APART = False
+DROPS_BY_POSITION = False
+
+_ARCHS = ("sm90", "sm100")
+
+
+def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    return (*_unusable(device), *rules.not_supported_reasons(spec, device))
+
+
+def plan(spec: AttentionSpec, device: Device) -> Plan:
+    """The kernel and its scratch memory in bytes."""
+    call = call_of(spec)
+    packed = ", packed" if call.is_packed else ""
+    engine = f"FlashAttention-4 (fa4-jax {library.version()}), head dim {call.head_dim}{packed}"
+    sequences = offsets_count(call) - 1 if call.is_packed else call.batch
+    return Plan(engine, kernels.workspace_bytes(call, sequences))
+
+
+def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    return ()
+
+
+def unusable_reason(device: Device) -> str:
+    return "; ".join(_unusable(device))
+
+
+def version() -> tuple[str, str] | None:
+    found = library.version()
+    return None if found is None else (library.NAME, found)
+
+
+def library_lines() -> list[str]:
+    return [f"fa4-jax: {library.version() or library.unusable_reason()}"]
+
+
+def forward(
+    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, ...]:
+    return passes.forward(spec, operands, kernels)
+
+
+def backward(
+    spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+) -> tuple[jax.Array, ...]:
+    return passes.backward(spec, operands, kernels)
+
+
+def _unusable(device: Device) -> tuple[str, ...]:
+    if device.platform != "cuda":
+        return (f"FlashAttention runs on NVIDIA GPUs, and this is {device}",)
+    reasons = []
+    if device.arch not in _ARCHS:
+        reasons.append(f"runs on {' and '.join(_ARCHS)} in this version, and this is {device}")
+    if reason := library.unusable_reason():
+        reasons.append(reason)
+    if not device.is_present:
+        reasons.append("its kernels are compiled on the GPU that runs them, which is not here")
+    elif settings.current().is_exporting:
+        reasons.append(
+            "its kernels are compiled into this process, and another could not run the module"
+        )
+    elif not reasons and (failure := library.loading_failure()):
+        reasons.append(failure)
+    return tuple(reasons)

@@ -1,0 +1,77 @@
+"""FlashAttention-4's kernels by fa4-jax's backends, which stand below its derivatives.
+
+Its public function is differentiable by itself; derivatives are ours here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.flash.call import FlashCall
+
+BACKEND = "cute"
+"""The kernels on a GPU; "reference" is the same in plain JAX."""
+
+
+def forward(
+    call: FlashCall, qkv: Sequence[jax.Array], offsets: tuple[jax.Array, ...], scale: float
+) -> tuple[jax.Array, jax.Array]:
+    """out and lse, [B, T, N, H] and [B, N, T], or packed [rows, N, H] and [N, rows]."""
+    backend, config = _backend(call, scale)
+    return backend.fwd_lse(config, *qkv, (), _sequences(offsets))
+
+
+def backward(
+    call: FlashCall, operands: Sequence[jax.Array], offsets: tuple[jax.Array, ...], scale: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of query, key and value, of (out_grad, query, key, value, out, lse)."""
+    backend, config = _backend(call, scale)
+    out_grad, query, key, value, out, lse = operands
+    arrays = (query, key, value, out, lse, out_grad)
+    return backend.vjp(config, *arrays, None, (), _sequences(offsets))
+
+
+def workspace_bytes(call: FlashCall, sequences: int) -> int:
+    """What the backward pass accumulates in float32, rows of a sequence rounded up to a tile
+    (fa4_jax.kernels.CuteBackend.vjp)."""
+    if not call.backward:
+        return 0
+    tiles = _LARGEST_TILE * (sequences + 1)
+    rows_q, rows_kv = (
+        (rows if call.is_packed else call.batch * rows) + tiles
+        for rows in (call.rows_q, call.rows_kv)
+    )
+    floats = rows_q * call.num_heads * (call.head_dim + 2)
+    if call.num_heads != call.num_kv_heads:
+        floats += 2 * rows_kv * call.num_kv_heads * call.head_dim
+    return 4 * floats
+
+
+_LARGEST_TILE = 128
+
+
+def _backend(call: FlashCall, scale: float) -> tuple[Any, Any]:
+    """The backend and its description of the call, in which scale and window are constants."""
+    from fa4_jax.attention import AttnConfig, get_backend
+
+    left, right = (None if x < 0 else x for x in (call.window_left, call.window_right))
+    has_window = not call.is_causal and (left, right) != (None, None)
+    config = AttnConfig(
+        causal=call.is_causal,
+        local=has_window,
+        window=(left, right) if has_window else (None, None),
+        scale=scale,
+        mask=None,
+        backend=BACKEND,
+        varlen=call.is_packed,
+    )
+    return get_backend(BACKEND), config
+
+
+def _sequences(offsets: tuple[jax.Array, ...]) -> tuple[jax.Array, ...] | None:
+    """Offsets of queries and of keys, and the lengths, all of them in use."""
+    return (*offsets, *map(jnp.diff, offsets)) if offsets else None

@@ -1,0 +1,89 @@
+"""The two passes of FlashAttention, whichever package's kernels run them.
+
+From the operands of a call to the arrays of a kernel, and from what it computed to results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.flash.arrays import from_kernel, lse_from_kernel, lse_to_kernel, to_kernel
+from attn_dispatch.flash.call import FlashCall, call_of
+from attn_dispatch.flash.clear_rows import flags_of
+from attn_dispatch.flash.sequences import Sequences
+from attn_dispatch.semantics.live import each_query_attends
+from attn_dispatch.semantics.lse_grad import with_lse_grad
+from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
+from attn_dispatch.semantics.wrong import marked
+
+Arrays = tuple[jax.Array, ...]
+
+
+class Kernels(Protocol):
+    """A package's, of which each room has a module."""
+
+    def forward(
+        self, call: FlashCall, qkv: Sequence[jax.Array], offsets: Arrays, scale: float
+    ) -> tuple[jax.Array, jax.Array]:
+        """out and lse, [B, T, N, H] and [B, N, T], or packed [rows, N, H] and [N, rows]."""
+        ...
+
+    def backward(
+        self, call: FlashCall, operands: Sequence[jax.Array], offsets: Arrays, scale: float
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The gradients of query, key and value, of (out_grad, query, key, value, out, lse)."""
+        ...
+
+
+def forward(spec: AttentionSpec, operands: Mapping[str, jax.Array], kernels: Kernels) -> Arrays:
+    call = call_of(spec)
+    sequences = Sequences.of(spec, call, operands)
+    live = sequences.live_queries
+    qkv = (
+        # Whatever a masked score is, it is masked: NaN in padding comes by value alone.
+        to_kernel(call, scaled_query(spec, operands["query"]), None),
+        to_kernel(call, operands["key"], None),
+        to_kernel(call, operands["value"], sequences.live_keys),
+    )
+    out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
+    flags = None if live is None else flags_of(spec, operands, live)
+    found = {"out": from_kernel(call, out, flags, spec.head_dim_v)}
+    if spec.options.needs_lse:
+        lse = lse_from_kernel(call, lse)
+        if live is not None:
+            lse = jnp.where(live[:, None, :], lse, -jnp.inf)
+        found |= marked(spec, operands, {"lse": lse})
+    return tuple(found.values())
+
+
+def backward(spec: AttentionSpec, operands: Mapping[str, jax.Array], kernels: Kernels) -> Arrays:
+    call = call_of(spec)
+    sequences = Sequences.of(spec, call, operands)
+    of_queries, of_keys = sequences.live_queries, sequences.live_keys
+    out, out_grad = operands["out"], operands["out_grad"]
+    if spec.has("lse_grad"):
+        out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
+    lse = operands["lse"]
+    if not each_query_attends(spec):
+        # exp(-inf - lse) must be 0 whatever the kernel makes of an lse of -inf.
+        lse = jnp.where(lse == -jnp.inf, 0, lse)
+    arrays = (
+        to_kernel(call, out_grad, of_queries),
+        to_kernel(call, scaled_query(spec, operands["query"]), of_queries),
+        to_kernel(call, operands["key"], of_keys),
+        to_kernel(call, operands["value"], of_keys),
+        to_kernel(call, out, None),
+        lse_to_kernel(call, lse),
+    )
+    dq, dk, dv = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))
+    gradients = {
+        "query": scaled_query(spec, from_kernel(call, dq, of_queries, spec.head_dim)),
+        "key": from_kernel(call, dk, of_keys, spec.head_dim),
+        "value": from_kernel(call, dv, of_keys, spec.head_dim_v),
+    }
+    return tuple(gradients[name] for name in spec.options.gradients)
