@@ -171,8 +171,8 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"score_mod": 3}, "score_mod: expected a function or None, got 3"),
     *(
         ({"implementation": wanted},
-         "implementation: expected None, one of ('cudnn', 'flash', 'fa4', 'aiter', 'xla'), or a list of "
-         f"them in order of preference; got {wanted!r}")
+         "implementation: expected None, one of ('cudnn', 'flash', 'fa4', 'aiter', 'xla'), or a "
+         f"list of them in order of preference; got {wanted!r}")
         for wanted in ("triton", "", ["xla", "triton"], [], 3, [None])
     ),
 )  # fmt: skip

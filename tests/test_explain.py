@@ -28,8 +28,14 @@ def test_a_call_that_cudnn_runs():
     explanation = explain(Q, KV, KV, is_causal=True, target="sm90")
     assert (explanation.chosen_forward, explanation.chosen_backward) == ("cudnn", "cudnn")
     assert str(explanation.device) == "NVIDIA H200 (sm90, planned for, not present)"
-    assert [v.implementation for v in explanation.forward] == ["cudnn", "flash", "fa4", "aiter", "xla"]
-    assert [v.is_eligible for v in explanation.forward] == [True, False, False, True]
+    assert [v.implementation for v in explanation.forward] == [
+        "cudnn",
+        "flash",
+        "fa4",
+        "aiter",
+        "xla",
+    ]
+    assert [v.is_eligible for v in explanation.forward] == [True, False, False, False, True]
     forward, backward = explanation.forward[0].plan, explanation.backward[0].plan
     assert forward == cudnn.plan(explanation.call, explanation.device)
     assert forward and backward and backward.workspace_bytes > forward.workspace_bytes

@@ -82,7 +82,7 @@ def test_what_it_has_never_heard_of_is_refused_or_rewritten(package, recwarn):
     )
     explanation = explain(Q, Q, Q, sinks=jnp.zeros(4))
     assert explanation.chosen_forward == "toy"
-    assert explanation.forward[3].rewrites == ("sinks: put into out and lse afterwards",)
+    assert explanation.forward[4].rewrites == ("sinks: put into out and lse afterwards",)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.fa4 import kernels, library, rules
-from attn_dispatch.flash import passes
-from attn_dispatch.flash.call import call_of, offsets_count
+from attn_dispatch.fa4.call import call_of
+from attn_dispatch.flash import clear_rows, passes
+from attn_dispatch.flash.call import offsets_count
 
 NAME = "fa4"
 PLATFORM = "cuda"
@@ -56,13 +57,15 @@ def library_lines() -> list[str]:
 def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    return passes.forward(spec, operands, kernels)
+    clear_rows.register()
+    return passes.forward(spec, call_of(spec), operands, kernels)
 
 
 def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    return passes.backward(spec, operands, kernels)
+    clear_rows.register()
+    return passes.backward(spec, call_of(spec), operands, kernels)
 
 
 def _unusable(device: Device) -> tuple[str, ...]:

@@ -58,14 +58,14 @@ def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     _register(device)
-    return passes.forward(spec, operands, kernels)
+    return passes.forward(spec, call_of(spec), operands, kernels)
 
 
 def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     _register(device)
-    return passes.backward(spec, operands, kernels)
+    return passes.backward(spec, call_of(spec), operands, kernels)
 
 
 @lru_cache(maxsize=1)

@@ -47,6 +47,7 @@ def cleared_by_xla(x: jax.Array, flags: jax.Array) -> jax.Array:
     return x if flags.dtype == bool else jnp.where(flags == _WRONG, jnp.nan, x)
 
 
+@lru_cache(maxsize=1)
 def register() -> None:
     """Make the custom call known to XLA, if the CUDA library is here."""
     if (native := _native()) is not None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash.arrays import from_kernel, lse_from_kernel, lse_to_kernel, to_kernel
-from attn_dispatch.flash.call import FlashCall, call_of
+from attn_dispatch.flash.call import FlashCall
 from attn_dispatch.flash.clear_rows import flags_of
 from attn_dispatch.flash.sequences import Sequences
 from attn_dispatch.semantics.live import each_query_attends
@@ -40,8 +40,9 @@ class Kernels(Protocol):
         ...
 
 
-def forward(spec: AttentionSpec, operands: Mapping[str, jax.Array], kernels: Kernels) -> Arrays:
-    call = call_of(spec)
+def forward(
+    spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array], kernels: Kernels
+) -> Arrays:
     sequences = Sequences.of(spec, call, operands)
     live = sequences.live_queries
     qkv = (
@@ -61,8 +62,9 @@ def forward(spec: AttentionSpec, operands: Mapping[str, jax.Array], kernels: Ker
     return tuple(found.values())
 
 
-def backward(spec: AttentionSpec, operands: Mapping[str, jax.Array], kernels: Kernels) -> Arrays:
-    call = call_of(spec)
+def backward(
+    spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array], kernels: Kernels
+) -> Arrays:
     sequences = Sequences.of(spec, call, operands)
     of_queries, of_keys = sequences.live_queries, sequences.live_keys
     out, out_grad = operands["out"], operands["out_grad"]
