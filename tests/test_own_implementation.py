@@ -21,6 +21,7 @@ from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.cases import CASES
 from attn_dispatch.core import select
 from attn_dispatch.devices.extra import GROUP, Extra, installed
+from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU
 
 _ROOT = Path(__file__).parents[1]
@@ -161,7 +162,8 @@ def test_every_feature_is_found_in_some_case():
 
 
 def test_who_knows_nothing_refuses_whatever_a_call_has():
-    module = SimpleNamespace(FEATURES=(), not_supported_reasons=lambda spec, device: ())
+    module = SimpleNamespace(FEATURES=(), not_supported_reasons=lambda spec, device: (),
+                             plan=lambda spec, device: Plan("none", 0))  # fmt: skip
     entry = EntryPoint("none", "nothing", GROUP)
     extra = Extra(entry, module)
     extra.PLATFORM = CPU.platform

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -220,7 +221,7 @@ def test_a_winner_that_is_not_there_any_more_is_passed_by(toy):
     "text",
     ["", "{", "[]", "{}", '{"format": 2, "winners": []}', '{"format": 1, "winners": [{}]}', "\x00"],
 )
-def test_a_damaged_file_is_as_good_as_none(toy, caplog, text):
+def test_from_a_damaged_file_nothing_is_read_and_nothing_is_lost(toy, caplog, capsys, text):
     file = winners.winners_file()
     file.parent.mkdir()
     file.write_text(text)
@@ -228,8 +229,50 @@ def test_a_damaged_file_is_as_good_as_none(toy, caplog, text):
         assert explain(Q, Q, Q, is_causal=True).forward[3].tuned is None
     assert "no winners are read" in caplog.text
     with tuning():
+        contest.hold(SPEC, CPU)
+    assert "cannot be read as winners, and is left as it is" in capsys.readouterr().err
+    assert file.read_text() == text
+
+
+def test_what_is_kept_is_told_from_what_is_not(toy, tmp_path, monkeypatch):
+    file = tmp_path / "checkout.json"
+    with tuning():
         winner = contest.hold(SPEC, CPU)
-    assert select.winner(SPEC, CPU) == winner
+    os.replace(winners.winners_file(), file)
+    file.chmod(0o664)
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(link))
+    winners.keep(replace(winner, device="another"))
+    assert link.is_symlink() and file.stat().st_mode & 0o777 == 0o664
+    assert len(json.loads(file.read_text())["winners"]) == 2
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(tmp_path / name))
+        with pytest.raises(OSError, match="is no file that winners can be kept in"):
+            winners.keep(winner)
+
+
+def test_times_that_are_no_numbers(toy, caplog):
+    with tuning():
+        contest.hold(SPEC, CPU)
+    file = winners.winners_file()
+    content = json.loads(file.read_text())
+    content["winners"][0]["microseconds"] = {"xla": "fast"}
+    file.write_text(json.dumps(content))
+    assert str(explain(Q, Q, Q, is_causal=True)) and "expected numbers by names" in caplog.text
+    file.write_text("[" * 100_000)
+    assert str(explain(Q, Q, Q, is_causal=True))
+
+
+def test_who_cannot_say_its_engines_is_tuned_without(toy, monkeypatch, capsys):
+    def fails(spec, device):
+        raise OSError("boom")
+
+    monkeypatch.setattr(select.named("toy")._module, "other_engines", fails, raising=False)
+    with tuning():
+        assert contest.hold(SPEC, CPU) is not None
+    assert "toy: other_engines failed: boom" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_costs_a_line(toy, tmp_path, monkeypatch, capsys):
@@ -279,12 +322,15 @@ def test_seconds(seconds, monkeypatch):
     with pytest.raises(ValueError, match="seconds: expected a positive number of seconds, got"):
         with tuning(seconds):
             pass
-    monkeypatch.setenv("ATTN_DISPATCH_TUNING", str(seconds))
+    monkeypatch.setenv("ATTN_DISPATCH_TUNING", str(seconds or "nan"))
     with pytest.raises(ValueError, match="ATTN_DISPATCH_TUNING: expected a positive number"):
         if seconds != "3":
             settings.current()
         else:
             raise ValueError("ATTN_DISPATCH_TUNING: expected a positive number")
+    for nothing in ("off", "0", ""):
+        monkeypatch.setenv("ATTN_DISPATCH_TUNING", nothing)
+        assert settings.current().tuning_seconds is None
 
 
 def test_numbers():
@@ -347,6 +393,7 @@ def test_the_command(toy, tmp_path, capsys, monkeypatch):
     )
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     with pytest.raises(ValueError, match="its own"):
         main(["tune", str(script), "a", "--b"])
     printed = capsys.readouterr()
@@ -357,16 +404,27 @@ def test_the_command(toy, tmp_path, capsys, monkeypatch):
     ("arguments", "error"),
     [
         (["nowhere.py"], "error: nowhere.py: no such file"),
-        (["nowhere.json"], "No such file or directory"),
-        (["--seconds", "0", "calls.json"], "error: seconds: expected a positive number"),
+        (["nowhere.json"], "error: nowhere.json: no such file"),
+        (
+            ["--seconds", "0", "calls.json"],
+            "argument --seconds: seconds: expected a positive number",
+        ),
+        (["calls.JSON", "--inference"], "error: calls.JSON holds calls; unknown: --inference"),
+        (["calls", "a"], "error: calls holds calls; unknown: a"),
     ],
 )
-def test_wrong_commands(toy, arguments, error, tmp_path, monkeypatch):
+def test_wrong_commands(toy, arguments, error, tmp_path, monkeypatch, capsys):
     from attn_dispatch.cli import main
 
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=error):
+    for name in ("calls", "calls.json", "calls.JSON"):
+        (tmp_path / name).write_text("[]")
+    with pytest.raises(SystemExit) as raised:
         main(["tune", *arguments])
+    assert error in f"{raised.value} {capsys.readouterr().err}"
+    monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(tmp_path))
+    with pytest.raises(SystemExit, match="is no file that winners can be kept in"):
+        main(["tune", "calls.json"])
 
 
 def test_an_interrupted_write_leaves_the_file_alone(toy, tmp_path):

@@ -16,6 +16,9 @@ from typing import Any, Literal, get_args
 import jax
 import platformdirs
 
+TUNING = "ATTN_DISPATCH_TUNING"
+"""The environment variable that says how many seconds calls are tuned for; "off" is not at all."""
+
 OFF = "off"
 """What a variable says of a file or folder in which nothing is to be kept."""
 
@@ -67,9 +70,9 @@ def _from_environment() -> Settings:
 
 
 def _tuning_seconds() -> float | None:
-    text, name = _variable("ATTN_DISPATCH_TUNING", "")
+    text, name = _variable(TUNING, "")
     try:
-        return _checked_seconds(float(text), name) if text else None
+        return checked_seconds(float(text), name) if text and text not in (OFF, "0") else None
     except ValueError:
         raise ValueError(f"{name}: expected a positive number of seconds, got {text!r}") from None
 
@@ -97,7 +100,8 @@ def _checked_dropout(choice: Any, name: str = "sharded_dropout") -> ShardedDropo
     return choice
 
 
-def _checked_seconds(seconds: Any, name: str = "seconds") -> float:
+def checked_seconds(seconds: Any, name: str = "seconds") -> float:
+    """Them, if they are positive and finite; a ValueError if not."""
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 < seconds < float("inf"):
         raise ValueError(f"{name}: expected a positive number of seconds, got {seconds!r}")
@@ -192,9 +196,11 @@ def tuning(seconds: float = 30.0) -> Iterator[None]:
     are tuned apart. Calls with dropout are not tuned: both passes must draw the same mask.
 
     Arrays of the call's size are made beside what the program holds already. A program that was
-    compiled before is compiled again inside of the block. The environment variable
-    ATTN_DISPATCH_WINNERS names the file, and ATTN_DISPATCH_TUNING, a number of seconds, does
-    without the block what it does.
+    compiled before is compiled again inside of the block, and outside of it stays as it was: tune
+    before the first call. A block inside of a jitted function does nothing.
+
+    The environment variable ATTN_DISPATCH_WINNERS names the file, and ATTN_DISPATCH_TUNING, a
+    number of seconds, does without the block what it does.
 
     Args:
       seconds: after so many, no more engines are tried for a call in one direction.
@@ -202,5 +208,5 @@ def tuning(seconds: float = 30.0) -> Iterator[None]:
     Raises:
       ValueError: for anything but a positive number of seconds.
     """
-    with override(tuning_seconds=_checked_seconds(seconds)):
+    with override(tuning_seconds=checked_seconds(seconds)):
         yield

@@ -85,7 +85,7 @@ class Extra:
                 *reasons,
                 f"{self.NAME}: not_supported_reasons: expected sentences, got {own!r}",
             )
-        return (*reasons, *own)
+        return (*reasons, *own) or self._without_plan(spec, device)
 
     def unusable_reason(self, device: Device) -> str:
         if self._failure:
@@ -93,9 +93,21 @@ class Extra:
         if self.PLATFORM != device.platform:
             return f"{self.NAME} runs on {self.PLATFORM}, and this is {device}"
         try:
-            return getattr(self._module, "unusable_reason", lambda device: "")(device) or ""
+            reason = getattr(self._module, "unusable_reason", lambda device: "")(device) or ""
         except Exception as error:
             return self._failed("unusable_reason", error)
+        is_text = isinstance(reason, str)
+        return reason if is_text else f"{self.NAME}: unusable_reason: expected str, got {reason!r}"
+
+    def _without_plan(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+        """The reason not to run a call that cannot be planned."""
+        try:
+            plan = self._module.plan(spec, device)
+        except Exception as error:
+            return (self._failed("plan", error),)
+        if isinstance(plan, Plan) and isinstance(plan.workspace_bytes, int):
+            return ()
+        return (f"{self.NAME}: plan: expected a Plan, got {plan!r}",)
 
     def _failed(self, function: str, error: Exception) -> str:
         return f"{self.NAME}: {function} failed: {type(error).__name__}: {error}"
@@ -115,12 +127,22 @@ class Extra:
     def forward(
         self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, ...]:
-        return self._checked(spec, "forward", self._module.forward(spec, device, operands))
+        return self._computed("forward", spec, device, operands)
 
     def backward(
         self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, ...]:
-        return self._checked(spec, "backward", self._module.backward(spec, device, operands))
+        return self._computed("backward", spec, device, operands)
+
+    def _computed(
+        self, function: str, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, ...]:
+        try:
+            results = getattr(self._module, function)(spec, device, operands)
+        except Exception as error:
+            error.add_note(f"in {function} of {self.NAME}, an implementation of {self._package}")
+            raise
+        return self._checked(spec, function, results)
 
     def _checked(self, spec: AttentionSpec, function: str, results: Any) -> tuple[jax.Array, ...]:
         expected = [f"{x.dtype.name}{list(x.shape)}" for x in spec.results]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--seconds", type=float, default=30.0, metavar="S",
+        "--seconds", type=_seconds, default=30.0, metavar="S",
         help="try no more engines for a call and direction after so many (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
@@ -52,24 +53,42 @@ def main(args: argparse.Namespace) -> None:
     kept = winners.winners_file()
     if kept is None:
         raise SystemExit(f"error: {winners.FILE}={settings.OFF}: winners are not kept")
+    if reason := winners.not_writable(kept):
+        raise SystemExit(f"error: {reason}")
     print(f"winners are kept in {kept}", flush=True)
+    if not args.file.is_file():
+        raise SystemExit(f"error: {args.file}: no such file")
+    if not _holds_calls(args.file):
+        # The script may change its folder, and make calls in threads of its own.
+        os.environ[winners.FILE] = str(kept.absolute())
+        os.environ[settings.TUNING] = str(args.seconds)
+        _run(args.file, args.arguments)
+        return
+    if args.arguments:
+        raise SystemExit(f"error: {args.file} holds calls; unknown: {' '.join(args.arguments)}")
     try:
-        tuning = settings.tuning(args.seconds)
-        with tuning:
-            if args.file.suffix == ".json":
-                _tune_calls(args.file, is_inference=args.inference)
-            else:
-                _run(args.file, args.arguments)
+        with settings.tuning(args.seconds):
+            _tune_calls(args.file, is_inference=args.inference)
     except (OSError, ValueError) as error:
-        if args.file.suffix != ".json":
-            raise  # the script's own
         raise SystemExit(f"error: {error}") from error
+
+
+def _seconds(text: str) -> float:
+    try:
+        return settings.checked_seconds(float(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _holds_calls(file: Path) -> bool:
+    """Whether it is JSON, by its name or by how it begins, and not a script."""
+    if file.suffix.lower() in (".json", ".py"):
+        return file.suffix.lower() == ".json"
+    return file.read_bytes()[:100].lstrip()[:1] in (b"[", b"{")
 
 
 def _run(file: Path, arguments: list[str]) -> None:
     """As `python file arguments` would."""
-    if not file.is_file():
-        raise SystemExit(f"error: {file}: no such file")
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.resolve().parent))
     runpy.run_path(str(file), run_name="__main__")
@@ -90,4 +109,6 @@ def _tune_calls(file: Path, *, is_inference: bool) -> None:
             except RuntimeError as error:
                 raise SystemExit(f"error: {error}") from error
             if found is None:
-                print("not tuned", flush=True)
+                print(
+                    "not tuned: there is nothing to choose from, or nothing of it ran", flush=True
+                )

@@ -98,8 +98,13 @@ class Contestant:
         return f"{self.choice.NAME} {self.engine}".strip()
 
     def others(self, device: Device) -> tuple[str, ...]:
-        """The engines that are like its own."""
-        return self.choice.implementation.other_engines(self.choice.chain.spec, device)
+        """The engines that are like its own; none of an implementation that cannot say."""
+        implementation = self.choice.implementation
+        try:
+            return implementation.other_engines(self.choice.chain.spec, device)
+        except Exception as error:  # of a package of somebody else's
+            screen.said(f"{implementation.NAME}: other_engines failed: {_first_line(error)}")
+            return ()
 
 
 @dataclass

@@ -5,8 +5,8 @@
       "untuned": "cudnn", "microseconds": {"cudnn 6 KERNEL_CFG=2 STREAM_K=1": 512.3, …}}]}
 
 A scale is no part of the call, nor is whether lse is a result: they change no time. What stands in
-the file is believed as long as the device has that name and the libraries those versions; a file
-that cannot be read is as good as none, with a line in the log.
+the file is believed as long as the device has that name and the libraries those versions. From a
+file that cannot be read nothing is taken, with a line in the log, and nothing is written over it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -100,14 +101,30 @@ def keep(winner: Winner) -> None:
     """Write it down, in the place of what was kept of the same call.
 
     Raises:
-      OSError: where that cannot be.
+      OSError: where that cannot be: what is there and cannot be read is left as it is.
     """
-    file = winners_file()
-    if file is None:
+    if (file := winners_file()) is None:
         return
+    if reason := not_writable(file):
+        raise OSError(reason)
+    file = file.resolve()  # of a link what it points to is replaced
     file.parent.mkdir(parents=True, exist_ok=True)
     with _locked(file):
-        _replace(file, {**_kept(file), winner.key: winner})
+        kept = _kept(file)
+        if kept is None:
+            raise OSError(f"{file} cannot be read as winners, and is left as it is")
+        _replace(file, {**kept, winner.key: winner})
+
+
+def not_writable(file: Path) -> str:
+    """Why no winners can be kept there; empty if they can, as far as one can tell."""
+    if file.exists():
+        is_file = file.is_file()
+        return "" if is_file else f"{file} is no file that winners can be kept in"
+    folder = next(x for x in file.absolute().parents if x.exists())
+    if folder.is_dir() and os.access(folder, os.W_OK):
+        return ""
+    return f"{folder} is no folder that winners can be written to"
 
 
 def winners_file() -> Path | None:
@@ -115,8 +132,8 @@ def winners_file() -> Path | None:
     return kept_at(FILE, "winners.json")
 
 
-def _kept(file: Path) -> dict[str, Winner]:
-    """What the file holds, by key."""
+def _kept(file: Path) -> dict[str, Winner] | None:
+    """What the file holds, by key; None of one that cannot be read."""
     try:
         facts = file.stat()
     except OSError:
@@ -125,16 +142,16 @@ def _kept(file: Path) -> dict[str, Winner]:
 
 
 @lru_cache(maxsize=4)
-def _read(file: Path, *_: int) -> dict[str, Winner]:
+def _read(file: Path, *_: int) -> dict[str, Winner] | None:
     """The same of a file with this time, size and number, so that each version is read once."""
     try:
         content = json.loads(file.read_text())
         if content["format"] != _FORMAT:
             raise ValueError(f"expected format {_FORMAT}, got {content['format']!r}")
         return {x.key: x for x in (_winner(entry) for entry in content["winners"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         _log.warning("%s: no winners are read: %s: %s", file, type(error).__name__, error)
-        return {}
+        return None
 
 
 def _winner(entry: dict[str, Any]) -> Winner:
@@ -142,8 +159,11 @@ def _winner(entry: dict[str, Any]) -> Winner:
     for field in fields(Winner):
         value = getattr(winner, field.name)
         kind = str if field.type == "str" else dict
-        if not isinstance(value, kind) or (field.name == "microseconds" and not value):
+        if not isinstance(value, kind):
             raise ValueError(f"{field.name}: expected {field.type}, got {value!r}")
+    times = winner.microseconds
+    if not times or not all(isinstance(x, int | float) for x in times.values()):
+        raise ValueError(f"microseconds: expected numbers by names, got {times!r}")
     return winner
 
 
@@ -157,11 +177,20 @@ def _replace(file: Path, kept: Mapping[str, Winner]) -> None:
     try:
         with open(handle, "w", encoding="utf-8") as opened:
             opened.write(text + "\n")
+            os.fchmod(handle, _mode(file))
         os.replace(name, file)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def _mode(file: Path) -> int:
+    """The file's own, that of a new file as the process makes them."""
+    with contextlib.suppress(OSError):
+        return stat.S_IMODE(file.stat().st_mode)
+    os.umask(mask := os.umask(0))
+    return 0o666 & ~mask
 
 
 @contextlib.contextmanager
