@@ -253,6 +253,21 @@ def test_what_is_kept_is_told_from_what_is_not(toy, tmp_path, monkeypatch):
             winners.keep(winner)
 
 
+def test_an_interrupt_stops_after_the_contestant_whose_turn_it_is(toy, monkeypatch, capsys):
+    """As one in the thread that waits; with engines enough for minutes."""
+    begun, original = threading.Event(), contest._try
+    monkeypatch.setattr(contest, "_try", lambda *x: (begun.set(), original(*x))[1])
+
+    def interrupted(future):
+        begun.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("concurrent.futures.Future.result", interrupted)
+    with tuning(), pytest.raises(KeyboardInterrupt):
+        contest.hold(SPEC, CPU)
+    assert "interrupted" in capsys.readouterr().err and select.winner(SPEC, CPU) is None
+
+
 def test_times_that_are_no_numbers(toy, caplog):
     with tuning():
         contest.hold(SPEC, CPU)

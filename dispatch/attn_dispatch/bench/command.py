@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -24,7 +25,8 @@ Measure attention beside every other package that is installed: wall time, devic
 what the first call costs. All take turns in one run, torch in a process of its own. A package that
 is absent or refuses a call is listed with its reason.
 
-The JSON file is saved after each cell. --plot makes plots and a table of such files.
+The JSON file is saved after each cell; one of an earlier run is left alone. --plot makes plots and
+a table of such files.
 """
 
 
@@ -105,16 +107,17 @@ def main(args: argparse.Namespace) -> None:
     report = Report(facts, {x: getattr(args, x) for x in asked})
     grids = "+".join(dict.fromkeys(cell.grid for cell in cells))
     kind = "bench" if grids == "+".join(GRIDS) else f"bench-{grids}"
-    path = folder / f"{file_name(kind, facts)}.json"
+    path = _unused(folder / f"{file_name(kind, facts)}.json")
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}: {len(cells)} cells")
     for name, reason in facts["absent"].items():
         print(f"absent: {name}: {reason}")
     print(f"TFLOP/s, {' / '.join(directions)}", flush=True)
     for _ in watched(run(cells, here, directions, options, report, path), len(cells)):
         pass
-    if report.stopped:
+    if report.not_measured:
         print(f"{report.stopped}: {len(report.not_measured)} cells were not measured")
-    print(path)
+    if path.exists():
+        print(path)
     if report.stopped == "interrupted":
         sys.exit(130)
     sys.exit(0 if report.peers else 1)
@@ -147,6 +150,12 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
     if not cells:
         raise ValueError(f"no cell of {', '.join(grids)} is named like {args.cells!r}")
     return cells
+
+
+def _unused(path: Path) -> Path:
+    """The path, numbered where there are results of an earlier run: of other cells, or as long."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(x for x in itertools.chain([path], numbered) if not x.exists())
 
 
 def _folder(option: str, folder: Path) -> Path:

@@ -71,6 +71,8 @@ def main(args: argparse.Namespace) -> None:
             _tune_calls(args.file, is_inference=args.inference)
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def _seconds(text: str) -> float:

@@ -63,9 +63,22 @@ def hold(spec: AttentionSpec, device: Device) -> Winner | None:
             return None
         _check_surroundings(device)
         # A thread of its own is inside of no transformation, mesh or other context of the caller's.
+        stop = threading.Event()
         with ThreadPoolExecutor(1, "attn_dispatch tuning") as pool:
             surroundings = settings.current()
-            return pool.submit(_held, spec, device, contestants, surroundings).result()
+            held = pool.submit(_held, spec, device, contestants, surroundings, stop)
+            try:
+                return held.result()
+            except KeyboardInterrupt:
+                stop.set()  # after the contestant whose turn it is
+                raise
+
+
+class _Stopped(Exception):
+    """Whoever asked is no longer interested."""
+
+    def __str__(self) -> str:
+        return "interrupted"
 
 
 def _is_not_tuned(spec: AttentionSpec) -> bool:
@@ -147,6 +160,7 @@ def _held(
     device: Device,
     contestants: Sequence[Contestant],
     surroundings: settings.Settings,
+    stop: threading.Event,
 ) -> Winner | None:
     seconds = surroundings.tuning_seconds or 0.0
     start = time.monotonic()
@@ -158,7 +172,9 @@ def _held(
     ):
         try:
             arrays = _arrays(spec, device)
-            standings, winner = _ranked(spec, device, contestants, arrays, start + seconds, say)
+            standings, winner = _ranked(
+                spec, device, contestants, arrays, start + seconds, say, stop
+            )
         except Exception as error:
             # Memory that is not there, an untuned choice that fails: the call goes on without.
             screen.said(f"not tuned: {_short(spec)}: {_first_line(error)}")
@@ -197,11 +213,14 @@ def _ranked(
     arrays: Mapping[str, jax.Array],
     deadline: float,
     say: screen.Say,
+    stop: threading.Event,
 ) -> tuple[_Standings, Winner]:
     untuned, standings = contestants[0], _Standings()
     expected = _try(untuned, device, arrays, standings)
 
     def consider(contestant: Contestant) -> None:
+        if stop.is_set():
+            raise _Stopped
         best = standings.best(1)[0]
         say(f"{len(standings.seconds)} timed, best {best.name}; now {contestant.name}")
         try:
@@ -216,6 +235,8 @@ def _ranked(
         consider(contestant)
     for contestant in list(standings.best(len(contestants))):
         _try_engines(spec, device, contestant, standings, consider, deadline)
+    if stop.is_set():
+        raise _Stopped
     order = _final(untuned, standings)
     return standings, _winner(spec, device, untuned, standings, order)
 
