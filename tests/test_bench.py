@@ -7,6 +7,7 @@ import json
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -301,13 +302,13 @@ def test_a_run(capsys, tmp_path, monkeypatch):
 
 
 def test_results_of_an_earlier_run_are_left_alone(capsys, tmp_path, monkeypatch):
-    monkeypatch.setitem(GRIDS, "small", (TINY, WINDOW))
+    monkeypatch.setitem(GRIDS, "small", (TINY, replace(TINY, family="d16 causal", head_dim=16)))
     words = "--grid small --peer ours --rounds 1 --seconds 0.0001 --results".split()
-    for cells in ("d8*", "tiny w*"):
+    for cells in ("d8*", "d16*"):
         assert bench(capsys, *words, str(tmp_path), "--cells", cells)[0] == 0
     first, second = sorted(tmp_path.iterdir(), key=lambda path: len(path.name))
     assert second.name == f"{first.stem}-2.json"
-    assert "d8 causal" in first.read_text() and "tiny window" in second.read_text()
+    assert "d8 causal" in first.read_text() and "d16 causal" in second.read_text()
 
 
 def test_the_time_limit_stops_and_saves(tmp_path):
