@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,21 @@ def test_they_are_those_that_training_asks_for(file, folder):
         for function in (call, step):
             jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",))
     assert len(made) == 3 and {x.name for x in folder.iterdir()} == made
+
+
+@needs_cudnn
+def test_plans_that_cannot_be_kept_are_an_error(file, folder, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    # A shape of its own: what the process has planned before is not written again.
+    call = {"query": "bfloat16[5,320,4,64]", "key": "query", "value": "query"}
+    file.write_text(json.dumps([call]))
+    monkeypatch.setattr(plan_store, "_not_kept", {})
+    monkeypatch.setattr(plan_store.os, "replace", full)
+    with pytest.raises(SystemExit, match="not all plans are kept: No space left on device"):
+        main(["plan", "--target", "sm90", str(file)])
+    assert not list(folder.glob("*.plan"))
 
 
 @needs_cudnn

@@ -72,7 +72,7 @@ def _from_environment() -> Settings:
 def _tuning_seconds() -> float | None:
     text, name = _variable(TUNING, "")
     try:
-        return checked_seconds(float(text), name) if text and text not in (OFF, "0") else None
+        return checked_seconds(float(text), name) if text.lower() not in ("", "0", OFF) else None
     except ValueError:
         raise ValueError(f"{name}: expected a positive number of seconds, got {text!r}") from None
 
@@ -112,7 +112,7 @@ def kept_at(variable: str, name: str) -> Path | None:
     """Where something is kept for other processes, which need not exist: what an environment
     variable names, else `name` in the user's cache folder; None where the variable says OFF."""
     named = os.environ.get(variable)
-    if named == OFF:
+    if named and named.lower() == OFF:
         return None
     if named:
         return Path(os.path.expanduser(named))

@@ -37,6 +37,9 @@ _STALE = 3600.0
 
 _log = logging.getLogger("attn_dispatch")
 
+_not_kept: dict[Path, str] = {}
+"""Files that this process could not write, and why."""
+
 
 def plan(
     backend: ModuleType | PlanningProcess, attributes: Mapping[str, Any], properties: str
@@ -66,6 +69,11 @@ def plan(
 def plans_folder() -> Path | None:
     """Where plans are kept, which need not exist; None if they are not."""
     return kept_at(FOLDER, "plans")
+
+
+def not_kept() -> list[str]:
+    """Why plans of this process are not in the folder, a sentence for each reason."""
+    return list(dict.fromkeys(_not_kept.values()))
 
 
 def _read(file: Path) -> str | None:
@@ -114,8 +122,10 @@ def _write(file: Path, line: str) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
+        _not_kept.pop(file, None)
         _bound(file.parent)
     except OSError as error:
+        _not_kept[file] = str(error.strerror or error)
         _log.debug("%s: not kept: %s", file, error)
 
 

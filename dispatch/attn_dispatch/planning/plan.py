@@ -47,7 +47,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def main(args: argparse.Namespace) -> None:
-    """Plan the calls of the file; ends the process with status 1 if one is refused."""
+    """Plan the calls of the file; ends the process with status 1 if one is refused or not kept."""
     folder = plan_store.plans_folder()
     try:
         device = default_device() if args.target is None else parse(args.target)
@@ -77,6 +77,8 @@ def main(args: argparse.Namespace) -> None:
             said, is_planned = _planned(each, device)
             is_refused |= not is_planned
             print(f"  {name:19s}{1e3 * (time.perf_counter() - start):6.0f} ms  {said}", flush=True)
+    if reasons := plan_store.not_kept():
+        raise SystemExit(f"error: not all plans are kept: {'; '.join(reasons)}")
     if is_refused:
         raise SystemExit(1)
 
