@@ -16,6 +16,9 @@ from attn_dispatch.flash.call import FlashCall
 BACKEND = "cute"
 """The kernels on a GPU; "reference" is the same in plain JAX."""
 
+_LARGEST_TILE = 128
+"""Rows of queries that a backward kernel takes at once, at most."""
+
 
 def forward(
     call: FlashCall, qkv: Sequence[jax.Array], offsets: tuple[jax.Array, ...], scale: float
@@ -36,22 +39,12 @@ def backward(
 
 
 def workspace_bytes(call: FlashCall, sequences: int) -> int:
-    """What the backward pass accumulates in float32, rows of a sequence rounded up to a tile
-    (fa4_jax.kernels.CuteBackend.vjp)."""
+    """What the backward pass accumulates in float32: the query's gradient and two numbers a row,
+    rows of a sequence rounded up to a tile (fa4_jax.kernels.CuteBackend.vjp)."""
     if not call.backward:
         return 0
-    tiles = _LARGEST_TILE * (sequences + 1)
-    rows_q, rows_kv = (
-        (rows if call.is_packed else call.batch * rows) + tiles
-        for rows in (call.rows_q, call.rows_kv)
-    )
-    floats = rows_q * call.num_heads * (call.head_dim + 2)
-    if call.num_heads != call.num_kv_heads:
-        floats += 2 * rows_kv * call.num_kv_heads * call.head_dim
-    return 4 * floats
-
-
-_LARGEST_TILE = 128
+    rows = call.rows_q if call.is_packed else call.batch * call.rows_q
+    return 4 * (rows + _LARGEST_TILE * (sequences + 1)) * call.num_heads * (call.head_dim + 2)
 
 
 def _backend(call: FlashCall, scale: float) -> tuple[Any, Any]:
