@@ -111,4 +111,6 @@ class _Padded(Ours):
         return _Asked(dot_product_attention, PADDED, lengths, self._options(cell))
 
 
-PEERS = (Ours(None), Ours("cudnn"), Ours("flash"), _SegmentIds(), _Padded())
+PEERS = (
+    Ours(None), Ours("cudnn"), Ours("flash"), Ours("fa4"), _SegmentIds(), _Padded()
+)  # fmt: skip

@@ -1,0 +1,121 @@
+"""FlashAttention-4 in programs: a scan, remat, threads, a mesh; and sizes nobody chose."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from test_flash_programs import assert_close, attend, gradients, packed
+from test_runtime import arrays, device_bytes_in_use, pool_bytes
+
+from attn_dispatch import fa4
+from attn_dispatch.devices.target import default_device
+
+
+@pytest.fixture(autouse=True)
+def usable():
+    if reason := fa4.unusable_reason(default_device()):
+        pytest.skip(reason)
+
+
+def by_fa4(q, k, v):
+    return attend(q, k, v, "fa4")
+
+
+def packed_by_fa4(q, k, v):
+    return packed(q, k, v, "fa4")
+
+
+@pytest.mark.parametrize("call", [by_fa4, packed_by_fa4])
+def test_two_hundred_calls_do_not_grow_memory(call, record):
+    step, operands = gradients(call), arrays(0, k=8)
+    for _ in range(20):
+        jax.block_until_ready(step(*operands))
+    before = device_bytes_in_use() - pool_bytes()
+    for _ in range(200):
+        results = step(*operands)
+    jax.block_until_ready(results)
+    after = device_bytes_in_use() - pool_bytes()
+    record(call=call.__name__, outside_pool_before=before, outside_pool_after=after)
+    assert after <= before
+
+
+def test_a_scan_of_layers_under_remat():
+    q, k, v, _ = arrays(1, k=8)
+
+    def loss(q, implementation):
+        @jax.checkpoint
+        def layer(x, _):
+            mixed = attend(x, k, v, implementation)
+            return (x + packed(mixed, k, v, implementation)).astype(x.dtype), None
+
+        return jax.lax.scan(layer, q, length=3)[0].astype(jnp.float32).sum()
+
+    found = [jax.jit(jax.grad(loss), static_argnums=1)(q, x) for x in ("fa4", "xla")]
+    assert_close(*found, tolerance=0.05)
+
+
+def test_slices_of_stacked_operands():
+    """As in a scan over layers: the calls read slices of one array and write into one."""
+    operands = [jnp.stack([x, -x, 2 * x]) for x in arrays(6, k=8)]
+
+    def each(implementation):
+        step = gradients(lambda *x: packed(*x, implementation))
+        return jax.jit(lambda *x: jax.lax.scan(lambda _, y: (None, step(*y)), None, x)[1])
+
+    assert_close(each("fa4")(*operands), each("xla")(*operands))
+
+
+def test_threads_each_get_their_own_results():
+    step, wrong = gradients(packed_by_fa4), []
+    operands = {seed: arrays(seed, k=8) for seed in range(4)}
+    expected = {seed: np.asarray(step(*x)[0]) for seed, x in operands.items()}
+
+    def run(seed: int) -> None:
+        for _ in range(20):
+            if not np.array_equal(np.asarray(step(*operands[seed])[0]), expected[seed]):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_mesh_of_the_devices_that_are_here():
+    devices = np.array(jax.devices())
+    mesh = Mesh(devices.reshape(len(devices), 1), ("data", "model"))
+    operands = arrays(7, b=2 * len(devices), k=8)
+    sharding = NamedSharding(mesh, PartitionSpec("data", None, "model", None))
+    found = gradients(packed_by_fa4)(*(jax.device_put(x, sharding) for x in operands))
+    assert_close(found, gradients(packed)(*operands))
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        {"b": 1, "t": 3, "n": 3, "k": 3},
+        {"b": 3, "t": 1000, "n": 6, "k": 6, "h": 72},
+        {"b": 1, "t": 129, "n": 1, "k": 1, "h": 128},
+        {"b": 300, "t": 64, "n": 2, "k": 2, "h": 32},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("with_lengths", [False, True])
+def test_sizes_that_nobody_chose(size, with_lengths):
+    operands = arrays(2, **size)
+    options = {}
+    if with_lengths:
+        lengths = jnp.arange(size["b"], dtype=jnp.int32) % (size["t"] + 1)
+        options = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
+    found = [
+        gradients(lambda *x, name=name: attend(*x, name, **options))(*operands)
+        for name in ("fa4", "xla")
+    ]
+    assert_close(*found)
