@@ -20,6 +20,7 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 struct OptionTensors {
   Tensor lengths_q, lengths_kv;
   Tensor offsets_query, offsets_key, offsets_value, offsets_out, offsets_lse;
+  Tensor page_table;
   Tensor bias, sinks, seed, seed_offset;
   std::vector<Tensor> node_arrays;
 };
@@ -48,6 +49,17 @@ class CallTensors {
   Tensor rows_operand(const char* name, const Side& side, int64_t dim) {
     Tensor tensor = graph_.tensor(Tensor_attributes().set_name(name));
     lay_out_rows(tensor, side, dim);
+    return tensor;
+  }
+
+  // Key or value [num_pages, page_size, heads, dim], or like other rows where they are not in
+  // pages.
+  Tensor keys_operand(const char* name, int64_t dim) {
+    if (!s_.is_paged()) return rows_operand(name, keys, dim);
+    Tensor tensor = graph_.tensor(Tensor_attributes().set_name(name));
+    tensor->set_dim({s_.num_pages, keys.heads, s_.page_size, dim})
+        .set_stride({s_.page_size * keys.heads * dim, dim, keys.heads * dim, 1});
+    number(tensor, s_.num_pages * s_.page_size * keys.heads * dim * bytes_of(dtype));
     return tensor;
   }
 
@@ -91,6 +103,9 @@ class CallTensors {
         if (tensor == &t.offsets_lse && !s_.has_statistics()) break;
         *tensor = operand(name, Type::INT32, {s_.batch + 1, 1, 1, 1});
       }
+    }
+    if (s_.is_paged()) {
+      t.page_table = operand("page_table", Type::INT32, {s_.batch, 1, s_.most_pages(), 1});
     }
     if (s_.has_bias()) {
       t.bias = graph_.tensor(Tensor_attributes().set_name("bias"));

@@ -25,14 +25,19 @@ class GraphBuilder {
 
   void forward() {
     Tensor q = tensors_.rows_operand("query", tensors_.queries, s_.head_dim);
-    Tensor k = tensors_.rows_operand("key", tensors_.keys, s_.head_dim);
-    Tensor v = tensors_.rows_operand("value", tensors_.keys, s_.head_dim_v);
+    Tensor k = tensors_.keys_operand("key", s_.head_dim);
+    Tensor v = tensors_.keys_operand("value", s_.head_dim_v);
     const OptionTensors options = tensors_.option_operands();
     pack({{q, options.offsets_query}, {k, options.offsets_key}, {v, options.offsets_value}});
 
     auto attributes =
         fe::graph::SDPA_attributes().set_name("sdpa").set_generate_stats(s_.needs_lse);
     apply(attributes, options);
+    if (options.page_table) {
+      attributes.set_paged_attention_k_table(options.page_table)
+          .set_paged_attention_v_table(options.page_table)
+          .set_paged_attention_max_seq_len_kv(static_cast<int32_t>(s_.seq_len_kv));
+    }
     if (options.sinks) attributes.set_sink_token(options.sinks);
     Tensor row_max, row_sum, keep;
     if (s_.needs_max) {
@@ -162,6 +167,8 @@ Status check(const SdpaSpec& s) {
     return wrong("a head dim is not a multiple of 8");
   if (s.is_packed() != (s.packed_rows_kv > 0) || (s.is_packed() && !s.has_lengths))
     return wrong("packed arrays need rows on both sides and lengths");
+  if (s.is_paged() && (s.backward || s.is_packed() || !s.has_lengths || s.num_pages < 1))
+    return wrong("keys in pages need pages and lengths, and go forward alone, not packed");
   return {};
 }
 

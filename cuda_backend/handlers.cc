@@ -122,9 +122,12 @@ class Buffers {
  public:
   Buffers(const SdpaSpec& spec, const Plan& plan, const ffi::RemainingArgs& args,
           const ffi::RemainingRets& rets)
-      : flags_(spec.clears_rows ? 2 : 0) {
+      : flags_(!spec.clears_rows ? 0
+               : spec.backward   ? 2
+                                 : 1) {
     sizes_.reserve(flags_ + plan.buffer_bytes.size());
-    if (spec.clears_rows) sizes_ = {spec.rows_q(), spec.rows_kv()};
+    if (spec.clears_rows) sizes_ = {spec.rows_q()};
+    if (flags_ == 2) sizes_.push_back(spec.rows_kv());
     sizes_.insert(sizes_.end(), plan.buffer_bytes.begin(), plan.buffer_bytes.end());
     first_result_ = args.size();
     const size_t count = args.size() + rets.size();

@@ -35,6 +35,8 @@ struct Text : std::string {
   FIELD(bool, has_lengths)      /* lengths_q, lengths_kv are operands */        \
   FIELD(int64_t, packed_rows_q) /* rows of packed arrays; 0: not packed */      \
   FIELD(int64_t, packed_rows_kv)                                                \
+  FIELD(int64_t, page_size)     /* of key and value in pages; 0: they are not */ \
+  FIELD(int64_t, num_pages)     /* that there are of them */                    \
   FIELD(bool, bends_scores)     /* by more than what is added to them */        \
   FIELD(bool, moves_scores)     /* by more than a soft cap */                   \
   FIELD(Text, score_nodes)      /* how: score_program.h; "": they do not */     \
@@ -63,6 +65,9 @@ struct SdpaSpec {
   int64_t rows_q() const { return is_packed() ? packed_rows_q : batch * seq_len_q; }
   int64_t rows_kv() const { return is_packed() ? packed_rows_kv : batch * seq_len_kv; }
   bool is_packed() const { return packed_rows_q > 0; }
+  bool is_paged() const { return page_size > 0; }
+  // Of one sequence.
+  int64_t most_pages() const { return (seq_len_kv + page_size - 1) / page_size; }
   // Of the largest packed array.
   int64_t packed_elements() const {
     return std::max(packed_rows_q * num_heads, packed_rows_kv * num_kv_heads) *

@@ -12,6 +12,7 @@ import numpy as np
 
 from attn_dispatch.call.conventions import warn_of_conventions
 from attn_dispatch.call.masks_as_windows import with_window
+from attn_dispatch.call.shapes import PAGED, CallShape, check_pages, check_qkv
 from attn_dispatch.call.spec import AttentionOptions, CausalAlignment, mod_operands
 from attn_dispatch.call.static_arguments import (
     Side,
@@ -42,7 +43,7 @@ class Call:
 ARRAY_ARGUMENTS = (
     "query", "key", "value", "bias", "mask", "query_seq_lengths", "key_value_seq_lengths",
     "query_segment_ids", "key_value_segment_ids", "cu_seqlens_q", "cu_seqlens_kv",
-    "alibi_slopes", "sinks", "dropout_key",
+    "alibi_slopes", "sinks", "dropout_key", "key_pages", "value_pages", "page_table",
 )  # fmt: skip
 """The arguments of the public calls that are arrays."""
 
@@ -87,10 +88,12 @@ def normalise(
       ValueError: with expected and got, for whatever does not fit together.
     """
     given = {n: jnp.asarray(arrays[n]) for n in ARRAY_ARGUMENTS if arrays.get(n) is not None}
-    for name in ("query", "key", "value"):
+    needed = PAGED if "page_table" in given else ("query", "key", "value")
+    for name in needed:
         if name not in given:
             raise ValueError(f"{name}: expected an array, got None")
-    shape = _check_qkv(given["query"], given["key"], given["value"])
+    check = check_pages if "page_table" in given else check_qkv
+    shape = check(*(given[name] for name in needed))
     _complete_segment_ids(given, shape)
     if max_segments is not None:
         max_segments = _check_max_segments(max_segments, "query_segment_ids" in given)
@@ -99,7 +102,7 @@ def normalise(
     left, right = check_window(local_window_size)
     window, sides = _static_window(left, right)
 
-    operands = {name: given[name] for name in ("query", "key", "value")}
+    operands = {name: given[name] for name in needed}
     for name, x in given.items():
         if name in ("bias", "mask"):
             operands[name] = _score_shaped(name, x, shape)
@@ -109,6 +112,10 @@ def normalise(
             operands[name] = _segment_ids(name, x, shape)
         elif name.startswith("cu_seqlens"):
             operands[name] = _cu_seqlens(name, x, given["cu_seqlens_q"].shape)
+        elif name.endswith("_pages"):
+            operands[name] = shape.shared(x)
+        elif name == "page_table":
+            operands[name] = _as_int32(x)
         elif name in ("alibi_slopes", "sinks"):
             operands[name] = _per_head(name, x, shape)
     if sides is not None:
@@ -152,6 +159,7 @@ def normalise(
     options, operands = with_window(options, operands)
     warn_of_conventions(
         given,
+        shape,
         is_causal=options.is_causal,
         is_top_left=options.causal_alignment == "top_left",
         has_soft_cap=options.logits_soft_cap is not None,
@@ -159,53 +167,7 @@ def normalise(
     return Call(options, tuple(operands.values()))
 
 
-@dataclass(frozen=True)
-class _Shape:
-    leading: tuple[int, ...]
-    seq_len_q: int
-    seq_len_kv: int
-    num_heads: int
-    head_dim: int
-
-    def shared(self, x: jax.Array) -> jax.Array:
-        """x with leading dims of 1."""
-        return x.reshape((1,) * len(self.leading) + x.shape)
-
-
-def _check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> _Shape:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.ndim < 3:
-            raise ValueError(
-                f"{name}: expected at least 3 dims [..., length, heads, dim], got {list(x.shape)}"
-            )
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
-        if x.dtype != query.dtype:
-            raise ValueError(
-                f"{name}: expected query's dtype {query.dtype.name}, got {x.dtype.name}"
-            )
-    *leading, t, n, h = query.shape
-    *key_leading, s, k, key_h = key.shape
-    if not isinstance(h, int):
-        raise ValueError(f"query: expected a head dim that is known, got the symbol {h}")
-    if key_leading != leading:
-        raise ValueError(f"key: expected query's batch dims {leading}, got {key_leading}")
-    if key_h != h:
-        raise ValueError(f"key: expected query's head dim {h}, got {key_h}")
-    if list(value.shape[:-1]) != [*leading, s, k]:
-        raise ValueError(
-            f"value: expected key's batch dims, length and heads {[*leading, s, k]}, "
-            f"got {list(value.shape[:-1])}"
-        )
-    if (n % k if k else n) != 0:
-        raise ValueError(
-            f"query: expected the number of heads to be a multiple of key's {k}, got {n} (arrays "
-            "are [batch, length, heads, dim])"
-        )
-    return _Shape(tuple(leading), t, s, n, h)
-
-
-def _score_shaped(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+def _score_shaped(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     """bias or mask as [..., 1|N, 1|T, 1|S]; lower ranks extend to the left, as in numpy."""
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     if name == "mask" and x.dtype != jnp.bool_:
@@ -235,7 +197,7 @@ def _of_batch_and_keys(name: str, x: jax.Array, full: tuple[int, ...]) -> str:
     return f"; of [batch, keys] pass {name}[:, None, None, :]"
 
 
-def _lengths(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+def _lengths(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     """[...] int32."""
     _check_integer(name, x)
     allowed = [shape.leading] if shape.leading else [(), (1,)]
@@ -246,7 +208,7 @@ def _lengths(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
     return _as_int32(x.reshape(shape.leading))
 
 
-def _complete_segment_ids(given: dict[str, jax.Array], shape: _Shape) -> None:
+def _complete_segment_ids(given: dict[str, jax.Array], shape: CallShape) -> None:
     """In self attention one array of segment ids serves both sides."""
     sides = ("query_segment_ids", "key_value_segment_ids")
     present = [name for name in sides if name in given]
@@ -262,7 +224,7 @@ def _complete_segment_ids(given: dict[str, jax.Array], shape: _Shape) -> None:
 
 
 def _are_same_lengths(
-    given: Mapping[str, jax.Array], arrays: Mapping[str, Any], shape: _Shape
+    given: Mapping[str, jax.Array], arrays: Mapping[str, Any], shape: CallShape
 ) -> bool:
     """Whether one array each was given for the lengths, ids and cu_seqlens of both sides."""
     pairs = [(x, y) for x, y in _BOTH_SIDES if x in given or y in given]
@@ -311,7 +273,7 @@ def _static_window(
     return (None, None), jnp.stack(sides)
 
 
-def _segment_ids(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+def _segment_ids(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     """[..., T] or [..., S] int32."""
     _check_integer(name, x)
     length = shape.seq_len_q if name.startswith("query") else shape.seq_len_kv
@@ -350,7 +312,7 @@ def _check_integer(name: str, x: jax.Array) -> None:
         raise ValueError(f"{name}: expected an integer dtype, got {x.dtype.name}")
 
 
-def _per_head(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
+def _per_head(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     """[..., N]."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
@@ -364,7 +326,7 @@ def _per_head(name: str, x: jax.Array, shape: _Shape) -> jax.Array:
 def _add_mods(
     operands: dict[str, jax.Array],
     functions: dict[str, tuple[Callable[..., Any] | None, Sequence[Any]]],
-    shape: _Shape,
+    shape: CallShape,
     dtype: jnp.dtype,
 ) -> dict[str, Program]:
     """The programs of the mods by name; what they read becomes operands."""

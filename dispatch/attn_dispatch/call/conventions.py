@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
+from attn_dispatch.call.shapes import CallShape
 from attn_dispatch.warning import AttentionConventionWarning, Line, warn_once
 
 _MANY_HEADS = 128
@@ -15,6 +16,7 @@ _MANY_HEADS = 128
 
 def warn_of_conventions(
     given: Mapping[str, jax.Array],
+    shape: CallShape,
     *,
     is_causal: bool,
     is_top_left: bool,
@@ -24,10 +26,11 @@ def warn_of_conventions(
 
     Args:
       given: the arrays of the call as the caller shaped them, by name.
+      shape: of query and key.
       is_causal, is_top_left, has_soft_cap: its options.
     """
-    *leading, queries, _, _ = given["query"].shape
-    *_, keys, kv_heads, _ = given["key"].shape
+    leading, queries, keys = shape.leading, shape.seq_len_q, shape.seq_len_kv
+    kv_heads = shape.num_kv_heads
     if not all(isinstance(x, int) for x in (*leading, queries, keys, kv_heads)):
         return  # a symbol of jax.export: nobody knows
     if is_causal and is_top_left and queries == 1 and keys > 1:
@@ -42,7 +45,7 @@ def warn_of_conventions(
             "[batch, heads, length, dim] pass jnp.swapaxes(x, -3, -2)"
         )
     for name in ("mask", "bias"):
-        if name in given and leading[-1:] == [queries] and queries > 1:
+        if name in given and leading[-1:] == (queries,) and queries > 1:
             if given[name].shape == (queries, keys):
                 _say(
                     f"{name}: [{queries}, {keys}] is taken for [queries, keys], and the batch is "

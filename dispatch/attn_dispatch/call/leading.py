@@ -19,7 +19,9 @@ import numpy as np
 
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, Operand, is_mod_operand
 
-SHAREABLE = ("bias", "mask", "window", "alibi_slopes", "sinks")
+_PAGES = ("key_pages", "value_pages")
+
+SHAREABLE = ("bias", "mask", "window", "alibi_slopes", "sinks", *_PAGES)
 """Operands that may be shared along any of the dims. A dropout key may be along the last ones: it
 counts the rows that share it. So does mods_start, and what the mods read may be shared further."""
 
@@ -93,6 +95,10 @@ class LeadingCall:
         """The leading dims of an operand that is shared along none that it need not be."""
         if is_mod_operand(name):
             return self.leading("mods_start")
+        if name in _PAGES:  # of as many rows as share it there is one pool
+            leading = self.leading(name)
+            own = max((i + 1 for i, size in enumerate(leading) if size != 1), default=0)
+            return self.dims[:own] + leading[own:]
         return self.dims if name in SHAREABLE else self.leading(name)
 
     def _folded_shape(self, name: str) -> tuple[int, ...]:

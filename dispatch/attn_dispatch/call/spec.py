@@ -11,6 +11,8 @@ operand                shape                      dtype
 ====================== ========================== ===================
 query                  [B, T, N, H]               the call's dtype
 key, value             [B, S, K, H], [B, S, K, V] the call's dtype
+key_pages, value_pages [C, P, page, K, H or V]    the call's dtype
+page_table             [B, M], B % C == 0         int32
 bias                   [1|B, 1|N, 1|T, 1|S]       floating
 mask                   [1|B, 1|N, 1|T, 1|S]       bool, True = attend
 query_seq_lengths      [B]                        int32
@@ -32,7 +34,12 @@ lse, lse_grad          [B, N, T]                  `lse_dtype`
 keep                   [B, N, T, S]               bool
 ====================== ========================== ===================
 
-The last rows belong to the backward pass alone: `lse_grad` only where lse was returned, and `keep`
+A paged call has key_pages, value_pages and page_table in the place of key and value, and S is
+M · page: key s of batch row b is key s % page of page page_table[b, s // page], of the pages of
+pool b // (B / C). It has key_value_seq_lengths, and no gradients; entries of the table past a
+length mean nothing.
+
+The last rows of the table belong to the backward pass alone: `lse_grad` only where lse was returned, and `keep`
 in the place of dropout_key and dropout_start where XLA goes back under another's mask.
 Row d of dropout_key draws the mask of the B / D consecutive batch rows starting at d·B/D. Where the
 call is one device's part of a larger one, dropout_start has for each key which of the key's batch
@@ -324,16 +331,28 @@ class AttentionSpec:
         return self.shape("query")[3]
 
     @property
+    def is_paged(self) -> bool:
+        """Whether keys and values lie in pages."""
+        return self.has("page_table")
+
+    @property
+    def page_size(self) -> int:
+        """Keys in a page, of a paged call."""
+        return self.shape("key_pages")[2]
+
+    @property
     def seq_len_kv(self) -> int:
+        if self.is_paged:
+            return self.shape("page_table")[1] * self.page_size
         return self.shape("key")[1]
 
     @property
     def num_kv_heads(self) -> int:
-        return self.shape("key")[2]
+        return self.shape("key_pages" if self.is_paged else "key")[-2]
 
     @property
     def head_dim_v(self) -> int:
-        return self.shape("value")[3]
+        return self.shape("value_pages" if self.is_paged else "value")[-1]
 
     @property
     def band(self) -> tuple[int | None, int | None]:
@@ -369,7 +388,8 @@ class AttentionSpec:
     @property
     def is_empty(self) -> bool:
         """Whether there are no scores. A head dim of zero is no reason: its scores are all 0."""
-        return 0 in self.shape("query")[:3] + self.shape("key")[:3]
+        keys = self.shape("key_pages")[:4] if self.is_paged else self.shape("key")[:3]
+        return 0 in self.shape("query")[:3] + keys + (self.seq_len_kv,)
 
     @property
     def result_names(self) -> tuple[str, ...]:

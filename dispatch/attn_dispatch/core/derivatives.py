@@ -65,6 +65,12 @@ def chosen_as_in_training(options: AttentionOptions) -> AttentionOptions:
 
 def _forward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, options):
     """attn_fwd, which keeps its lse, and attn_jvp of the tangents that are not 0 for certain."""
+    if "page_table" in options.operands and not all(map(_is_zero, tangents)):
+        raise NotImplementedError(
+            "paged_attention has no gradients: it is for serving. Where they are wanted, call "
+            "dot_product_attention on keys and values that are not in pages; where they are not, "
+            "put jax.lax.stop_gradient around its arguments"
+        )
     along = {
         name: tangent
         for name, tangent in zip(options.operands, tangents, strict=True)

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions
 from attn_dispatch.core import jax_compat
-from attn_dispatch.core.shards import Bind, Shards, layouts, shard_call
+from attn_dispatch.core.shards import Bind, Shards, layouts, of_keys, shard_call
 from attn_dispatch.core.unsplit import say_unsplit
 
 
@@ -43,7 +43,7 @@ def explicit_lowering(bind: Bind, ctx: Any, operands: Any, options: AttentionOpt
     }
     whole = LeadingCall.of(ctx.avals_in, options)
     by_name = dict(zip(options.operands, ctx.avals_in, strict=True))
-    query, key = (by_name[name].sharding.spec for name in ("query", "key"))
+    query, key = (by_name[name].sharding.spec for name in ("query", of_keys(whole)))
     shards = Shards.of(whole, axes, query, key)
     say_unsplit(whole.spec, shards.unused)
     inputs, outputs = (tuple(map(shards.spec_of, side)) for side in layouts(whole))

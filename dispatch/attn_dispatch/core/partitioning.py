@@ -20,7 +20,7 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.jax_compat import custom_partitioning, set_xla_metadata
 from attn_dispatch.core.mesh_axes import mesh_and_specs
-from attn_dispatch.core.shards import Bind, Shards, layouts, shard_call, whole_call
+from attn_dispatch.core.shards import Bind, Shards, layouts, of_keys, shard_call, whole_call
 from attn_dispatch.core.unsplit import say_unsplit
 
 _NO_MESH = AbstractMesh((), ())
@@ -48,9 +48,9 @@ def _partitioner(
 
     def shards_of(mesh: Any, args: Any) -> tuple[Any, Shards]:
         by_name = dict(zip(call.options.operands, args, strict=True))
-        given = {x: (by_name[x].sharding, len(by_name[x].shape)) for x in ("query", "key")}
+        given = {x: (by_name[x].sharding, len(by_name[x].shape)) for x in ("query", of_keys(call))}
         mesh, specs = mesh_and_specs(mesh, given)
-        return mesh, Shards.of(call, mesh.shape, specs["query"], specs["key"])
+        return mesh, Shards.of(call, mesh.shape, specs["query"], specs[of_keys(call)])
 
     def shardings(axes: tuple[str, ...], mesh: Any, shards: Shards) -> Any:
         return tuple(NamedSharding(mesh, shards.spec_of(x)) for x in axes)

@@ -32,6 +32,9 @@ LAYOUTS = {
     "query": "b t n h",
     "key": "b s k h",
     "value": "b s k v",
+    "key_pages": "b p e k h",
+    "value_pages": "b p e k v",
+    "page_table": "b m",
     "bias": "b n t s",
     "mask": "b n t s",
     "query_seq_lengths": "b",
@@ -53,6 +56,9 @@ LAYOUTS = {
     "keep": "b n t s",
 }
 """The axes of operands and results by letter, as in spec.py; b is all leading dims."""
+
+_OF_KV_HEADS = ("key", "value", "key_pages", "value_pages")
+"""The operands [..., K, dim]."""
 
 
 def layout(call: LeadingCall, name: str) -> str:
@@ -87,6 +93,11 @@ def _letters(call: LeadingCall, name: str) -> list[str]:
     return [*(f"b{i}" for i in range(len(call.dims))), *inner]
 
 
+def of_keys(call: LeadingCall) -> str:
+    """The operand whose sharding says how keys are split."""
+    return "key_pages" if call.spec.is_paged else "key"
+
+
 @dataclass(frozen=True)
 class Shards:
     """The mesh axes that split one call."""
@@ -107,16 +118,17 @@ class Shards:
         """Split as query is, as far as its axes divide; where it is whole, as key is.
 
         An axis that splits query otherwise, along its length above all, splits heads in place of
-        that, or else the first leading dim that it divides.
+        that, or else the first leading dim that it divides. `key` is of the operand `of_keys`.
         """
         spec, number = call.spec, len(call.dims)
+        kv_heads_dim = LAYOUTS[of_keys(call)].split().index("k") - 1 + number
         *leading, rows, heads, dims = (_entry(query, i) for i in range(number + 3))
         given = sum(leading, ()) + rows + heads + dims
         if not any(leading):
             taken = rows + heads + dims
             leading = [tuple(x for x in _entry(key, i) if x not in taken) for i in range(number)]
         taken = sum(leading, ()) + rows + dims
-        heads = heads or tuple(x for x in _entry(key, number + 1) if x not in taken)
+        heads = heads or tuple(x for x in _entry(key, kv_heads_dim) if x not in taken)
         heads = _dividing(sizes, heads + rows + dims, spec.num_heads)
         leading = [_dividing(sizes, *x) for x in zip(leading, call.dims, strict=True)]
         for axis in (x for x in rows + dims if x not in heads):
@@ -216,7 +228,7 @@ def own_operands(
     own, options = dict(zip(call.options.operands, operands, strict=True)), call.options
     heads = shards.own_kv_heads(call.spec)
     if heads is not None:
-        for name in ("key", "value"):
+        for name in (x for x in _OF_KV_HEADS if x in own):
             own[name] = jnp.take(own[name], heads, axis=-2, mode="clip")
     if "dropout_key" in own and (any(shards.leading) or shards.heads):
         own |= shards.own_dropout(call, own["dropout_key"])

@@ -25,6 +25,7 @@ from attn_dispatch.semantics.live import Live, each_query_attends
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.mods import arrays_of, outside
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
+from attn_dispatch.semantics.pages import flat_pages, flat_table
 from attn_dispatch.semantics.padding import pad_last, prepend, round_up
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.semantics.scaled_query import scaled_query
@@ -146,16 +147,19 @@ _LIVE, _WRONG = 1, 2
 
 
 def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
-    """uint8 [rows] of queries and of keys: what the custom call makes of them, see clear_rows.h."""
+    """uint8 [rows] of queries, backward of keys too: what the custom call makes of them, see clear_rows.h."""
     if not call.clears_rows:
         return []
     live = Live.of(spec, operands)
-    assert live.queries is not None and live.keys is not None
+    assert live.queries is not None
     queries = jnp.broadcast_to(live.queries.any(axis=1), (spec.batch, spec.seq_len_q))
     flags = jnp.where(queries, jnp.uint8(_LIVE), jnp.uint8(0))
     wrong = wrong_queries(spec, operands)
     if wrong is not None and not spec.is_backward:
         flags = jnp.where(wrong, jnp.uint8(_WRONG), flags)
+    if not spec.is_backward:
+        return [flags.reshape(-1)]
+    assert live.keys is not None
     return [flags.reshape(-1), live.keys.reshape(-1).astype(jnp.uint8)]
 
 
@@ -173,7 +177,7 @@ def _where_live(call: CudnnCall, live: jax.Array | None, x: jax.Array) -> jax.Ar
 
 def _cleaned(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> dict[str, jax.Array]:
     """The operands with 0 in the padding of those that cuDNN reads all of."""
-    if call.is_packed or not has_own_lengths(spec):
+    if call.reads_no_padding or not has_own_lengths(spec):
         return dict(operands)
     ranges = SequenceRanges.of(spec, operands)
     queries, keys = ranges.live_queries, ranges.live_keys
@@ -185,10 +189,11 @@ def _cleaned(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> dict[str
 
 
 def _query_key_value(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+    in_pages = "_pages" if spec.is_paged else ""
     return [
         _queries(spec, call, scaled_query(spec, operands["query"]), call.head_dim),
-        _keys(call, operands["key"], call.head_dim),
-        _keys(call, operands["value"], call.head_dim_v),
+        _keys(call, operands[f"key{in_pages}"], call.head_dim),
+        _keys(call, operands[f"value{in_pages}"], call.head_dim_v),
     ]
 
 
@@ -199,6 +204,8 @@ def _queries(spec: AttentionSpec, call: CudnnCall, x: jax.Array, dim: int) -> ja
 
 def _keys(call: CudnnCall, x: jax.Array, dim: int) -> jax.Array:
     x = pad_last(x, dim)
+    if call.page_size:
+        return flat_pages(x)
     return _to_rows(x) if call.is_packed else x
 
 
@@ -238,6 +245,8 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax
     arrays = []
     if call.has_lengths:
         arrays += _lengths_and_offsets(spec, call, operands)
+    if call.page_size:
+        arrays.append(flat_table(spec, operands))
     if call.bias_dtype:
         arrays.append(_score_bias(spec, call, operands))
     if has_nodes(spec):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from attn_dispatch.call.spec import AttentionSpec
@@ -50,6 +51,8 @@ class CudnnCall:
     has_lengths: bool
     packed_rows_q: int
     packed_rows_kv: int
+    page_size: int
+    num_pages: int
     bends_scores: bool
     moves_scores: bool
     score_nodes: str
@@ -75,6 +78,12 @@ class CudnnCall:
     def is_packed(self) -> bool:
         """Whether arrays are [rows, heads, dim], with offsets that say where sequences begin."""
         return self.packed_rows_q > 0
+
+    @property
+    def reads_no_padding(self) -> bool:
+        """Whether what stands in the padding of arrays reaches nothing, whatever it is."""
+        is_decode = not self.backward and self.seq_len_q == 1 and self.has_lengths
+        return self.is_packed or self.page_size > 0 or is_decode
 
     @property
     def packed_elements(self) -> int:
@@ -120,13 +129,28 @@ def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     Elsewhere a second variant has a padding mask of full lengths, which changes nothing but
     steers clear of several known bugs, and lifts the rule that a window needs as many keys as
     queries. A third one goes packed, which lifts the rule that a single query has no sink.
+
+    A single query of each row is another kernel's, for decoding: it keeps away from what stands
+    past a length in arrays as they are (`reads_no_padding`), and in pages.
     """
+    if spec.is_paged:
+        return (_call(spec, packed=False),)
+    if _is_decode(spec):
+        return (_call(spec, packed=False), _call(spec, packed=True))
     ways = [_call(spec, packed=True)]
     if not is_packed(spec):
         plain = _call(spec, packed=False)
         has_lengths = has_own_lengths(spec)
         ways = [*ways, plain] if has_lengths else [plain, replace(plain, has_lengths=True), *ways]
     return tuple(call for way in ways for call in _also_with_wide_value(way))
+
+
+def _is_decode(spec: AttentionSpec) -> bool:
+    """Whether the kernel for decoding computes it, beside lengths."""
+    if spec.is_backward or spec.seq_len_q != 1 or is_packed(spec) or not has_own_lengths(spec):
+        return False
+    is_plain = not has_nodes(spec) and not has_score_bias(spec) and not spec.options.dropout_rate
+    return is_plain and not spec.has("sinks") and band_of(spec) == Band(-1, -1, False)
 
 
 def _also_with_wide_value(call: CudnnCall) -> tuple[CudnnCall, ...]:
@@ -170,6 +194,8 @@ def band_of(spec: AttentionSpec) -> Band | None:
     left, right = (-1 if side is None else side for side in spec.band)
     if o.causal_alignment == "top_left":
         return Band(left, right, bottom_right=False)
+    if spec.seq_len_q == 1:
+        right = -1  # it is the last: a band would cost the kernel for decoding its split of keys
     offset = spec.seq_len_kv - (spec.seq_len_q - dead_rows(spec))
     if not has_own_lengths(spec) and offset == 0:
         return Band(left, right, bottom_right=False)
@@ -300,6 +326,8 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         has_lengths=packed or has_own_lengths(spec),
         packed_rows_q=spec.batch * rows_q if packed else 0,
         packed_rows_kv=spec.batch * spec.seq_len_kv if packed else 0,
+        page_size=spec.page_size if spec.is_paged else 0,
+        num_pages=math.prod(spec.shape("key_pages")[:2]) if spec.is_paged else 0,
         bends_scores=False,
         moves_scores=False,
         score_nodes="",

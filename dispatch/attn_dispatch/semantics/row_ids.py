@@ -26,8 +26,13 @@ _CU_SEQLENS = {"query": "cu_seqlens_q", "key": "cu_seqlens_kv"}
 _SEGMENT_IDS = {"query": "query_segment_ids", "key": "key_value_segment_ids"}
 _LENGTHS = {"query": "query_seq_lengths", "key": "key_value_seq_lengths"}
 
-_DECIDING = (*_CU_SEQLENS.values(), *_SEGMENT_IDS.values(), *_LENGTHS.values(), "window")
+_DECIDING = (
+    *_CU_SEQLENS.values(), *_SEGMENT_IDS.values(), *_LENGTHS.values(), "window", "page_table"
+)  # fmt: skip
 """The operands that ids depend on."""
+
+_SHAPED = ("query", "key", "key_pages")
+"""The operands whose shapes they depend on."""
 
 _FEW = 256
 """Sequences up to which comparing a place with each of them is cheap."""
@@ -60,7 +65,7 @@ class RowIds:
 
 def _deciding(spec: AttentionSpec) -> AttentionSpec:
     """What ids depend on: the same for a call, its backward pass and what rewrites make of both."""
-    shapes = tuple(x for x in spec.operands if x.name in ("query", "key", *_DECIDING))
+    shapes = tuple(x for x in spec.operands if x.name in (*_SHAPED, *_DECIDING))
     options = AttentionOptions(
         operands=tuple(x.name for x in shapes),
         scale=1.0,
@@ -145,7 +150,8 @@ def search(rows: jax.Array, wanted: jax.Array, side: str) -> jax.Array:
 
 
 def _wrong_rows(spec: AttentionSpec, operands: Arrays) -> jax.Array | None:
-    """bool [B, 1]: the batch row has a length that does not fit its array, or no window."""
+    """bool [B, 1]: the batch row has a length that does not fit its array, no window, or a page
+    that is not there."""
     wrong = None
     if spec.has("window"):
         wrong = jnp.broadcast_to((operands["window"] < 0).any(axis=1), (spec.batch,))
@@ -154,6 +160,12 @@ def _wrong_rows(spec: AttentionSpec, operands: Arrays) -> jax.Array | None:
             lengths = operands[_LENGTHS[side]]
             outside = (lengths < 0) | (lengths > full_length(spec, side))
             wrong = outside if wrong is None else wrong | outside
+    if spec.is_paged:
+        assert wrong is not None
+        pages, first = operands["page_table"], spec.page_size * _iota(spec.shape("page_table")[1])
+        is_missing = (pages < 0) | (pages >= spec.shape("key_pages")[1])
+        is_read = first < operands["key_value_seq_lengths"][:, None]
+        wrong = wrong | (is_missing & is_read).any(axis=1)
     return None if wrong is None else wrong[:, None]
 
 

@@ -34,6 +34,7 @@ from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sums import sum_like
 from attn_dispatch.semantics.wrong import marked
 from attn_dispatch.xla.blocks import Block, BlockSizes, for_each_block
+from attn_dispatch.xla.paged import forward_of_pages, keys_bytes, spec_of_part
 from attn_dispatch.xla.scores import Call, heads_first
 
 NAME = "xla"
@@ -79,9 +80,14 @@ def _sums_in_any_order(spec: AttentionSpec, device: Device) -> bool:
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
     """The blocks, and the bytes of the scores of one: XLA holds a few such arrays at a time."""
-    del device
     if spec.is_empty:
         return Plan("nothing to compute", 0)
+    if spec.is_paged:
+        part = spec_of_part(spec)
+        number, inner = spec.batch // part.batch, plan(part, device)
+        of_parts = f", in {number} parts of {part.batch} batch rows" if number > 1 else ""
+        size = keys_bytes(part)
+        return Plan(f"pages gathered{of_parts}; {inner.engine}", size + inner.workspace_bytes)
     sizes = BlockSizes.of(spec)
     return Plan(sizes.describe(spec), sizes.score_bytes(spec))
 
@@ -109,7 +115,13 @@ def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     """out and whatever else `spec.result_names` says."""
-    return _forward(spec, device, operands, _rows)
+
+    def forward(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
+        return _forward(spec, device, operands, _rows)
+
+    if spec.is_paged and not spec.is_empty:
+        return forward_of_pages(spec, operands, forward)
+    return forward(spec, operands)
 
 
 def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:

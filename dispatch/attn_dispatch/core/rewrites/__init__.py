@@ -24,6 +24,7 @@ from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap, ScoreMo
 from attn_dispatch.core.rewrites.mods_as_arrays import MaskModAsMask, SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
 from attn_dispatch.core.rewrites.padded import PackedAsPadded
+from attn_dispatch.core.rewrites.pages import PagesGathered
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite, forward_of
 from attn_dispatch.core.rewrites.row_bias import RowBias
 from attn_dispatch.core.rewrites.sinks import SinksAfterwards
@@ -50,6 +51,7 @@ REWRITES: tuple[Rewrite, ...] = (
     ReadGradientsApart(),
     RowBias(),
     SinksAfterwards(),
+    PagesGathered(),
     MaximumApart(),
     SlopesAsBias(),
     BandAsMask(),

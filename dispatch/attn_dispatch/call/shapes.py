@@ -1,0 +1,99 @@
+"""The shapes and dtypes of queries, keys and values, checked against one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+PAGED = ("query", "key_pages", "value_pages", "page_table")
+"""The arrays of a paged call that any has."""
+
+
+@dataclass(frozen=True)
+class CallShape:
+    leading: tuple[int, ...]
+    seq_len_q: int
+    seq_len_kv: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def shared(self, x: jax.Array) -> jax.Array:
+        """x with leading dims of 1."""
+        return x.reshape((1,) * len(self.leading) + x.shape)
+
+
+def check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> CallShape:
+    arrays = {"query": query, "key": key, "value": value}
+    for name, x in arrays.items():
+        if x.ndim < 3:
+            raise ValueError(
+                f"{name}: expected at least 3 dims [..., length, heads, dim], got {list(x.shape)}"
+            )
+    _check_dtypes(arrays)
+    *leading, t, n, h = query.shape
+    *key_leading, s, k, key_h = key.shape
+    if not isinstance(h, int):
+        raise ValueError(f"query: expected a head dim that is known, got the symbol {h}")
+    if key_leading != leading:
+        raise ValueError(f"key: expected query's batch dims {leading}, got {key_leading}")
+    if key_h != h:
+        raise ValueError(f"key: expected query's head dim {h}, got {key_h}")
+    if list(value.shape[:-1]) != [*leading, s, k]:
+        raise ValueError(
+            f"value: expected key's batch dims, length and heads {[*leading, s, k]}, "
+            f"got {list(value.shape[:-1])}"
+        )
+    _check_heads(n, "key", k)
+    return CallShape(tuple(leading), t, s, n, k, h)
+
+
+def check_pages(
+    query: jax.Array, key_pages: jax.Array, value_pages: jax.Array, page_table: jax.Array
+) -> CallShape:
+    """Those of a paged call: query [B, T, N, H], pages [P, page, K, ·], table [B, M]."""
+    arrays = {"query": query, "key_pages": key_pages, "value_pages": value_pages}
+    axes = {"query": "[B, T, N, H]", "key_pages": "[P, page, K, H]"}
+    axes["value_pages"] = "[P, page, K, V]"
+    for name, x in arrays.items():
+        if x.ndim != 4:
+            raise ValueError(f"{name}: expected {axes[name]}, got {list(x.shape)}")
+    _check_dtypes(arrays)
+    b, t, n, h = query.shape
+    p, page, k, key_h = key_pages.shape
+    if key_h != h:
+        raise ValueError(f"key_pages: expected query's head dim {h}, got {key_h}")
+    if value_pages.shape[:-1] != (p, page, k):
+        raise ValueError(
+            f"value_pages: expected key_pages' number of pages, page size and heads {[p, page, k]}"
+            f", got {list(value_pages.shape[:-1])}"
+        )
+    _check_heads(n, "key_pages", k)
+    if page_table.dtype != jnp.int32:
+        raise ValueError(f"page_table: expected dtype int32, got {page_table.dtype.name}")
+    if page_table.ndim != 2 or page_table.shape[0] != b:
+        raise ValueError(
+            f"page_table: expected [B, pages of a sequence] with query's B {b}, got "
+            f"{list(page_table.shape)}"
+        )
+    return CallShape((b,), t, page_table.shape[1] * page, n, k, h)
+
+
+def _check_dtypes(arrays: Mapping[str, jax.Array]) -> None:
+    wanted = arrays["query"].dtype
+    for name, x in arrays.items():
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
+        if x.dtype != wanted:
+            raise ValueError(f"{name}: expected query's dtype {wanted.name}, got {x.dtype.name}")
+
+
+def _check_heads(query_heads: int, keys: str, kv_heads: int) -> None:
+    if (query_heads % kv_heads if kv_heads else query_heads) != 0:
+        raise ValueError(
+            f"query: expected the number of heads to be a multiple of {keys}'s {kv_heads}, got "
+            f"{query_heads} (arrays are [batch, length, heads, dim])"
+        )

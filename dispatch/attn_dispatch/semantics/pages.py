@@ -1,0 +1,59 @@
+"""Keys and values in pages as the arrays that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec, Operand
+
+Arrays = Mapping[str, jax.Array]
+
+_IN_PAGES = ("key_pages", "value_pages", "page_table")
+
+
+def gathered_spec(spec: AttentionSpec) -> AttentionSpec:
+    """The call with key and value in the place of pages and table."""
+    rows = (spec.batch, spec.seq_len_kv, spec.num_kv_heads)
+    key = Operand("key", (*rows, spec.head_dim), spec.dtype)
+    value = Operand("value", (*rows, spec.head_dim_v), spec.dtype)
+    others = [x for x in spec.operands if x.name not in _IN_PAGES]
+    operands = (others[0], key, value, *others[1:])
+    names = tuple(x.name for x in operands)
+    return AttentionSpec(replace(spec.options, operands=names), operands)
+
+
+def gathered(spec: AttentionSpec, operands: Arrays) -> dict[str, jax.Array]:
+    """The operands of `gathered_spec`: every key that the table has room for is copied.
+
+    What stands past a length is anything, of some page or other.
+    """
+    table = flat_table(spec, operands)
+    found = {name: x for name, x in operands.items() if name not in _IN_PAGES}
+    for name in ("key", "value"):
+        pages = flat_pages(operands[f"{name}_pages"])
+        rows = jnp.take(pages, table, axis=0, mode="clip")
+        found[name] = rows.reshape(spec.batch, spec.seq_len_kv, *rows.shape[-2:])
+    return found
+
+
+def flat_pages(pages: jax.Array) -> jax.Array:
+    """[C, P, page, K, ·] as [C · P, page, K, ·]."""
+    return pages.reshape(-1, *pages.shape[2:])
+
+
+def flat_table(spec: AttentionSpec, operands: Arrays) -> jax.Array:
+    """The page table [B, M] int32 of all pools' pages one after the other.
+
+    Entries past a length are those of the row's first page there is, whatever they were: kernels
+    may read them.
+    """
+    pools, pages = spec.shape("key_pages")[:2]
+    first = pages * (jnp.arange(spec.batch, dtype=jnp.int32) // (spec.batch // pools))
+    begins = spec.page_size * jnp.arange(spec.shape("page_table")[1], dtype=jnp.int32)
+    is_read = begins < operands["key_value_seq_lengths"][:, None]
+    table = jnp.where(is_read, operands["page_table"], 0)
+    return jnp.clip(table, 0, pages - 1) + first[:, None]
