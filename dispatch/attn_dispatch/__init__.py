@@ -7,6 +7,7 @@ from attn_dispatch.api import (
     dot_product_attention,
     dropout_mask,
     explain,
+    paged_attention,
     ragged_dot_product_attention,
 )
 from attn_dispatch.core.explanation import Explanation
@@ -31,6 +32,7 @@ __all__ = [
     "explain",
     "fallback",
     "mods",
+    "paged_attention",
     "ragged_dot_product_attention",
     "register_aiter_calls",
     "register_cudnn_calls",

@@ -12,7 +12,7 @@ import numpy as np
 
 from attn_dispatch.call.conventions import warn_of_conventions
 from attn_dispatch.call.masks_as_windows import with_window
-from attn_dispatch.call.shapes import PAGED, CallShape, check_pages, check_qkv
+from attn_dispatch.call.shapes import PAGED, CallShape, check_paged, check_qkv
 from attn_dispatch.call.spec import AttentionOptions, CausalAlignment, mod_operands
 from attn_dispatch.call.static_arguments import (
     Side,
@@ -26,7 +26,7 @@ from attn_dispatch.call.static_arguments import (
     check_soft_cap,
     check_window,
 )
-from attn_dispatch.call.values import Limits, check_values
+from attn_dispatch.call.values import Limits, as_int32, check_pages, check_values
 from attn_dispatch.programs.program import Program
 from attn_dispatch.programs.tracing import trace
 
@@ -92,7 +92,7 @@ def normalise(
     for name in needed:
         if name not in given:
             raise ValueError(f"{name}: expected an array, got None")
-    check = check_pages if "page_table" in given else check_qkv
+    check = check_paged if "page_table" in given else check_qkv
     shape = check(*(given[name] for name in needed))
     _complete_segment_ids(given, shape)
     if max_segments is not None:
@@ -115,7 +115,7 @@ def normalise(
         elif name.endswith("_pages"):
             operands[name] = shape.shared(x)
         elif name == "page_table":
-            operands[name] = _as_int32(x)
+            operands[name] = as_int32(x)
         elif name in ("alibi_slopes", "sinks"):
             operands[name] = _per_head(name, x, shape)
     if sides is not None:
@@ -123,6 +123,8 @@ def normalise(
     lengths = shape.seq_len_q, shape.seq_len_kv
     limits = Limits(lengths, max_segments, max_seq_lens)
     check_values(arrays | {"local_window_size": sides}, limits)
+    if "page_table" in given:
+        check_pages(arrays, *given["key_pages"].shape[:2])
     dropout_rate = check_dropout(dropout_rate, "dropout_key" in given)
     dropout_impl = None
     if "dropout_key" in given and dropout_rate > 0:
@@ -205,7 +207,7 @@ def _lengths(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
         raise ValueError(
             f"{name}: expected the batch dims {list(allowed[-1])}, got {list(x.shape)}"
         )
-    return _as_int32(x.reshape(shape.leading))
+    return as_int32(x.reshape(shape.leading))
 
 
 def _complete_segment_ids(given: dict[str, jax.Array], shape: CallShape) -> None:
@@ -265,7 +267,7 @@ def _static_window(
         return (left, right), None
     most = jnp.iinfo(jnp.int32).max
     sides = [
-        _as_int32(side)
+        as_int32(side)
         if isinstance(side, jax.Array)
         else jnp.int32(most if side is None else min(side, most))
         for side in (left, right)
@@ -279,7 +281,7 @@ def _segment_ids(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     length = shape.seq_len_q if name.startswith("query") else shape.seq_len_kv
     if x.shape != (*shape.leading, length):
         raise ValueError(f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}")
-    ids, most = _as_int32(x), jnp.iinfo(jnp.int32).max
+    ids, most = as_int32(x), jnp.iinfo(jnp.int32).max
     # One that int32 does not hold is wrong, not the largest that it does.
     return jnp.where(x > most, -1, ids) if jnp.iinfo(x.dtype).max > most else ids
 
@@ -295,16 +297,7 @@ def _cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array
         raise ValueError(
             f"{name}: expected cu_seqlens_q's shape {list(expected)}, got {list(x.shape)}"
         )
-    return _as_int32(x)
-
-
-def _as_int32(x: jax.Array) -> jax.Array:
-    """x as int32, numbers that it does not hold becoming the nearest that it does."""
-    most = jnp.iinfo(jnp.int32).max
-    if jnp.iinfo(x.dtype).max > most:
-        least = 0 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else -most
-        x = jnp.clip(x, jnp.array(least, x.dtype), jnp.array(most, x.dtype))
-    return x.astype(jnp.int32)
+    return as_int32(x)
 
 
 def _check_integer(name: str, x: jax.Array) -> None:

@@ -1,12 +1,20 @@
-"""Queries of sequences that lie one after the other, as a padded batch of them and back."""
+"""The arguments that paged calls alone have, brought to those that all calls have.
+
+Queries of sequences that lie one after the other become a padded batch of them, and back.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
+from attn_dispatch.call.static_arguments import check_positive_int
+from attn_dispatch.call.values import as_int32, check_cu_seqlens_q
 from attn_dispatch.semantics.row_ids import ascending, search
 
 
@@ -49,3 +57,48 @@ class RaggedQueries:
         found = x[sequence, within]
         is_of_one = (self.sequence >= 0).reshape(-1, *(1,) * (found.ndim - 1))
         return jnp.where(is_of_one, found, jnp.asarray(padding, x.dtype))
+
+
+def ragged_queries(
+    arguments: Mapping[str, Any], cu_seqlens_q: ArrayLike, max_seqlen_q: int | None
+) -> RaggedQueries:
+    """Of a paged call's arguments with cu_seqlens_q.
+
+    Raises:
+      ValueError: with expected and got.
+    """
+    if arguments["query_seq_lengths"] is not None:
+        raise ValueError("query_seq_lengths: expected None beside cu_seqlens_q, got an array")
+    shape, table = jnp.shape(arguments["query"]), jnp.shape(arguments["page_table"])
+    if len(shape) != 3:
+        raise ValueError(f"query: expected [tokens, N, H] with cu_seqlens_q, got {list(shape)}")
+    cu_seqlens, rows = jnp.asarray(cu_seqlens_q), table[0] if table else 0
+    if not jnp.issubdtype(cu_seqlens.dtype, jnp.integer) or cu_seqlens.shape != (rows + 1,):
+        raise ValueError(
+            f"cu_seqlens_q: expected integers [{rows + 1}], one more than page_table has rows, got "
+            f"{cu_seqlens.dtype.name}{list(cu_seqlens.shape)}"
+        )
+    tokens = shape[0]
+    longest = tokens if max_seqlen_q is None else check_positive_int("max_seqlen_q", max_seqlen_q)
+    check_cu_seqlens_q(cu_seqlens_q, tokens, longest)
+    longest = max(min(longest, tokens), 1)
+    return RaggedQueries.of(as_int32(cu_seqlens), tokens, longest)
+
+
+def cut_table(page_table: ArrayLike, key_pages: ArrayLike, max_seqlen_kv: int) -> ArrayLike:
+    """The columns of a page table that so many keys need.
+
+    Raises:
+      ValueError: there are not as many.
+    """
+    longest, shape = check_positive_int("max_seqlen_kv", max_seqlen_kv), jnp.shape(page_table)
+    pages = jnp.shape(key_pages)
+    if len(shape) != 2 or len(pages) != 4 or not pages[1]:
+        return page_table  # what is wrong with them is said elsewhere
+    columns = -(-longest // pages[1])
+    if columns > shape[1]:
+        raise ValueError(
+            f"max_seqlen_kv: expected at most {shape[1] * pages[1]}, which page_table "
+            f"{list(shape)} has room for with pages of {pages[1]}, got {longest}"
+        )
+    return jnp.asarray(page_table)[:, :columns]

@@ -51,7 +51,7 @@ def check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> CallShape:
     return CallShape(tuple(leading), t, s, n, k, h)
 
 
-def check_pages(
+def check_paged(
     query: jax.Array, key_pages: jax.Array, value_pages: jax.Array, page_table: jax.Array
 ) -> CallShape:
     """Those of a paged call: query [B, T, N, H], pages [P, page, K, ·], table [B, M]."""

@@ -39,8 +39,8 @@ M · page: key s of batch row b is key s % page of page page_table[b, s // page]
 pool b // (B / C). It has key_value_seq_lengths, and no gradients; entries of the table past a
 length mean nothing.
 
-The last rows of the table belong to the backward pass alone: `lse_grad` only where lse was returned, and `keep`
-in the place of dropout_key and dropout_start where XLA goes back under another's mask.
+The last rows above belong to the backward pass alone: `lse_grad` only where lse was returned, and
+`keep` in the place of dropout_key and dropout_start where XLA goes back under another's mask.
 Row d of dropout_key draws the mask of the B / D consecutive batch rows starting at d·B/D. Where the
 call is one device's part of a larger one, dropout_start has for each key which of the key's batch
 rows, and which head, come first here. Likewise row c of what score_mod and mask_mod read is that of

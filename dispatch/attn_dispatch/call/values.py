@@ -173,6 +173,39 @@ def _check_order(name: str, ids: np.ndarray) -> None:
         )
 
 
+def check_cu_seqlens_q(given: Any, tokens: int, longest: int) -> None:
+    """Check those of a paged call's queries [tokens, N, H], where they may be looked at."""
+    known = known_values(given)
+    if known is not None:
+        _check_cu_seqlens("q", known, tokens, longest)
+
+
+def check_pages(arrays: Mapping[str, Any], pages: int, page_size: int) -> None:
+    """Check the page table [B, M] of a call as far as its lengths reach, where it may be looked at.
+
+    Raises:
+      ValueError: a page is not among the pages.
+    """
+    table, lengths = (known_values(arrays[x]) for x in ("page_table", "key_value_seq_lengths"))
+    if table is None or lengths is None:
+        return
+    is_read = page_size * np.arange(table.shape[1]) < lengths.reshape(-1, 1)
+    wrong = table[is_read & ((table < 0) | (table >= pages))]
+    if wrong.size:
+        raise ValueError(
+            f"page_table: expected pages from 0 to {pages - 1} as far as key_value_seq_lengths "
+            f"reach, got {wrong[0]}"
+        )
+
+
+def as_int32(x: jax.Array) -> jax.Array:
+    """x as int32, numbers that it does not hold becoming the nearest that it does."""
+    if jnp.iinfo(x.dtype).max > _LARGEST:
+        least = 0 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else -_LARGEST
+        x = jnp.clip(x, jnp.array(least, x.dtype), jnp.array(_LARGEST, x.dtype))
+    return x.astype(jnp.int32)
+
+
 def _check_cu_seqlens(suffix: str, given: np.ndarray, length: int, longest: int | None) -> None:
     name = f"cu_seqlens_{suffix}"
     if given[0] != 0:

@@ -25,8 +25,8 @@ from attn_dispatch.semantics.live import Live, each_query_attends
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.mods import arrays_of, outside
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
-from attn_dispatch.semantics.pages import flat_pages, flat_table
 from attn_dispatch.semantics.padding import pad_last, prepend, round_up
+from attn_dispatch.semantics.pages import flat_pages, flat_table
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.sinks_grad import sinks_grad
@@ -147,7 +147,7 @@ _LIVE, _WRONG = 1, 2
 
 
 def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
-    """uint8 [rows] of queries, backward of keys too: what the custom call makes of them, see clear_rows.h."""
+    """uint8 [rows] of queries, backward of keys too: what becomes of them, see clear_rows.h."""
     if not call.clears_rows:
         return []
     live = Live.of(spec, operands)
