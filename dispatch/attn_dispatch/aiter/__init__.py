@@ -46,6 +46,7 @@ PLATFORM = "rocm"
 IS_EXTRA = False
 KEEPS_NAN_APART = True
 DROPS_BY_POSITION = False
+HAS_DECODING_KERNEL = False
 FORWARD_TARGET = "attn_dispatch_aiter_forward"
 BACKWARD_TARGET = "attn_dispatch_aiter_backward"
 
@@ -58,6 +59,8 @@ _MOST_BIAS = 1 / 32
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     """This version's own limits, then those of AITER's kernels."""
     reasons = [*_unsupported_device(device), *_unsupported_options(spec)]
+    if spec.is_paged:
+        return (*reasons, "key and value in pages: the kernels that are built here have none")
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
         reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch)
     return tuple(dict.fromkeys(reasons))

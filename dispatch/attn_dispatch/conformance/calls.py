@@ -15,6 +15,7 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
+from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.conformance.reference import Operands
 from attn_dispatch.core import select
 from attn_dispatch.core.primitive import attention, attn_bwd_p, attn_fwd_p
@@ -40,14 +41,14 @@ class Program:
         # With dropout, to ask for lse is to ask for the gradient through it as well.
         needs_lse = case.lse_grad or case.needs_max or not (case.inference or case.dropout)
         options = case.forward_options(needs_lse=needs_lse, implementation=implementation)
-        call = _transformed(case, _forward(options))
+        call = _transformed(case, _forward(case, options))
         return Program(case, options, gradients, _with_gradients(case, call, gradients))
 
     @staticmethod
     def keep_mask(case: Case, implementation: tuple[str, ...]) -> Program:
         """The program that also returns the dropout mask it draws, as "keep"."""
         options = case.forward_options(needs_keep=True, implementation=implementation)
-        call = _transformed(case, _forward(options))
+        call = _transformed(case, _forward(case, options))
         return Program(case, options, (), _with_gradients(case, call, ()))
 
     def trace(self, arrays: AnyArrays) -> Any:
@@ -119,12 +120,15 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
                     yield from _equations(inner)
 
 
-def _forward(options: AttentionOptions) -> Call:
+def _forward(case: Case, options: AttentionOptions) -> Call:
     extra = {"lse": options.needs_lse, "row_max": options.needs_max, "keep": options.needs_keep}
     names = ("out", *(name for name, wanted in extra.items() if wanted))
 
     def call(arrays: Arrays) -> Arrays:
-        results = attention(options, tuple(arrays[name] for name in options.operands))
+        asked = options
+        if case.page:
+            asked, arrays = paged_options(options), in_pages(case, arrays)
+        results = attention(asked, tuple(arrays[name] for name in asked.operands))
         return dict(zip(names, results, strict=True))
 
     return call

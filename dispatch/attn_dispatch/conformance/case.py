@@ -99,6 +99,10 @@ class Case:
     """Added to every score, through a constant in query and key, and to the sinks."""
     rounded_bias: bool = False
     """Biases are numbers of the call's dtype, whatever their own."""
+    page: int = 0
+    """Keys in a page, of which s is a multiple; 0: key and value are not in pages."""
+    shared_pages: int = 0
+    """Pages from the first on that all batch rows have in common."""
     rewrite: str = ""
     """The name of a rewrite (core/rewrites) to begin with, though nothing asks for one."""
 
@@ -218,6 +222,9 @@ class Case:
             q[..., :columns] = 3 * root
             k[..., :columns] = np.copysign(root / 3, self.score_shift * self.scale)
         operands = {"query": q, "key": k, "value": normal("value")}
+        for name in ("key", "value"):
+            shared = self.shared_pages * self.page
+            operands[name][1:, :shared] = operands[name][:1, :shared]
         if self.bias is not None:
             bias = normal("bias").astype(avals["bias"].dtype)
             if self.infinite_bias:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attn_dispatch.conformance import found_cases, further_cases, masked_cases, scored_cases
+from attn_dispatch.conformance import (
+    cache_cases,
+    found_cases,
+    further_cases,
+    masked_cases,
+    scored_cases,
+)
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT as _BOTTOM_RIGHT
 from attn_dispatch.conformance.sizes import CAUSAL as _CAUSAL
@@ -86,6 +92,7 @@ CASES: tuple[Case, ...] = (
     *further_cases.INFERENCE,
     *further_cases.TRANSFORMS,
     *further_cases.COMBINATIONS,
+    *cache_cases.CACHE,
     *found_cases.FOUND,
 )
 """Everything, in float16 and bfloat16, at sizes that kernels are made for."""

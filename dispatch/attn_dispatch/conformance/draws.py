@@ -83,6 +83,7 @@ def _case(name: str, dice: Dice, sizes: Sizes) -> Case:
     # Of dice of its own: it came later, and the rest of the case is what it was.
     facts |= _traced_window(Dice(f"{name}/window"), b, facts)
     facts |= _mods(Dice(f"{name}/mods"), facts)
+    facts |= _cache(Dice(f"{name}/cache"), facts, sizes)
     case = Case(name, **facts)
     if not case.inference and dice.in_one_of(3):
         facts["wanted"] = dice.some_of(case.differentiable)
@@ -166,6 +167,42 @@ def _traced_window(dice: Dice, b: int, facts: Facts) -> Facts:
     if dice.in_one_of(8):
         rows[-1] = (row[0], -1)
     return {"window": (None, None), "window_arrays": tuple(rows)}
+
+
+_BY_PAIR = ("mask", "bias", "window_arrays", "q_segments", "cu_q", "mask_mod")
+
+
+def _cache(dice: Dice, facts: Facts, sizes: Sizes) -> Facts:
+    """Some calls as those of serving: few queries beside a cache, most of them in pages."""
+    if any(facts.get(x) is not None for x in _BY_PAIR) or not dice.in_one_of(2):
+        return {}
+    pages = (1, 2, 4, 8, 16, 16, 32, 64, 64, 128, 256) if max(sizes.lengths) > 64 else (1, 2, 4)
+    page = dice.one_of(pages)
+    if dice.in_one_of(12):
+        page += 1  # of which not all are powers of two
+    most = max(sizes.lengths) * (4 if max(sizes.lengths) > 64 else 1)
+    s = page * dice.between(1, max(most // page, 1))
+    t = dice.one_of((1, 1, 1, 1, 2, 3, 4, 5, 8, 9, 33) if most > 64 else (1, 1, 2, 4, 9))
+    b = facts["b"]
+    cache: Facts = {"t": t, "s": s, "inference": True, "dropout": 0.0, "dropout_keys": 1}
+    cache |= {"kv_lengths": tuple(_any_length(dice, s) for _ in range(b)), "q_lengths": None}
+    cache |= {
+        "is_causal": not dice.in_one_of(4),
+        "alignment": "bottom_right",
+        "window": (None, None),
+    }
+    cache |= {"deterministic": False, "lse_grad": False, "needs_max": dice.in_one_of(12)}
+    if dice.in_one_of(4):
+        cache["q_lengths"] = tuple(_any_length(dice, t) for _ in range(b))
+    if dice.in_one_of(4):
+        cache["window"] = (dice.up_to(s // 2), 0)
+    if not dice.in_one_of(2):
+        cache |= {"score_mod": (), "soft_cap": None, "alibi": None}  # a plain call
+    if not dice.in_one_of(4):
+        cache["page"] = page
+        if facts["transform"] not in ("vmap", "scan") and dice.in_one_of(3):
+            cache["shared_pages"] = dice.between(1, s // page)
+    return cache
 
 
 _LARGEST_SCALE = 1

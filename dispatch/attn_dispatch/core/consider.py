@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites import Chain, is_preferred, rewritten
+from attn_dispatch.core.rewrites import Chain, preferred, rewritten
 from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, is_affordable
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
@@ -78,12 +78,15 @@ def _one_way(
     is_elsewhere = implementation.PLATFORM != device.platform
     is_out_of_reach = spec.symbols or spec.options.derivative is not None
     current = settings.current()
-    has_cause = reasons or spec.options.dropout_rate or current.first_rewrite or is_preferred(spec)
+    liked = preferred(has_decoding_kernel=getattr(implementation, "HAS_DECODING_KERNEL", False))
+    is_liked = any(rewrite.inner(spec) is not None for rewrite in liked)
+    has_cause = reasons or spec.options.dropout_rate or current.first_rewrite or is_liked
     if is_elsewhere or is_out_of_reach or not (current.rewrites and has_cause):
         return reasons, Chain((), spec, reasons)
     chain = rewritten(
         spec,
         lambda spec: reasons_as_it_is(implementation, spec, device),
+        preferred=liked,
         may_fall_back=current.fallback != "error" and _may_be_xlas(spec),
         first=current.first_rewrite,
     )

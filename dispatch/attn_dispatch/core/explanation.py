@@ -90,7 +90,8 @@ def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> 
         device=device,
         versions=_versions(device),
         forward=select.verdicts(replace(spec, options=forward), device),
-        backward=select.verdicts(spec.backward(backward), device),
+        # There is none of a paged call.
+        backward=() if spec.is_paged else select.verdicts(spec.backward(backward), device),
     )
 
 

@@ -30,6 +30,7 @@ PLATFORM = "cuda"
 IS_EXTRA = False
 KEEPS_NAN_APART = True
 DROPS_BY_POSITION = False
+HAS_DECODING_KERNEL = True
 FORWARD_TARGET = "attn_dispatch_cudnn_forward"
 BACKWARD_TARGET = "attn_dispatch_cudnn_backward"
 

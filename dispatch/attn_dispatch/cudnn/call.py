@@ -119,6 +119,9 @@ class Band:
     bottom_right: bool
 
 
+OPEN = Band(-1, -1, bottom_right=False)
+
+
 def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     """The call as cuDNN may be asked for it, best first; for a spec that rules.py lets pass.
 
@@ -150,7 +153,7 @@ def _is_decode(spec: AttentionSpec) -> bool:
     if spec.is_backward or spec.seq_len_q != 1 or is_packed(spec) or not has_own_lengths(spec):
         return False
     is_plain = not has_nodes(spec) and not has_score_bias(spec) and not spec.options.dropout_rate
-    return is_plain and not spec.has("sinks") and band_of(spec) == Band(-1, -1, False)
+    return is_plain and not spec.has("sinks") and band_of(spec) == OPEN
 
 
 def _also_with_wide_value(call: CudnnCall) -> tuple[CudnnCall, ...]:
@@ -201,12 +204,12 @@ def band_of(spec: AttentionSpec) -> Band | None:
         return Band(left, right, bottom_right=False)
     needs_top_left = spec.has("alibi_slopes")
     if (left, right) == (-1, -1) and not needs_top_left:
-        return Band(-1, -1, bottom_right=False)
+        return OPEN
     # cuDNN combines its bottom-right mask with none of these.
     if not (needs_top_left or has_score_bias(spec) or o.dropout_rate):
         return Band(left, right, bottom_right=True)
     if has_own_lengths(spec):
-        return None if (left, right) != (-1, -1) else Band(-1, -1, bottom_right=False)
+        return None if (left, right) != (-1, -1) else OPEN
     # The same band, counted from the top left. Negative sides are open, so none may become so.
     from_left = left if left < 0 else left - offset
     from_right = right if right < 0 else right + offset

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
 from attn_dispatch.cudnn.call import (
+    OPEN,
     CudnnCall,
     band_of,
     counts_alibi_from_lengths,
+    has_nodes,
     has_score_bias,
     nodes_of,
 )
@@ -26,7 +28,25 @@ _MOST_ARRAYS_BY_ROW = 2
 beside its own, lse and delta, as cuDNN says when it refuses. It counts those of floats alone, and
 reads wrong ones where integers make them too many (H200, 9.19, 9.28)."""
 
+
+def _decodes(spec: AttentionSpec) -> bool:
+    is_single = not spec.is_backward and spec.seq_len_q == 1
+    if not is_single or has_nodes(spec) or has_score_bias(spec) or spec.has("sinks"):
+        return False
+    return band_of(spec) == OPEN
+
+
 _RULES: tuple[Rule, ...] = (
+    (
+        # Right, but for what it makes of NaN behind the last key of a page (H200, 9.19 and 9.28).
+        lambda s: s.is_paged and not _decodes(s),
+        "keys in pages: for all but a plain, single query of each row cuDNN's kernel multiplies by "
+        "what stands past a length",
+    ),
+    (
+        lambda s: s.is_paged and s.page_size.bit_count() != 1,
+        "keys in pages: cuDNN wants a power of two of them in a page",
+    ),
     (
         lambda s: any(is_mod_operand(x) for x in s.options.gradients),
         "the gradient of what score_mod reads",

@@ -53,6 +53,12 @@ class Implementation(Protocol):
         """Whether its dropout mask is that of the position in the whole call (dropout_start)."""
         ...
 
+    @property
+    def HAS_DECODING_KERNEL(self) -> bool:
+        """Whether a single query of each row, beside lengths, has a kernel that takes all query
+        heads of a kv head at once and has no window; where this is missing it has not."""
+        ...
+
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
         """Every reason why this call cannot run on this device; empty means it can."""
         ...

@@ -20,6 +20,7 @@ PLATFORM = "cuda"
 IS_EXTRA = True
 KEEPS_NAN_APART = False
 DROPS_BY_POSITION = False
+HAS_DECODING_KERNEL = False
 
 _ARCHS = ("sm90", "sm100")
 

@@ -40,6 +40,24 @@ def gathered(spec: AttentionSpec, operands: Arrays) -> dict[str, jax.Array]:
     return found
 
 
+def keys_at(
+    spec: AttentionSpec, operands: Arrays, places: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The keys and values [B, L, K, ·] at some places [B, L] of each row, paged or not.
+
+    Of a place that is not there, those of another.
+    """
+    if not spec.is_paged:
+        rows = jnp.arange(spec.batch, dtype=jnp.int32)[:, None]
+        at = jnp.clip(places, 0, spec.seq_len_kv - 1)
+        return operands["key"][rows, at], operands["value"][rows, at]
+    number = jnp.clip(places // spec.page_size, 0, spec.shape("page_table")[1] - 1)
+    page = jnp.take_along_axis(flat_table(spec, operands), number, axis=1)
+    inside = places % spec.page_size
+    key, value = (flat_pages(operands[name])[page, inside] for name in _IN_PAGES[:2])
+    return key, value
+
+
 def flat_pages(pages: jax.Array) -> jax.Array:
     """[C, P, page, K, ·] as [C · P, page, K, ·]."""
     return pages.reshape(-1, *pages.shape[2:])

@@ -42,6 +42,7 @@ PLATFORM = None
 IS_EXTRA = False
 KEEPS_NAN_APART = False
 DROPS_BY_POSITION = True
+HAS_DECODING_KERNEL = False
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 

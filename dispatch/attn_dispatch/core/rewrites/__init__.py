@@ -18,11 +18,13 @@ from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadG
 from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesAsMask, SlopesAsBias
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.empty import NoScores
+from attn_dispatch.core.rewrites.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.mask_as_lengths import MaskModAsLengths
 from attn_dispatch.core.rewrites.mask_from_out import MaskFromOut
 from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap, ScoreModAsSlopes
 from attn_dispatch.core.rewrites.mods_as_arrays import MaskModAsMask, SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
+from attn_dispatch.core.rewrites.near_keys import NearKeys
 from attn_dispatch.core.rewrites.padded import PackedAsPadded
 from attn_dispatch.core.rewrites.pages import PagesGathered
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite, forward_of
@@ -34,11 +36,12 @@ from attn_dispatch.core.rewrites.wide_heads import WiderHeads
 _OF_THE_CALLERS_BIAS = NarrowBias()
 _GO_BY_LSE = (GradientApart, ReadGradientsApart, RowBias)
 
-PREFERRED: tuple[Rewrite, ...] = (MaskModAsLengths(),)
-"""Those that are taken wherever they bring no reason: with them kernels do less."""
+_FOR_DECODING = (NearKeys(), QueriesAsHeads())
+
+_PREFERRED: tuple[Rewrite, ...] = (MaskModAsLengths(),)
 
 REWRITES: tuple[Rewrite, ...] = (
-    *PREFERRED,
+    *_PREFERRED,
     _OF_THE_CALLERS_BIAS,
     NoScores(),
     CallForEachKey(),
@@ -51,6 +54,7 @@ REWRITES: tuple[Rewrite, ...] = (
     ReadGradientsApart(),
     RowBias(),
     SinksAfterwards(),
+    *_FOR_DECODING,
     PagesGathered(),
     MaximumApart(),
     SlopesAsBias(),
@@ -69,9 +73,9 @@ REWRITES: tuple[Rewrite, ...] = (
 Reasons = Callable[[AttentionSpec], tuple[str, ...]]
 
 
-def is_preferred(spec: AttentionSpec) -> bool:
-    """Whether a call that is refused by nobody is worth rewriting."""
-    return any(rewrite.inner(spec) is not None for rewrite in PREFERRED)
+def preferred(*, has_decoding_kernel: bool) -> tuple[Rewrite, ...]:
+    """Those that are taken wherever they bring no reason: with them kernels do less."""
+    return _PREFERRED + (_FOR_DECODING if has_decoding_kernel else ())
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,7 @@ def rewritten(
     spec: AttentionSpec,
     reasons_against: Reasons,
     *,
+    preferred: Sequence[Rewrite] = (),
     may_fall_back: bool = True,
     first: str | None = None,
 ) -> Chain:
@@ -120,11 +125,16 @@ def rewritten(
     Args:
       spec: the call.
       reasons_against: why the implementation does not run a call, of this direction alone.
+      preferred: those that are taken without a reason.
       may_fall_back: whether XLA may compute the call after all, as is decided when it runs.
       first: the name of one that is taken whether or not there is a reason.
     """
     chain_of = partial(
-        _chain, reasons_against=reasons_against, may_fall_back=may_fall_back, first=first
+        _chain,
+        reasons_against=reasons_against,
+        preferred=preferred,
+        may_fall_back=may_fall_back,
+        first=first,
     )
     if spec.options.dropout_rate:
         # Where the mask is drawn is decided by one call, for both directions and for whoever
@@ -139,6 +149,7 @@ def _chain(
     spec: AttentionSpec,
     *,
     reasons_against: Reasons,
+    preferred: Sequence[Rewrite],
     may_fall_back: bool,
     first: str | None,
     moves: frozenset[str] | None,
@@ -151,7 +162,7 @@ def _chain(
             steps.append((rewrite, spec))
             spec = inner
     reasons, before = reasons_against(spec), -1
-    for rewrite in PREFERRED:
+    for rewrite in preferred:
         inner = rewrite.inner(spec)
         if inner is None or not (moves is None or rewrite.name in moves):
             continue

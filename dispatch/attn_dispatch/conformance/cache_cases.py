@@ -1,0 +1,78 @@
+"""Cases of serving: few queries of each row beside a cache, contiguous or in pages."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from attn_dispatch.conformance.case import Case
+
+_DTYPES = ("bfloat16", "float16")
+_CAUSAL = {"is_causal": True, "alignment": "bottom_right"}
+_HEADS = ((32, 8), (8, 8), (16, 1), (20, 4))
+_PAGES = (0, 1, 2, 8, 16, 64, 128, 256, 1024)
+"""0: not in pages."""
+
+_FEATURES: dict[str, dict[str, Any]] = {
+    "sinks": {"sinks": 1},
+    "window": {"window": (40, 0)},
+    "wide_window": {"window": (900, 0)},
+    "soft_cap": {"soft_cap": 30.0},
+    "alibi": {"alibi": 1},
+    "full": {"is_causal": False},
+    "without_lse": {"inference_only": True},
+    "row_maximum": {"needs_max": True},
+    "large_scores": {"magnitude": 6.0},
+    "negative_scores": {"score_shift": -200.0},
+    "negative_scale": {"scale": -0.2},
+    "scale_zero": {"scale": 0.0},
+    "sinks_and_window": {"sinks": 1, "window": (64, 0)},
+    "query_lengths": {"some_queries": True},
+}
+_TRANSFORMS = ("vmap", "scan", "eager", "donate")
+
+
+def _lengths(s: int) -> tuple[int, ...]:
+    """Full, none, one, all but one, and some."""
+    return s, 0, 1, s - 1, s // 3 + 1
+
+
+def _case(name: str, number: int, **facts: Any) -> Case:
+    """In turn in either dtype; five rows, of all kinds of lengths."""
+    s, t = facts["s"], facts["t"]
+    facts = {"b": 5, "n": 8, "k": 2, "h": 64, "scale": 0.15, **_CAUSAL} | facts
+    facts["dtype"] = _DTYPES[number % 2]
+    if facts.pop("some_queries", False):
+        facts["q_lengths"] = (t, t, 0, max(t - 1, 0), 1)
+    facts.pop("inference_only", None)
+    kv_lengths = facts.pop("kv_lengths", _lengths(s))
+    return Case(f"cache/{name}", v=facts["h"], kv_lengths=kv_lengths, inference=True, **facts)
+
+
+def _cases() -> list[Case]:
+    found = []
+
+    def add(name: str, **facts: Any) -> None:
+        found.append(_case(name, len(found), **facts))
+
+    for page, t in product(_PAGES, (1, 2, 4, 8, 33)):
+        add(f"page{page}_t{t}", page=page, t=t, s=max(512, 2 * page))
+    for (n, k), t, page in product(_HEADS, (1, 4), (0, 16)):
+        add(f"heads{n}_{k}_t{t}_page{page}", n=n, k=k, t=t, s=400, page=page)
+    for h, t, page in product((8, 80, 96, 128, 192, 256), (1, 3), (0, 32)):
+        add(f"d{h}_t{t}_page{page}", h=h, t=t, s=320, page=page)
+    for feature, t, page in product(_FEATURES, (1, 4), (0, 16)):
+        add(f"{feature}_t{t}_page{page}", t=t, s=1024, page=page, **_FEATURES[feature])
+    for transform, t in product(_TRANSFORMS, (1, 4)):
+        add(f"{transform}_t{t}", transform=transform, b=4, t=t, s=256, page=16,
+            kv_lengths=(256, 0, 100, 1))  # fmt: skip
+    for t in (1, 4, 64):
+        add(f"shared_t{t}", t=t, s=320, page=16, shared_pages=8)
+        add(f"all_shared_t{t}", t=t, s=320, page=16, shared_pages=20)
+        add(f"page_of_24_t{t}", t=t, s=240, page=24)
+        add(f"wrong_length_t{t}", t=t, s=128, page=16, kv_lengths=(128, -1, 129, 5, 64))
+        add(f"long_t{t}", b=1, t=t, s=16384, page=64, kv_lengths=(16000,))
+    return found
+
+
+CACHE: tuple[Case, ...] = tuple(_cases())

@@ -1,0 +1,52 @@
+"""The arrays of a case as those of the same call with keys and values in pages."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch.call.spec import AttentionOptions
+from attn_dispatch.conformance.case import Case
+
+_UNUSED = 3
+"""Pages that are of no row."""
+
+_NO_PAGES = (-7, 2**30)
+"""What stands in the table past a length, in turn."""
+
+
+def paged_options(options: AttentionOptions) -> AttentionOptions:
+    """The options of the call, key and value in pages."""
+    names = tuple(f"{x}_pages" if x in ("key", "value") else x for x in options.operands)
+    return replace(options, operands=(*names, "page_table"))
+
+
+def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The operands of the paged call: pages in any order, NaN in those that are of no row."""
+    rows, pages = arrays["key"].shape[0], case.s // case.page
+    rng = np.random.RandomState(zlib.crc32(b"pages of " + case.name.encode()))
+    table = rng.permutation(rows * pages + _UNUSED)[: rows * pages].reshape(rows, pages)
+    # A page that several rows share has what the longest of them has.
+    owner = 0
+    if case.shared_pages:
+        assert case.kv_lengths is not None
+        owner = int(np.argmax(case.kv_lengths))
+        table[:, : case.shared_pages] = table[owner, : case.shared_pages]
+    others = [row for row in range(rows) if row != owner]
+    found = {name: x for name, x in arrays.items() if name not in ("key", "value")}
+    for name in ("key", "value"):
+        x = arrays[name].reshape(rows, pages, case.page, *arrays[name].shape[2:])
+        empty = jnp.full((1, rows * pages + _UNUSED, *x.shape[2:]), jnp.nan, x.dtype)
+        for row in (*others, owner):
+            empty = empty.at[0, table[row]].set(x[row])
+        found[f"{name}_pages"] = empty
+    ends = arrays["key_value_seq_lengths"][:, None]
+    is_read = jnp.arange(pages) * case.page < ends
+    strange = np.resize(np.array(_NO_PAGES, np.int32), (rows, pages))
+    found["page_table"] = jnp.where(is_read, jnp.asarray(table, jnp.int32), strange)
+    return found

@@ -1,0 +1,60 @@
+"""A window beside a cache, of which it is a small part: the keys of the window alone are copied.
+
+Kernels would otherwise plan for all that the cache has room for, and one made to decode has no
+window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.few_queries import MOST
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
+from attn_dispatch.semantics.pages import keys_at
+from attn_dispatch.semantics.row_ids import is_packed, row_lengths
+from attn_dispatch.semantics.wrong import marked
+
+_LEAST_SAVED = 4
+"""How many times as many keys there are at least: a copy reads and writes what a kernel reads."""
+
+_BY_PAIR = ("bias", "mask", "window", "dropout_key")
+
+
+@dataclass(frozen=True)
+class NearKeys:
+    name: str = "window: the keys that it may reach, copied"
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        o, (left, right) = spec.options, spec.band
+        if spec.is_backward or left is None or spec.seq_len_q > MOST or is_packed(spec):
+            return None
+        if not spec.has("key_value_seq_lengths") or o.causal_alignment != "bottom_right":
+            return None
+        if any(map(spec.has, _BY_PAIR)) or o.mods or right not in (None, 0) or spec.is_empty:
+            return None
+        reached = left + spec.seq_len_q
+        if o.needs_keep or reached * _LEAST_SAVED > spec.seq_len_kv:
+            return None
+        rows = (spec.batch, reached, spec.num_kv_heads)
+        arrays = {
+            "key": ((*rows, spec.head_dim), spec.dtype),
+            "value": ((*rows, spec.head_dim_v), spec.dtype),
+        }
+        without = ("key_pages", "value_pages", "page_table") if spec.is_paged else ()
+        options = {"window": (None, None), "is_causal": False} if spec.seq_len_q == 1 else {}
+        return changed(spec, without=without, arrays=arrays, **options)
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner = self.inner(spec)
+        assert inner is not None
+        keys = row_lengths(spec, operands, "key")
+        first = jnp.maximum(keys - inner.seq_len_kv, 0)
+        places = first[:, None] + jnp.arange(inner.seq_len_kv, dtype=jnp.int32)
+        key, value = keys_at(spec, operands, places)
+        near = {"key": key, "value": value, "key_value_seq_lengths": keys - first}
+        results = calls.kernel(inner, for_(inner, {**operands, **near}))
+        return marked(spec, operands, results)
