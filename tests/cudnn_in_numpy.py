@@ -1,7 +1,8 @@
 """What cuDNN makes of a custom call's operands, in float64: the contract of graph.h, written out.
 
 What a kernel leaves unspecified is NaN here: rows of no sequence, and those that attend nothing. It
-reads what a kernel may read: all of an array that is not packed, whatever the lengths.
+reads what a kernel may read: all of an array that is not packed, whatever the lengths. The one for
+decoding, of a single query beside lengths, reads none of its padding.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ Arrays = dict[str, np.ndarray]
 
 def names_of(call: CudnnCall) -> list[str]:
     """The operands in the order of graph.h."""
-    names = ["flags_q", "flags_kv"] if call.clears_rows else []
+    flags = ["flags_q", "flags_kv"] if call.backward else ["flags_q"]
+    names = flags if call.clears_rows else []
     names += ["query", "key", "value"]
     names += ["out", "lse", "out_grad"] if call.backward else []
     options = {
         "lengths_q lengths_kv": call.has_lengths,
         "offsets_query offsets_key offsets_value offsets_out": call.is_packed,
         "offsets_lse": call.is_packed and call.has_statistics,
+        "page_table": call.page_size,
         "bias": call.bias_dtype,
         " ".join(f"o{i}" for i in range(_node_arrays(call))): call.node_arrays,
         "sinks": call.has_sinks,
@@ -108,7 +111,7 @@ class _Sequence:
             self.length_q = int(given["lengths_q"][self.b])
             self.length_kv = int(given["lengths_kv"][self.b])
         self.t = self.length_q if call.is_packed else call.seq_len_q
-        self.s = self.length_kv if call.is_packed else call.seq_len_kv
+        self.s = self.length_kv if call.reads_no_padding else call.seq_len_kv
         self.groups = call.num_heads // call.num_kv_heads
         self.q = self.heads_first("query")
         self.k = self.heads_first("key").repeat(self.groups, axis=0)
@@ -218,12 +221,17 @@ class _Sequence:
 
     def heads_first(self, name: str) -> np.ndarray:
         x = self.given[name].astype(np.float64)
+        of_keys = name in ("key", "value")
+        if self.call.page_size and of_keys:
+            # Kernels may read pages past a length: those must be there.
+            x = x[self.given["page_table"][self.b]]
+            return x.reshape(-1, *x.shape[2:])[: self.s].swapaxes(0, 1)
         if self.call.is_packed:
-            of_keys = name in ("key", "value")
             offsets = "out" if name == "out_grad" else name
             x = x[self.rows(offsets, self.s if of_keys else self.t)]
         else:
             x = x[self.b]
+            x = x[: self.s] if of_keys else x
         return x.swapaxes(0, 1)
 
     def put(self, target: np.ndarray, x: np.ndarray, side: str) -> None:

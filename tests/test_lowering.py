@@ -134,6 +134,7 @@ def test_custom_calls_say_what_they_compute():
         "head_dim": "64 : i64", "head_dim_v": "64 : i64", "scale": "2.500000e-01 : f32",
         "window_left": "-1 : i64", "window_right": "0 : i64", "bottom_right": "false",
         "has_lengths": "false", "packed_rows_q": "0 : i64", "packed_rows_kv": "0 : i64",
+        "page_size": "0 : i64", "num_pages": "0 : i64",
         "bends_scores": "false", "moves_scores": "false", "score_nodes": '""',
         "gradient_nodes": '""', "node_arrays": '""',
         "bias_dtype": '""', "bias_batch": "1 : i64", "bias_heads": "1 : i64",
@@ -245,7 +246,7 @@ def test_custom_calls_of_every_kind(kind: str):
 TYPES = {
     **dict.fromkeys(("flags_q", "flags_kv"), "ui8"),
     **dict.fromkeys(("lse", "o0", "sinks", "bias"), "f32"),
-    **dict.fromkeys(("lengths_q", "lengths_kv"), "i32"),
+    **dict.fromkeys(("lengths_q", "lengths_kv", "page_table"), "i32"),
     **{f"offsets_{x}": "i32" for x in ("query", "key", "value", "out", "lse")},
     **dict.fromkeys(("seed", "seed_offset"), "ui32"),
 }

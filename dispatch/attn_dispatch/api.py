@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from attn_dispatch import settings
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call, normalise
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.paged_arguments import RaggedQueries, cut_table, ragged_queries
+from attn_dispatch.call.paged_arguments import check_ragged, cut_table
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
 from attn_dispatch.core import select, told
@@ -26,6 +26,7 @@ from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.programs.tracing import Mod, trace
 from attn_dispatch.semantics.array_scale import with_number_as_scale
+from attn_dispatch.semantics.ragged_queries import RaggedQueries
 
 ScoreMod = Callable[..., Any]
 """(score, b, n, t, s, *arguments) -> score, of scalars."""
@@ -410,7 +411,9 @@ def _normalise_paged(
         arguments["page_table"] = table
     ragged = None
     if cu_seqlens_q is not None:
-        ragged = ragged_queries(arguments, cu_seqlens_q, max_seqlen_q)
+        cu_seqlens, longest = check_ragged(arguments, cu_seqlens_q, max_seqlen_q)
+        tokens = jnp.shape(arguments["query"])[0]
+        ragged = RaggedQueries.of(cu_seqlens, tokens, longest)
         arguments["query"] = ragged.padded(jnp.asarray(arguments["query"]))
         arguments["query_seq_lengths"] = ragged.lengths
     elif max_seqlen_q is not None:

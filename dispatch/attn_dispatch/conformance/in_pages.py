@@ -31,11 +31,11 @@ def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array
     rows, pages = arrays["key"].shape[0], case.s // case.page
     rng = np.random.RandomState(zlib.crc32(b"pages of " + case.name.encode()))
     table = rng.permutation(rows * pages + _UNUSED)[: rows * pages].reshape(rows, pages)
-    # A page that several rows share has what the longest of them has.
+    # A page that several rows share has what the longest of them has, that is not wrong.
     owner = 0
     if case.shared_pages:
         assert case.kv_lengths is not None
-        owner = int(np.argmax(case.kv_lengths))
+        owner = int(np.argmax([x if x <= case.s else -1 for x in case.kv_lengths]))
         table[:, : case.shared_pages] = table[owner, : case.shared_pages]
     others = [row for row in range(rows) if row != owner]
     found = {name: x for name, x in arrays.items() if name not in ("key", "value")}

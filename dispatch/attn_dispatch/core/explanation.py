@@ -43,11 +43,12 @@ class Explanation:
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions)
+        backward = f", backward: {self.chosen_backward}" if self.backward else ""
         lines = [
             *_wrapped("call      ", str(self.call)),
             f"device    {self.device.platform}: {self.device}",
             f"versions  {versions}",
-            f"chosen    forward: {self.chosen_forward}, backward: {self.chosen_backward}",
+            f"chosen    forward: {self.chosen_forward}{backward}",
         ]
         if self.mask is not None:
             lines.extend(_wrapped("mask_mod  ", str(self.mask)))

@@ -38,6 +38,11 @@ _REMEDIES = (
     (r"^mask: not run", "say it with lengths, a window or segment ids"),
     (r"^bias: AITER needs query's dtype", "cast the bias to query's dtype"),
     (r"bias and alibi_slopes in one call", "add ALiBi's distances to the bias"),
+    (
+        r"for all but a plain, single query",
+        "none is needed: it is rewritten, where that is not off",
+    ),
+    (r"wants a power of two", "make pages of 16, 64 or 256 keys"),
     (r"an axis has length zero", "none is needed"),
 )
 """A pattern of reasons, and the remedy. What has none here can only be left to XLA."""

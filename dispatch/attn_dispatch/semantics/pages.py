@@ -33,6 +33,9 @@ def gathered(spec: AttentionSpec, operands: Arrays) -> dict[str, jax.Array]:
     """
     table = flat_table(spec, operands)
     found = {name: x for name, x in operands.items() if name not in _IN_PAGES}
+    # Without a table this is how a row is said to be wrong.
+    lengths = operands["key_value_seq_lengths"]
+    found["key_value_seq_lengths"] = jnp.where(lacks_pages(spec, operands), -1, lengths)
     for name in ("key", "value"):
         pages = flat_pages(operands[f"{name}_pages"])
         rows = jnp.take(pages, table, axis=0, mode="clip")
@@ -58,6 +61,13 @@ def keys_at(
     return key, value
 
 
+def lacks_pages(spec: AttentionSpec, operands: Arrays) -> jax.Array:
+    """bool [B]: as far as its length reaches, the row's table has a page that is not there."""
+    table, pages = operands["page_table"], spec.shape("key_pages")[1]
+    is_missing = (table < 0) | (table >= pages)
+    return (is_missing & _is_reached(spec, operands)).any(axis=1)
+
+
 def flat_pages(pages: jax.Array) -> jax.Array:
     """[C, P, page, K, ·] as [C · P, page, K, ·]."""
     return pages.reshape(-1, *pages.shape[2:])
@@ -66,12 +76,15 @@ def flat_pages(pages: jax.Array) -> jax.Array:
 def flat_table(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     """The page table [B, M] int32 of all pools' pages one after the other.
 
-    Entries past a length are those of the row's first page there is, whatever they were: kernels
-    may read them.
+    Entries past a length name the pool's first page, whatever they were: kernels may read them.
     """
     pools, pages = spec.shape("key_pages")[:2]
     first = pages * (jnp.arange(spec.batch, dtype=jnp.int32) // (spec.batch // pools))
-    begins = spec.page_size * jnp.arange(spec.shape("page_table")[1], dtype=jnp.int32)
-    is_read = begins < operands["key_value_seq_lengths"][:, None]
-    table = jnp.where(is_read, operands["page_table"], 0)
+    table = jnp.where(_is_reached(spec, operands), operands["page_table"], 0)
     return jnp.clip(table, 0, pages - 1) + first[:, None]
+
+
+def _is_reached(spec: AttentionSpec, operands: Arrays) -> jax.Array:
+    """bool [B, M]: some of the page's keys are before the row's length."""
+    begins = spec.page_size * jnp.arange(spec.shape("page_table")[1], dtype=jnp.int32)
+    return begins < operands["key_value_seq_lengths"][:, None]

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.semantics.pages import lacks_pages
 
 Arrays = Mapping[str, jax.Array]
 
@@ -162,10 +163,7 @@ def _wrong_rows(spec: AttentionSpec, operands: Arrays) -> jax.Array | None:
             wrong = outside if wrong is None else wrong | outside
     if spec.is_paged:
         assert wrong is not None
-        pages, first = operands["page_table"], spec.page_size * _iota(spec.shape("page_table")[1])
-        is_missing = (pages < 0) | (pages >= spec.shape("key_pages")[1])
-        is_read = first < operands["key_value_seq_lengths"][:, None]
-        wrong = wrong | (is_missing & is_read).any(axis=1)
+        wrong = wrong | lacks_pages(spec, operands)
     return None if wrong is None else wrong[:, None]
 
 

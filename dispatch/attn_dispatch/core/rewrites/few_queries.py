@@ -55,10 +55,12 @@ class QueriesAsHeads:
         assert inner is not None
         queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
         is_causal = spec.band == (None, 0)
-        seen_by_all = jnp.where(queries > 0, keys - queries + 1, 0) if is_causal else keys
+        seen_by_all = keys
+        if is_causal:
+            seen_by_all = jnp.where(queries > 0, jnp.maximum(keys - queries + 1, 0), 0)
         given = dict(operands)
         given["query"] = _as_heads(spec, operands["query"])
-        given["key_value_seq_lengths"] = jnp.maximum(seen_by_all, 0)
+        given["key_value_seq_lengths"] = seen_by_all
         if spec.has("query_seq_lengths"):
             given["query_seq_lengths"] = jnp.minimum(queries, 1)
         results = calls.kernel(inner, for_(inner, given))
@@ -66,11 +68,9 @@ class QueriesAsHeads:
         lse = _from_heads(spec, results["lse"][..., 0])
         t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)
         if is_causal:
-            end = keys[:, None] - queries[:, None] + t + 1
-            first = jnp.maximum(seen_by_all, 0)
-            out, lse = merged(out, lse, *_attend_last(spec, operands, first, end))
-        is_query = (t < queries[:, None])[..., None]
-        lse = jnp.where(is_query, lse, -jnp.inf)
+            end = jnp.minimum((keys - queries)[:, None] + t + 1, keys[:, None])
+            out, lse = merged(out, lse, *_attend_last(spec, operands, seen_by_all, end))
+        lse = jnp.where((t < queries[:, None])[..., None], lse, -jnp.inf)
         out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
         results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
         return marked(spec, operands, results)
