@@ -23,6 +23,7 @@ FLOORS = (
         "implementation",
         "mods",
         "planning",
+        "serving",
     ),
     ("core",),
     ("cudnn", "flash", "fa4", "aiter", "xla"),

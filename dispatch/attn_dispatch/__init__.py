@@ -1,6 +1,6 @@
 """One attention call for JAX: cuDNN on NVIDIA, AITER on AMD, XLA everywhere else."""
 
-from attn_dispatch import mods
+from attn_dispatch import mods, serving
 from attn_dispatch._version import __version__
 from attn_dispatch.aiter import register as register_aiter_calls
 from attn_dispatch.api import (
@@ -38,6 +38,7 @@ __all__ = [
     "register_cudnn_calls",
     "register_flash_calls",
     "rewrites",
+    "serving",
     "sharded_dropout",
     "target",
     "tuning",

@@ -554,7 +554,7 @@ def _spec(named: _NamedCall) -> AttentionSpec:
 
 def _known_mask_mod(arguments: dict[str, Any]) -> Mod | None:
     """The call's mask_mod, if what it reads has values."""
-    function, read = arguments.get("mask_mod"), arguments.get("mask_mod_args")
+    function, read = arguments.get("mask_mod"), arguments.get("mask_mod_args", ())
     if function is None or _is_said_by_shape(read):
         return None
     mod = trace("mask_mod", function, read, "float32")

@@ -46,6 +46,7 @@ class Extra:
         self.NAME: str = entry.name
         self.PLATFORM: str | None = getattr(module, "PLATFORM", None)
         self.KEEPS_NAN_APART: bool = getattr(module, "KEEPS_NAN_APART", False)
+        self.HAS_DECODING_KERNEL: bool = getattr(module, "HAS_DECODING_KERNEL", False)
         self.DROPS_BY_POSITION: bool = getattr(module, "DROPS_BY_POSITION", False)
 
     @staticmethod

@@ -56,7 +56,7 @@ class Implementation(Protocol):
     @property
     def HAS_DECODING_KERNEL(self) -> bool:
         """Whether a single query of each row, beside lengths, has a kernel that takes all query
-        heads of a kv head at once and has no window; where this is missing it has not."""
+        heads of a kv head at once and has no window."""
         ...
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:

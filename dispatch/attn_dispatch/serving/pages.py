@@ -1,0 +1,81 @@
+"""The arrays of pages: made, written and copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from attn_dispatch.serving.tables import PageTables
+
+
+def new_pages(
+    num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: Any, sharding: Any = None
+) -> jax.Array:
+    """Pages [P, page, K, H] of zeros, for the keys or the values of a layer.
+
+    On a mesh shard K, as the kv heads of the model are: `PartitionSpec(None, None, "model")`.
+    """
+    return jnp.zeros((num_pages, page_size, kv_heads, head_dim), dtype, device=sharding)
+
+
+def write(
+    pages: jax.Array,
+    new: ArrayLike,
+    tables: PageTables,
+    tokens: ArrayLike | None = None,
+    *,
+    cu_seqlens: ArrayLike | None = None,
+) -> jax.Array:
+    """Pages with the last keys, or values, of each sequence written: those it has grown by.
+
+    In place where pages are donated to the jitted function around it.
+
+    Args:
+      pages: [P, page, K, H].
+      new: [B, T, K, H], or with cu_seqlens [tokens, K, H], in order; cast to pages' dtype.
+      tables: the state after `grow`.
+      tokens: [B] integers: how many of the T are each sequence's; by default all.
+      cu_seqlens: [B + 1] integers: sequence b has grown by the rows from cu_seqlens[b] to before
+        cu_seqlens[b + 1].
+
+    Raises:
+      ValueError: shapes that do not go together.
+    """
+    new = jnp.asarray(new)
+    slots = tables.lengths.shape[0]
+    if cu_seqlens is None:
+        if new.ndim != 4 or new.shape[0] != slots or new.shape[2:] != pages.shape[2:]:
+            raise ValueError(
+                f"new: expected [{slots}, T, {pages.shape[2]}, {pages.shape[3]}], got "
+                f"{list(new.shape)}"
+            )
+        number = jnp.full(slots, new.shape[1]) if tokens is None else jnp.asarray(tokens)
+        within = jnp.arange(new.shape[1], dtype=jnp.int32)
+        slot = jnp.arange(slots, dtype=jnp.int32)[:, None]
+        place = (tables.lengths - number)[:, None] + within
+        is_new = (within < number[:, None]) & (place >= 0)
+    else:
+        if tokens is not None or new.ndim != 3 or new.shape[1:] != pages.shape[2:]:
+            raise ValueError(
+                f"new: expected [tokens, {pages.shape[2]}, {pages.shape[3]}] with cu_seqlens, and "
+                f"no tokens, got {list(new.shape)}{'' if tokens is None else ' and tokens'}"
+            )
+        ends = jnp.asarray(cu_seqlens, jnp.int32)
+        row = jnp.arange(new.shape[0], dtype=jnp.int32)
+        index = jnp.searchsorted(ends, row, side="right").astype(jnp.int32) - 1
+        slot = jnp.clip(index, 0, slots - 1)
+        place = tables.lengths[slot] - (ends[slot + 1] - row)
+        is_new = (index >= 0) & (index < slots) & (place >= 0)
+    column = jnp.clip(place // tables.page_size, 0, tables.table.shape[1] - 1)
+    page = jnp.where(is_new, tables.table[slot, column], -1)
+    # A negative index would count from the end: what goes nowhere is put past it.
+    page = jnp.where(page < 0, pages.shape[0], page)
+    return pages.at[page, place % tables.page_size].set(new.astype(pages.dtype), mode="drop")
+
+
+def copy_pages(pages: jax.Array, from_page: ArrayLike, to_page: ArrayLike) -> jax.Array:
+    """Pages with one copied to another, or several to several, as `fork` says."""
+    return pages.at[jnp.asarray(to_page)].set(pages[jnp.asarray(from_page)])
