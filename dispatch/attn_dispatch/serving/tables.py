@@ -229,8 +229,8 @@ def raise_if_failed(tables: PageTables) -> None:
     """
     if tables.failed:
         raise OutOfPages(
-            f"a sequence could not grow, or shrink: {int(tables.free_pages)} of {tables.references.shape[0]} "
-            f"pages are free, and a slot holds {tables.table.shape[1] * tables.page_size} keys"
+            f"a sequence could not grow, or shrink: {int(tables.free_pages)} of "
+            f"{tables.references.shape[0]} pages are free, and a slot holds {tables.table.shape[1] * tables.page_size} keys"
         )
 
 
