@@ -15,13 +15,15 @@ PAGE = _ROOT / "docs/proven.md"
 _BEFORE, _AFTER = "<!-- reports -->\n", "<!-- end of reports -->\n"
 
 
+_AND_NAMED = {"found/*": "", "cache/*": ", and named ones of serving"}
+
+
 def _row(name: str, report: dict[str, Any]) -> list[str]:
     facts, options, counts = report["environment"], report["options"], report["counts"]
     kind = "each rewritten" if options.get("each_rewrite") else "as they come"
     if options.get("tuned"):
         kind += ", each tuned first"
-    if options["cases"] != "found/*":
-        kind += ", and all named cases"
+    kind += _AND_NAMED.get(options["cases"], ", and all named cases")
     return [
         facts["date"][:10],
         facts["commit"][:7],

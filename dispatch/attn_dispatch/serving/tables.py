@@ -228,9 +228,10 @@ def raise_if_failed(tables: PageTables) -> None:
         page that is shared.
     """
     if tables.failed:
+        number, room = tables.references.shape[0], tables.table.shape[1] * tables.page_size
         raise OutOfPages(
-            f"a sequence could not grow, or shrink: {int(tables.free_pages)} of "
-            f"{tables.references.shape[0]} pages are free, and a slot holds {tables.table.shape[1] * tables.page_size} keys"
+            f"a sequence could not grow, or shrink: {int(tables.free_pages)} of {number} pages are "
+            f"free, and a slot holds {room} keys"
         )
 
 
