@@ -1,4 +1,5 @@
 # make demo    a real model through the public call; on a machine with an NVIDIA driver on cuDNN
+# make serve   the same model answers several questions at a time, by pages and continuous batching
 # make test    the whole test suite; builds the CUDA library, which plans without a GPU
 # make soak    20,000 drawn calls and every named one on XLA, and every plan: for a night
 # make lint    ruff, pyright, clang-format
@@ -8,6 +9,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# Arguments of the example: make serve SERVE='--requests 40'
+SERVE ?=
 BIN := $(VENV)/bin
 # Python compiles what is imported, when it is: most of what is installed never is.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
@@ -29,15 +32,18 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
-.PHONY: demo test soak lint clean
+.PHONY: demo serve test soak lint clean
 
 ifeq ($(HAS_NVIDIA),yes)
-demo: $(VENV)/cuda-library
+demo serve: $(VENV)/cuda-library
 else
-demo: $(VENV)/pure-python
+demo serve: $(VENV)/pure-python
 endif
 demo: $(VENV)/demo-packages
 	$(BIN)/python -m examples.smollm2
+
+serve: $(VENV)/demo-packages
+	$(BIN)/python -m examples.serve $(SERVE)
 
 test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/cudnn-9.12 \
     $(VENV)/amd-aiter $(VENV)/jax-source

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -223,3 +225,17 @@ def test_what_failed_is_remembered():
 def test_wrong_calls_say_what_was_expected(call, error, message):
     with pytest.raises(error, match=message):
         call(tables())
+
+
+def test_the_code_of_the_page_runs():
+    """docs/serving.md, from top to bottom."""
+    page = (Path(__file__).parents[1] / "docs" / "serving.md").read_text("utf-8")
+    names: dict[str, Any] = {}
+    for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        names.pop("out", None)
+        exec(snippet, names)
+        assert "out" not in names or bool(jnp.isfinite(names["out"]).all()), snippet
+    code = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    public = set(serving.__all__) - {"OutOfPages", "PageTables"}
+    assert all(f"serving.{name}(" in code for name in public)
+    check(names["tables"])

@@ -57,18 +57,18 @@ def forward(
     params: Params, tokens: jax.Array, config: Config, *, implementation: str | None = None
 ) -> tuple[jax.Array, Cache]:
     """All logits [B, T, V] of tokens [B, T], and the cache [L, B, T, K, H] they leave behind."""
-    rotary = _rotary_angles(jnp.arange(tokens.shape[1])[None], config)
+    rotary = rotary_angles(jnp.arange(tokens.shape[1])[None], config)
 
     def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, Cache]:
-        query, key, value = _project(x, weights, rotary, config)
+        query, key, value = project(x, weights, rotary, config)
         # Plain causal attention, nothing else: every implementation can run this call.
         attended = attn_dispatch.dot_product_attention(
             query, key, value, is_causal=True, implementation=implementation
         )
-        return _finish(x, attended, weights, config), Cache(key, value)
+        return finish(x, attended, weights, config), Cache(key, value)
 
     x, cache = jax.lax.scan(layer, params["embed"][tokens], params["layers"])
-    return _logits(x, params, config), cache
+    return logits_of(x, params, config), cache
 
 
 def decode_step(
@@ -79,12 +79,12 @@ def decode_step(
     `lengths` [B] counts the positions each row has in the cache already; what the cache holds
     beyond them has no influence, so it need not be zero.
     """
-    rotary = _rotary_angles(lengths[:, None], config)
+    rotary = rotary_angles(lengths[:, None], config)
     rows = jnp.arange(token.shape[0])
 
     def layer(x: jax.Array, scanned: tuple[Params, Cache]) -> tuple[jax.Array, Cache]:
         weights, old = scanned
-        query, key, value = _project(x, weights, rotary, config)  # [B, 1, N or K, H]
+        query, key, value = project(x, weights, rotary, config)  # [B, 1, N or K, H]
         new = Cache(
             old.key.at[rows, lengths].set(key[:, 0]), old.value.at[rows, lengths].set(value[:, 0])
         )
@@ -93,13 +93,13 @@ def decode_step(
         attended = attn_dispatch.dot_product_attention(
             query, new.key, new.value, key_value_seq_lengths=lengths + 1
         )
-        return _finish(x, attended, weights, config), new
+        return finish(x, attended, weights, config), new
 
     x, cache = jax.lax.scan(layer, params["embed"][token[:, None]], (params["layers"], cache))
-    return _logits(x, params, config)[:, 0], cache
+    return logits_of(x, params, config)[:, 0], cache
 
 
-def _project(
+def project(
     x: jax.Array, weights: Params, rotary: tuple[jax.Array, jax.Array], config: Config
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The rotated query [B, T, N, H] and key [B, T, K, H], and the value [B, T, K, H]."""
@@ -113,7 +113,7 @@ def _project(
     return query, key, heads("attn_v", config.kv_heads)
 
 
-def _finish(x: jax.Array, attended: jax.Array, weights: Params, config: Config) -> jax.Array:
+def finish(x: jax.Array, attended: jax.Array, weights: Params, config: Config) -> jax.Array:
     """The rest of a layer after its attention [B, T, N, H]: output projection and SwiGLU."""
     x = x + attended.reshape(*x.shape[:2], -1) @ weights["attn_output"]
     y = _rms_norm(x, weights["ffn_norm"], config)
@@ -121,7 +121,7 @@ def _finish(x: jax.Array, attended: jax.Array, weights: Params, config: Config) 
     return x + gated @ weights["ffn_down"]
 
 
-def _logits(x: jax.Array, params: Params, config: Config) -> jax.Array:
+def logits_of(x: jax.Array, params: Params, config: Config) -> jax.Array:
     """float32 logits [B, T, V] of the last layer's x [B, T, D]."""
     x = _rms_norm(x, params["output_norm"], config)
     output = params["output"] if "output" in params else params["embed"].T
@@ -135,7 +135,7 @@ def _rms_norm(x: jax.Array, gain: jax.Array, config: Config) -> jax.Array:
     return (normed * gain.astype(jnp.float32)).astype(x.dtype)
 
 
-def _rotary_angles(positions: jax.Array, config: Config) -> tuple[jax.Array, jax.Array]:
+def rotary_angles(positions: jax.Array, config: Config) -> tuple[jax.Array, jax.Array]:
     """cos and sin [B or 1, T, 1, H / 2] of the rotary angles at `positions` [B or 1, T]."""
     exponents = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
     angles = positions[:, :, None, None] * config.rope_base**-exponents

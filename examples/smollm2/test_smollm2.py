@@ -92,7 +92,7 @@ def test_rotary_product_depends_on_distance_only(checkpoint):
 
     def product(at_query, at_key):
         turned = [
-            model._rotate(x, model._rotary_angles(jnp.array([[at]]), checkpoint.config))
+            model._rotate(x, model.rotary_angles(jnp.array([[at]]), checkpoint.config))
             for x, at in ((query, at_query), (key, at_key))
         ]
         return float((turned[0] * turned[1]).sum())

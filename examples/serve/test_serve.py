@@ -1,0 +1,128 @@
+"""Answers are those of the whole sequence computed at once, however requests came together."""
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ..smollm2 import gguf_weights, model
+from ..smollm2.model import Config, InputError
+from .engine import Engine, Request
+
+CONFIG = Config(
+    layers=2, heads=4, kv_heads=2, head_dim=8, width=24, ffn_width=32, vocab=50, context=96,
+    rope_base=1e4, norm_eps=1e-5,
+)  # fmt: skip
+END = 49
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Weights of a small model, drawn."""
+    c, rng = CONFIG, np.random.default_rng(0)
+    shapes = {
+        "attn_norm": (c.width,), "ffn_norm": (c.width,),
+        "attn_q": (c.width, c.heads * c.head_dim), "attn_k": (c.width, c.kv_heads * c.head_dim),
+        "attn_v": (c.width, c.kv_heads * c.head_dim),
+        "attn_output": (c.heads * c.head_dim, c.width),
+        "ffn_gate": (c.width, c.ffn_width), "ffn_up": (c.width, c.ffn_width),
+        "ffn_down": (c.ffn_width, c.width),
+    }  # fmt: skip
+
+    def drawn(*shape):
+        return jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-1]), jnp.float32)
+
+    layers = {name: drawn(c.layers, *shape) for name, shape in shapes.items()}
+    return {"embed": 4 * drawn(c.vocab, c.width), "output_norm": drawn(c.width), "layers": layers}
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _likeliest(params, tokens, config):
+    logits, _ = model.forward(params, tokens[None], config, implementation="xla")
+    return logits[0].argmax(-1)
+
+
+def recomputed(params, prompt: list[int], most: int) -> list[int]:
+    """The answer by the whole sequence, each time anew."""
+    answer: list[int] = []
+    while len(answer) < most:
+        tokens = prompt + answer
+        padded = np.zeros(CONFIG.context, np.int32)
+        padded[: len(tokens)] = tokens
+        following = int(_likeliest(params, padded, CONFIG)[len(tokens) - 1])
+        if following == END:
+            break
+        answer.append(following)
+    return answer
+
+
+def prompts(count: int, prefix: list[int] | None = None) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [
+        (prefix or []) + rng.integers(0, END, rng.integers(1, 30)).tolist() for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("chunk", "has_prefix"), [(5, True), (64, False)])
+def test_answers_are_those_of_full_recomputation(params, chunk, has_prefix):
+    """50 prompts of any lengths; some answers end early, most of a few tokens, some of many."""
+    prefix = list(range(3, 26)) if has_prefix else []
+    engine = Engine(
+        params, CONFIG, END, slots=6, page_size=4, num_pages=80, chunk=chunk, prefix=prefix
+    )
+    free_before = engine.free_pages
+    requests = [Request(x, most=30 if i % 5 == 0 else 6) for i, x in enumerate(prompts(50, prefix))]
+    for request in requests:
+        engine.add(request)
+    engine.run()
+    for request in requests:
+        assert request.answer == recomputed(params, request.prompt, request.most)
+    assert engine.free_pages == free_before
+
+
+def test_a_thousand_requests_leave_no_page(params):
+    engine = Engine(params, CONFIG, END, slots=20, page_size=4, num_pages=120, chunk=30)
+    for i, prompt in enumerate(prompts(1000)):
+        engine.add(Request(prompt, most=1 + i % 4, temperature=float(i % 2)))
+    engine.run()
+    assert engine.free_pages == 120
+
+
+def test_sampling_is_the_same_for_the_same_seed(params):
+    answers = []
+    for seed in (0, 0, 1):
+        engine = Engine(params, CONFIG, END, slots=3, page_size=4, num_pages=60, seed=seed)
+        requests = [Request(x, most=12, temperature=2.0) for x in prompts(4)]
+        for request in requests:
+            engine.add(request)
+        engine.run()
+        answers.append([x.answer for x in requests])
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_what_can_never_be_answered_is_refused_at_once(params):
+    engine = Engine(params, CONFIG, END, slots=2, page_size=4, num_pages=10)
+    for prompt, most in (([], 3), ([1] * 90, 10), ([1] * 30, 11)):
+        with pytest.raises(InputError, match="the model knows 96, the cache 40 tokens"):
+            engine.add(Request(prompt, most))
+    engine.add(Request([1] * 30, 10))
+    engine.run()
+
+
+def test_the_command_answers():
+    for package in ("gguf", "tokenizers", "rich"):
+        pytest.importorskip(package)
+    try:
+        gguf_weights.default_path()
+    except InputError as error:
+        pytest.skip(str(error))
+    command = (sys.executable, "-m", "examples.serve", "--requests", "2", "--tokens", "4")
+    said = subprocess.run(
+        command, cwd=Path(__file__).parents[2], check=True, capture_output=True, text=True
+    ).stdout
+    assert "> Why is the sky blue?" in said and "2 answers, 5 tokens in" in said

@@ -1,0 +1,101 @@
+"""A paged cache in programs: a loop of decode steps, memory, and that no pool is copied."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_runtime import device_bytes_in_use, pool_bytes
+
+from attn_dispatch import dot_product_attention, paged_attention, serving
+
+SLOTS, PAGES, PAGE, N, K, H = 6, 600, 16, 8, 2, 64
+
+
+def drawn(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16)
+
+
+def cache(lengths: list[int]):
+    tables = serving.new_tables(SLOTS, 64, PAGES, PAGE)
+    pools = [serving.new_pages(PAGES, PAGE, K, H, jnp.bfloat16) * jnp.nan for _ in range(2)]
+    tables = serving.grow(tables, np.array(lengths))
+    new = [drawn(seed, SLOTS, max(lengths), K, H) for seed in (1, 2)]
+    return tables, [serving.write(x, y, tables, np.array(lengths)) for x, y in zip(pools, new)]
+
+
+@functools.partial(jax.jit, static_argnames=("implementation", "steps", "t"), donate_argnums=1)
+def decode(tables, pools, implementation, steps, t):
+    def step(carry, seed):
+        tables, pools, x = carry
+        tables = serving.grow(tables, jnp.full(SLOTS, t))
+        rows = x[:, :, :K], x[:, :, K : 2 * K]
+        pools = [serving.write(pool, new, tables) for pool, new in zip(pools, rows)]
+        out = paged_attention(
+            x, *pools, tables.table, tables.lengths, implementation=implementation
+        )
+        x = (out + jax.random.normal(jax.random.key(seed), x.shape, x.dtype)).astype(x.dtype)
+        return (tables, pools, x), out
+
+    x = jnp.ones((SLOTS, t, N, H), jnp.bfloat16)
+    carry, outs = jax.lax.scan(step, (tables, pools, x), jnp.arange(steps))
+    return carry, outs
+
+
+@pytest.mark.parametrize("t", [1, 4])
+def test_a_loop_of_steps_is_xlas(t, record):
+    lengths = [500, 0, 1, 16, 33, 400]
+    found, expected = (
+        decode(*cache(lengths), implementation, 40, t)[1] for implementation in ("cudnn", "xla")
+    )
+    worst = float(jnp.abs(found.astype(jnp.float32) - expected.astype(jnp.float32)).max())
+    record(t=t, worst=worst)
+    assert worst < 0.05
+
+
+def test_pools_are_written_and_read_in_place(record):
+    """Not even in a loop is a pool copied: what the program needs beside is small."""
+    tables, pools = cache([500, 0, 1, 16, 33, 400])
+    needed = decode.lower(tables, pools, "cudnn", 40, 1).compile().memory_analysis()
+    record(temporary=needed.temp_size_in_bytes, pool=pools[0].nbytes)
+    assert needed.temp_size_in_bytes < pools[0].nbytes / 2
+
+
+def test_three_hundred_steps_do_not_grow_memory(record):
+    tables, pools = cache([100] * SLOTS)
+    step = jax.jit(
+        lambda q, tables, pools: paged_attention(q, *pools, tables.table, tables.lengths)
+    )
+    query = drawn(3, SLOTS, 1, N, H)
+    for _ in range(20):
+        jax.block_until_ready(step(query, tables, pools))
+    before = device_bytes_in_use() - pool_bytes()
+    for _ in range(300):
+        out = step(query, tables, pools)
+    jax.block_until_ready(out)
+    after = device_bytes_in_use() - pool_bytes()
+    record(outside_pool_before=before, outside_pool_after=after)
+    assert after <= before
+
+
+def test_a_cache_that_is_no_pages_is_not_copied(record):
+    """With lengths nothing of the cache's size is made."""
+    query, key, value = drawn(1, 4, 1, N, H), drawn(2, 4, 8192, K, H), drawn(3, 4, 8192, K, H)
+    lengths = jnp.array([8192, 0, 1, 5000], jnp.int32)
+
+    def call(q, k, v, n, implementation="cudnn"):
+        return dot_product_attention(
+            q, k, v, key_value_seq_lengths=n, implementation=implementation
+        )
+
+    needed = jax.jit(call).lower(query, key, value, lengths).compile().memory_analysis()
+    record(temporary=needed.temp_size_in_bytes, key=key.nbytes)
+    assert needed.temp_size_in_bytes < key.nbytes / 8
+    past = jnp.arange(8192)[None, :, None, None] >= lengths[:, None, None, None]
+    poisoned = [jnp.where(past, jnp.nan, x) for x in (key, value)]
+    found = jax.jit(call)(query, *poisoned, lengths)
+    expected = call(query, key, value, lengths, "xla")
+    assert float(jnp.abs(found.astype(jnp.float32) - expected.astype(jnp.float32)).max()) < 0.02
