@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.conformance.reference import allowed_pairs, relative_positions
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
 from attn_dispatch.cudnn import rules as cudnn_rules
@@ -170,7 +172,15 @@ def optioned(made: AttentionSpec, **options: Any) -> AttentionSpec:
     return replace(made, options=replace(made.options, **options))
 
 
+def paged(**facts: Any) -> AttentionSpec:
+    made = Case("paged", dtype="bfloat16", kv_lengths=(48, 1), inference=True, **facts)
+    avals = jax.eval_shape(partial(in_pages, made), made.avals())
+    return spec_of(paged_options(made.forward_options()), avals)
+
+
 BROKEN: dict[str, Callable[[], AttentionSpec]] = {
+    "for all but a plain, single query": lambda: paged(t=4, s=48, page=16),
+    "wants a power of two": lambda: paged(t=1, s=48, page=24),
     "may be NaN where the mask forbids": lambda: optioned(spec(mask="11ts"), score_mod=OF_PAST),
     "sinks beside a mask_mod": lambda: optioned(spec(sinks=1), mask_mod=EACH_HEAD),
     "gradient of what score_mod reads": lambda: optioned(

@@ -146,6 +146,7 @@ class _Other:
 
     NAME = "other"
     IS_EXTRA = False
+    HAS_DECODING_KERNEL = False
     PLATFORM = None
     unusable_reason = staticmethod(xla.unusable_reason)
     plan = staticmethod(xla.plan)

@@ -128,6 +128,7 @@ def test_explained_specs_are_those_of_the_call(monkeypatch, options):
         NAME = "recorder"
         PLATFORM = None
         IS_EXTRA = False
+        HAS_DECODING_KERNEL = False
         unusable_reason = staticmethod(lambda device: "")
         plan = staticmethod(lambda spec, device: Plan("", 0))
 

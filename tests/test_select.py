@@ -34,6 +34,7 @@ class Fake:
     reasons: tuple[str, ...] = ()
     PLATFORM: str | None = "cuda"
     IS_EXTRA: bool = False
+    HAS_DECODING_KERNEL: bool = False
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
         return tuple(f"{reason} on {device.arch}" for reason in self.reasons)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,34 +16,38 @@ from attn_dispatch import dot_product_attention, paged_attention, serving
 SLOTS, PAGES, PAGE, N, K, H = 6, 600, 16, 8, 2, 64
 
 
-def drawn(seed: int, *shape: int) -> jax.Array:
+def drawn(seed: Any, *shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16)
 
 
-def cache(lengths: list[int]):
-    tables = serving.new_tables(SLOTS, 64, PAGES, PAGE)
-    pools = [serving.new_pages(PAGES, PAGE, K, H, jnp.bfloat16) * jnp.nan for _ in range(2)]
-    tables = serving.grow(tables, np.array(lengths))
-    new = [drawn(seed, SLOTS, max(lengths), K, H) for seed in (1, 2)]
-    return tables, [serving.write(x, y, tables, np.array(lengths)) for x, y in zip(pools, new)]
+def cache(lengths: list[int]) -> tuple[serving.PageTables, list[jax.Array]]:
+    tables = serving.grow(serving.new_tables(SLOTS, 64, PAGES, PAGE), np.array(lengths))
+    pools = []
+    for seed in (1, 2):
+        pages = serving.new_pages(PAGES, PAGE, K, H, jnp.bfloat16) * jnp.nan
+        new = drawn(seed, SLOTS, max(lengths), K, H)
+        pools.append(serving.write(pages, new, tables, np.array(lengths)))
+    return tables, pools
 
 
 @functools.partial(jax.jit, static_argnames=("implementation", "steps", "t"), donate_argnums=1)
 def decode(tables, pools, implementation, steps, t):
-    def step(carry, seed):
-        tables, pools, x = carry
-        tables = serving.grow(tables, jnp.full(SLOTS, t))
-        rows = x[:, :, :K], x[:, :, K : 2 * K]
-        pools = [serving.write(pool, new, tables) for pool, new in zip(pools, rows)]
-        out = paged_attention(
-            x, *pools, tables.table, tables.lengths, implementation=implementation
-        )
-        x = (out + jax.random.normal(jax.random.key(seed), x.shape, x.dtype)).astype(x.dtype)
-        return (tables, pools, x), out
+    """Steps whose queries are drawn: were they the results before, rounding alone would grow."""
 
-    x = jnp.ones((SLOTS, t, N, H), jnp.bfloat16)
-    carry, outs = jax.lax.scan(step, (tables, pools, x), jnp.arange(steps))
-    return carry, outs
+    def step(carry, seed):
+        tables, pools = carry
+        tables = serving.grow(tables, jnp.full(SLOTS, t))
+        pools = [
+            serving.write(pool, drawn(3 * seed + i, SLOTS, t, K, H), tables)
+            for i, pool in enumerate(pools)
+        ]
+        query = drawn(3 * seed + 2, SLOTS, t, N, H)
+        out = paged_attention(
+            query, *pools, tables.table, tables.lengths, implementation=implementation
+        )
+        return (tables, pools), out
+
+    return jax.lax.scan(step, (tables, pools), jnp.arange(100, 100 + steps))
 
 
 @pytest.mark.parametrize("t", [1, 4])
@@ -66,15 +71,13 @@ def test_pools_are_written_and_read_in_place(record):
 
 def test_three_hundred_steps_do_not_grow_memory(record):
     tables, pools = cache([100] * SLOTS)
-    step = jax.jit(
-        lambda q, tables, pools: paged_attention(q, *pools, tables.table, tables.lengths)
-    )
-    query = drawn(3, SLOTS, 1, N, H)
+    step = jax.jit(paged_attention)
+    given = drawn(3, SLOTS, 1, N, H), *pools, tables.table, tables.lengths
     for _ in range(20):
-        jax.block_until_ready(step(query, tables, pools))
+        jax.block_until_ready(step(*given))
     before = device_bytes_in_use() - pool_bytes()
     for _ in range(300):
-        out = step(query, tables, pools)
+        out = step(*given)
     jax.block_until_ready(out)
     after = device_bytes_in_use() - pool_bytes()
     record(outside_pool_before=before, outside_pool_after=after)
@@ -86,10 +89,8 @@ def test_a_cache_that_is_no_pages_is_not_copied(record):
     query, key, value = drawn(1, 4, 1, N, H), drawn(2, 4, 8192, K, H), drawn(3, 4, 8192, K, H)
     lengths = jnp.array([8192, 0, 1, 5000], jnp.int32)
 
-    def call(q, k, v, n, implementation="cudnn"):
-        return dot_product_attention(
-            q, k, v, key_value_seq_lengths=n, implementation=implementation
-        )
+    def call(q, k, v, n, name="cudnn"):
+        return dot_product_attention(q, k, v, key_value_seq_lengths=n, implementation=name)
 
     needed = jax.jit(call).lower(query, key, value, lengths).compile().memory_analysis()
     record(temporary=needed.temp_size_in_bytes, key=key.nbytes)

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+
+import jax
 
 from attn_dispatch.call.spec import AttentionSpec, backward_options
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.drawn_mods import Step
+from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.core.rewrites import REWRITES
 from attn_dispatch.core.rewrites.mods_as_arrays import SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
@@ -57,7 +61,11 @@ def _as_a_sum(case: Case) -> Case:
 def _calls(case: Case) -> Iterator[AttentionSpec]:
     """The forward call, with its dropout mask if there is one, and the backward call."""
     forward = case.forward_options(needs_keep=case.dropout > 0)
-    spec = spec_of(forward, case.avals())
+    avals = case.avals()
+    if case.page:
+        avals = jax.eval_shape(partial(in_pages, case), avals)
+        forward = paged_options(forward)
+    spec = spec_of(forward, avals)
     yield spec
     if case.gradients:
         backward = backward_options(forward, case.gradients, has_lse_grad=case.lse_grad)

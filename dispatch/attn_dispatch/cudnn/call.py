@@ -197,7 +197,7 @@ def band_of(spec: AttentionSpec) -> Band | None:
     left, right = (-1 if side is None else side for side in spec.band)
     if o.causal_alignment == "top_left":
         return Band(left, right, bottom_right=False)
-    if spec.seq_len_q == 1:
+    if spec.seq_len_q - dead_rows(spec) == 1:
         right = -1  # it is the last: a band would cost the kernel for decoding its split of keys
     offset = spec.seq_len_kv - (spec.seq_len_q - dead_rows(spec))
     if not has_own_lengths(spec) and offset == 0:

@@ -86,5 +86,5 @@ def flat_table(spec: AttentionSpec, operands: Arrays) -> jax.Array:
 
 def _is_reached(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     """bool [B, M]: some of the page's keys are before the row's length."""
-    begins = spec.page_size * jnp.arange(spec.shape("page_table")[1], dtype=jnp.int32)
+    begins = spec.page_size * jnp.arange(spec.shape("page_table")[1], dtype=jnp.int32)[None]
     return begins < operands["key_value_seq_lengths"][:, None]

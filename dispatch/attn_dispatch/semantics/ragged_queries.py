@@ -38,7 +38,7 @@ class RaggedQueries:
 
     def padded(self, x: jax.Array) -> jax.Array:
         """[tokens, ...] as [B, longest, ...]; what is padding is anything."""
-        places = self.starts[:, None] + jnp.arange(self.longest, dtype=jnp.int32)
+        places = self.starts[:, None] + jnp.arange(self.longest, dtype=jnp.int32)[None]
         return jnp.take(x, places, axis=0, mode="clip")
 
     def packed(self, x: jax.Array, padding: float) -> jax.Array:

@@ -53,7 +53,7 @@ def write(
                 f"{list(new.shape)}"
             )
         number = jnp.full(slots, new.shape[1]) if tokens is None else jnp.asarray(tokens)
-        within = jnp.arange(new.shape[1], dtype=jnp.int32)
+        within = jnp.arange(new.shape[1], dtype=jnp.int32)[None]
         slot = jnp.arange(slots, dtype=jnp.int32)[:, None]
         place = (tables.lengths - number)[:, None] + within
         is_new = (within < number[:, None]) & (place >= 0)

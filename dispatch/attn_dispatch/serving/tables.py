@@ -95,7 +95,7 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
     lengths = tables.lengths + tokens
     have, want = tables.pages_of(tables.lengths), tables.pages_of(lengths)
     needed = want - have
-    column = jnp.arange(tables.table.shape[1], dtype=jnp.int32)
+    column = jnp.arange(tables.table.shape[1], dtype=jnp.int32)[None]
     is_new = (column >= have[:, None]) & (column < want[:, None])
     # The new pages of all slots, one slot after the other, take the free pages in order.
     order = (jnp.cumsum(needed) - needed)[:, None] + column - have[:, None]
@@ -238,7 +238,7 @@ def raise_if_failed(tables: PageTables) -> None:
 def _cut(tables: PageTables, lengths: jax.Array) -> PageTables:
     """The sequences with these lengths, which are not longer than they are."""
     have, keep = tables.pages_of(tables.lengths), tables.pages_of(lengths)
-    column = jnp.arange(tables.table.shape[1], dtype=jnp.int32)
+    column = jnp.arange(tables.table.shape[1], dtype=jnp.int32)[None]
     is_dropped = (column >= keep[:, None]) & (column < have[:, None])
     return replace(
         tables,

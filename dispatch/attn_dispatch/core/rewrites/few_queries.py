@@ -66,7 +66,7 @@ class QueriesAsHeads:
         results = calls.kernel(inner, for_(inner, given))
         out = _from_heads(spec, results["out"][:, 0])
         lse = _from_heads(spec, results["lse"][..., 0])
-        t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)
+        t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
         if is_causal:
             end = jnp.minimum((keys - queries)[:, None] + t + 1, keys[:, None])
             out, lse = merged(out, lse, *_attend_last(spec, operands, seen_by_all, end))
@@ -92,7 +92,7 @@ def _attend_last(
     spec: AttentionSpec, operands: Arrays, first: jax.Array, end: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """out [B, T, N, V] and lse [B, T, N] over the keys from `first` [B] to before `end` [B, T]."""
-    places = first[:, None] + jnp.arange(spec.seq_len_q - 1, dtype=jnp.int32)
+    places = first[:, None] + jnp.arange(spec.seq_len_q - 1, dtype=jnp.int32)[None]
     key, value = keys_at(spec, operands, places)
     may_attend = places[:, None] < end[..., None]
     is_key = may_attend.any(axis=1)[..., None, None]

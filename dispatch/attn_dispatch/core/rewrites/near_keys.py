@@ -53,7 +53,7 @@ class NearKeys:
         assert inner is not None
         keys = row_lengths(spec, operands, "key")
         first = jnp.maximum(keys - inner.seq_len_kv, 0)
-        places = first[:, None] + jnp.arange(inner.seq_len_kv, dtype=jnp.int32)
+        places = first[:, None] + jnp.arange(inner.seq_len_kv, dtype=jnp.int32)[None]
         key, value = keys_at(spec, operands, places)
         near = {"key": key, "value": value, "key_value_seq_lengths": keys - first}
         results = calls.kernel(inner, for_(inner, {**operands, **near}))
