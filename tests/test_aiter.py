@@ -27,7 +27,13 @@ from attn_dispatch.devices.target import parse
 
 SCORES = 40_000
 """The most scores of a case of the common table: the emulator computes them one by one."""
-FEW_SCORES = tuple(case for case in CASES if case.b * case.n * case.t * case.s <= SCORES)
+FEW_SCORES = tuple(
+    case
+    for case in CASES
+    if case.b * case.n * case.t * case.s <= SCORES
+    # Called operation by operation, what is gathered is not lowered for the emulator.
+    if not (case.page and case.transform == "eager")
+)
 
 
 @pytest.fixture(autouse=True)

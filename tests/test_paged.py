@@ -304,12 +304,13 @@ def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] |
     options = case.forward_options()
     arrays = poison_padding(options, case.operands(), case.poison)
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
-    expected = by_xla(spec_of(options, operands), operands)
+    whole = spec_of(options, operands), operands
     if case.page:
         options, operands = paged_options(options), in_pages(case, operands)
     spec = spec_of(options, operands)
     if rewrite.inner(spec) is None:
         return None
+    expected = by_xla(*whole)
     return rewrite.compute(spec, operands, Calls(compute, by_xla)), expected
 
 
@@ -317,7 +318,7 @@ def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] |
 def test_rewrites_change_nothing(rewrite):
     """By XLA, and few queries by what stands for cuDNN's kernel, which reads no padding."""
     found = 0
-    for case in CACHE[::3]:
+    for case in CACHE if isinstance(rewrite, NearKeys) else CACHE[::4]:
         if case.transform in ("vmap", "scan") or case.s > 1024 or case.score_shift:
             continue
         computes = [by_xla]

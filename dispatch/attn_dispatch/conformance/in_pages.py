@@ -31,11 +31,13 @@ def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array
     rows, pages = arrays["key"].shape[0], case.s // case.page
     rng = np.random.RandomState(zlib.crc32(b"pages of " + case.name.encode()))
     table = rng.permutation(rows * pages + _UNUSED)[: rows * pages].reshape(rows, pages)
-    # A page that several rows share has what the longest of them has, that is not wrong.
+    # A page that several rows share has what the longest has of those that are not wrong.
     owner = 0
     if case.shared_pages:
         assert case.kv_lengths is not None
-        owner = int(np.argmax([x if x <= case.s else -1 for x in case.kv_lengths]))
+        queries = case.q_lengths or (0,) * len(case.kv_lengths)
+        lengths = zip(case.kv_lengths, queries, strict=True)
+        owner = int(np.argmax([x if x <= case.s and 0 <= y <= case.t else -1 for x, y in lengths]))
         table[:, : case.shared_pages] = table[owner, : case.shared_pages]
     others = [row for row in range(rows) if row != owner]
     found = {name: x for name, x in arrays.items() if name not in ("key", "value")}
@@ -46,7 +48,7 @@ def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array
             empty = empty.at[0, table[row]].set(x[row])
         found[f"{name}_pages"] = empty
     ends = arrays["key_value_seq_lengths"][:, None]
-    is_read = jnp.arange(pages) * case.page < ends
+    is_read = jnp.arange(pages)[None] * case.page < ends
     strange = np.resize(np.array(_NO_PAGES, np.int32), (rows, pages))
     found["page_table"] = jnp.where(is_read, jnp.asarray(table, jnp.int32), strange)
     return found
