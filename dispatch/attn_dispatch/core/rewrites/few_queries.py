@@ -5,8 +5,8 @@ little, and splits the keys of a row among multiprocessors. All queries of a row
 its first one sees: these go to the kernel. The keys after them, fewer than there are queries, are
 copied, and XLA attends to them; what comes of both is merged by lse.
 
-With 4 queries of each row (32 heads on 8) an H200 takes 1.2 to 1.5 of the time for one, and with
-cuDNN's kernel for several queries 3.4 to 8 times that.
+With 4 queries of each row (32 heads on 8) an H200 takes 1.0 to 1.2 times as long as with one, with
+8 up to 1.5 times (benchmarks/decode.py); cuDNN's kernel for several queries takes 3.4 to 8 times.
 """
 
 from __future__ import annotations
