@@ -98,7 +98,7 @@ def measured(cell: tuple[int, ...], rounds: int) -> dict[str, float]:
     for _ in range(rounds):
         for name, (run, given) in programs.items():
             steps, repeats = (1, 16) if name == "copy" else (_STEPS, 1)
-            started = time.perf_counter()
+            result, started = None, time.perf_counter()
             for _ in range(repeats):
                 result = run(*given)
             jax.block_until_ready(result)

@@ -140,6 +140,23 @@ def test_what_is_wrong_in_traced_values_is_nan_in_its_own_row(length, page):
     assert np.isnan(found[0]).all() and not np.isnan(found[1:]).any()
 
 
+@pytest.mark.parametrize("missing", ["slots", "queries", "columns", "page", "values", "dims"])
+def test_axes_without_length(missing):
+    """Out has what of its shape there is, and is 0; a head dim of 0 leaves the mean of values."""
+    b, t, m, page = (0 if missing == x else 2 for x in ("slots", "queries", "columns", "page"))
+    h, v = (0 if x in missing else 8 for x in ("dims", "values"))
+    table, lengths = np.zeros((b, m), np.int64), np.full(b, min(2, m * page))
+    out, lse = paged_attention(
+        jnp.ones((b, t, 4, h)), jnp.ones((3, page, 2, h)), jnp.ones((3, page, 2, v)), table,
+        lengths, return_lse=True,
+    )  # fmt: skip
+    assert (out.shape, lse.shape) == ((b, t, 4, v), (b, t, 4))
+    if missing in ("columns", "page"):
+        assert (out == 0).all() and (lse == -np.inf).all()
+    if missing == "dims":
+        np.testing.assert_allclose(out, 1)
+
+
 def test_pages_that_are_shared():
     key, value, pages, value_pages, table = cache()
     table[1], lengths = table[2], np.array([33, 12, 40], np.int32)
@@ -199,7 +216,7 @@ _WRONG = {
         np.zeros((9, 8, 2, 8), np.float32),
         r"value_pages: expected key_pages' number of pages, page size and heads \[17, 8, 2\]",
     ),
-    "page_table": (np.zeros((3, 5)), "page_table: expected dtype int32, got float"),
+    "page_table": (np.zeros((3, 5)), "page_table: expected integers, got float"),
     "key_value_seq_lengths": (None, "key_value_seq_lengths: expected an array of integers"),
 }
 

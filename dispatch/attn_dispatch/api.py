@@ -338,7 +338,7 @@ def paged_attention(
         float64 under x64.
       key_pages: [P, page, K, H], query's dtype.
       value_pages: [P, page, K, V], query's dtype. Sequences may share pages.
-      page_table: [B, M] int32, from 0 to P - 1 as far as the lengths reach.
+      page_table: [B, M] integers, from 0 to P - 1 as far as the lengths reach.
       key_value_seq_lengths: [B] integers from 0 to M · page: the keys of each sequence.
       query_seq_lengths: [B] integers from 0 to T; queries at or past the length are padding.
       cu_seqlens_q: [B + 1] integers, ascending from 0 to at most the number of tokens: sequence b
@@ -498,7 +498,8 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
 
     Args:
       args, kwargs: those of `dot_product_attention`, or with `cu_seqlens_q` those of
-        `ragged_dot_product_attention`; a `jax.ShapeDtypeStruct` will do for an array.
+        `ragged_dot_product_attention`, or with `page_table`, by its name, those of
+        `paged_attention`; a `jax.ShapeDtypeStruct` will do for an array.
         A window that is an array is static if its values are known, as outside of `jax.jit`; for
         one that is traced give a struct as a side.
       target: the device to explain for, as in `attn_dispatch.target`; it need not be here. None

@@ -72,8 +72,8 @@ def check_paged(
             f", got {list(value_pages.shape[:-1])}"
         )
     _check_heads(n, "key_pages", k)
-    if page_table.dtype != jnp.int32:
-        raise ValueError(f"page_table: expected dtype int32, got {page_table.dtype.name}")
+    if not jnp.issubdtype(page_table.dtype, jnp.integer):
+        raise ValueError(f"page_table: expected integers, got {page_table.dtype.name}")
     if page_table.ndim != 2 or page_table.shape[0] != b:
         raise ValueError(
             f"page_table: expected [B, pages of a sequence] with query's B {b}, got "

@@ -70,7 +70,8 @@ def lacks_pages(spec: AttentionSpec, operands: Arrays) -> jax.Array:
 
 def flat_pages(pages: jax.Array) -> jax.Array:
     """[C, P, page, K, ·] as [C · P, page, K, ·]."""
-    return pages.reshape(-1, *pages.shape[2:])
+    pools, number = pages.shape[:2]
+    return pages.reshape(pools * number, *pages.shape[2:])
 
 
 def flat_table(spec: AttentionSpec, operands: Arrays) -> jax.Array:

@@ -35,7 +35,7 @@ def forward_of_pages(
     one_pool["page_table"] = flat_table(spec, operands)
     shared = {name: x for name, x in one_pool.items() if not _has_rows(spec, name)}
     split = {
-        name: x.reshape(-1, part.batch, *x.shape[1:])
+        name: x.reshape(spec.batch // part.batch, part.batch, *x.shape[1:])
         for name, x in one_pool.items()
         if name not in shared
     }
