@@ -15,7 +15,6 @@ from test_runtime import arrays, device_bytes_in_use, pool_bytes
 from attn_dispatch import fa4
 from attn_dispatch.devices.target import default_device
 
-
 # fa4-jax 0.1.0 calls functions of CUTLASS by names that are to go.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 
