@@ -111,7 +111,7 @@ class _Sequence:
             self.length_q = int(given["lengths_q"][self.b])
             self.length_kv = int(given["lengths_kv"][self.b])
         self.t = self.length_q if call.is_packed else call.seq_len_q
-        self.s = self.length_kv if call.reads_no_padding else call.seq_len_kv
+        self.s = self.length_kv if call.is_packed or call.decodes else call.seq_len_kv
         self.groups = call.num_heads // call.num_kv_heads
         self.q = self.heads_first("query")
         self.k = self.heads_first("key").repeat(self.groups, axis=0)

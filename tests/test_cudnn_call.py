@@ -19,6 +19,7 @@ from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.conformance.reference import allowed_pairs, relative_positions
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
+from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import (
     Band,
@@ -179,8 +180,6 @@ def paged(**facts: Any) -> AttentionSpec:
 
 
 BROKEN: dict[str, Callable[[], AttentionSpec]] = {
-    "for all but a plain, single query": lambda: paged(t=4, s=48, page=16),
-    "wants a power of two": lambda: paged(t=1, s=48, page=24),
     "may be NaN where the mask forbids": lambda: optioned(spec(mask="11ts"), score_mod=OF_PAST),
     "sinks beside a mask_mod": lambda: optioned(spec(sinks=1), mask_mod=EACH_HEAD),
     "gradient of what score_mod reads": lambda: optioned(
@@ -226,6 +225,41 @@ def test_packed_offsets_fit_in_32_bits(value_dim: int, padded: int, lengths: dic
                 is_refused and call.is_packed
             )
         assert {call.head_dim_v for call in calls if call.is_packed} == {padded}
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"t": 4, "page": 16}, "for all but a plain, single query"),
+        ({"t": 1, "page": 16, "window": (5, 0)}, "for all but a plain, single query"),
+        ({"t": 1, "page": 16, "soft_cap": 2.0}, "for all but a plain, single query"),
+        ({"t": 1, "page": 16, "sinks": 1}, "for all but a plain, single query"),
+        ({"t": 1, "page": 24}, "wants a power of two"),
+        ({"t": 1, "page": 16}, ""),
+    ],
+    ids=str,
+)
+def test_what_goes_in_pages(facts: dict[str, Any], reason: str):
+    (call,) = calls_of(paged(s=48, alignment="bottom_right", **facts))
+    reasons = cudnn_rules.reasons_against(call, "sm90")
+    assert [reason in x for x in reasons] == ([True] if reason else [])
+    assert all("(remedy: " in with_remedy(x) for x in reasons)
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_first"),
+    [
+        ({}, True), (BOTTOM_RIGHT, True), ({"q_lengths": (0, 1.0)}, True), ({"t": 2}, False),
+        ({"window": (9, None)}, False), ({"bias": "11ts"}, False), ({"mask": "b11s"}, False),
+        ({"soft_cap": 2.0}, False), ({"sinks": 1}, False), ({"alibi": 1}, False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_only_a_plain_single_query_is_left_unpacked(facts: dict[str, Any], is_first: bool):
+    """Another kernel multiplies by what stands past a length, which is cleared for it."""
+    calls = calls_of(spec(**{"t": 1, "kv_lengths": (1.0, 0.5)} | facts))
+    assert (calls[0].decodes, calls[0].is_packed) == (is_first, not is_first)
+    assert any(call.decodes for call in calls) == is_first
 
 
 def test_arrays_by_row():

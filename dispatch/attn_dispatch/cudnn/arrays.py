@@ -177,7 +177,7 @@ def _where_live(call: CudnnCall, live: jax.Array | None, x: jax.Array) -> jax.Ar
 
 def _cleaned(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> dict[str, jax.Array]:
     """The operands with 0 in the padding of those that cuDNN reads all of."""
-    if call.reads_no_padding or not has_own_lengths(spec):
+    if call.is_packed or call.decodes or not has_own_lengths(spec):
         return dict(operands)
     ranges = SequenceRanges.of(spec, operands)
     queries, keys = ranges.live_queries, ranges.live_keys

@@ -80,10 +80,16 @@ class CudnnCall:
         return self.packed_rows_q > 0
 
     @property
-    def reads_no_padding(self) -> bool:
-        """Whether what stands in the padding of arrays reaches nothing, whatever it is."""
-        is_decode = not self.backward and self.seq_len_q == 1 and self.has_lengths
-        return self.is_packed or self.page_size > 0 or is_decode
+    def decodes(self) -> bool:
+        """Whether cuDNN's kernel for decoding computes it, of a single query beside lengths.
+
+        That keeps away from what stands past a length, in arrays as they are and in pages. With
+        anything more than a scale the query is another kernel's, which multiplies by it.
+        """
+        is_single = not self.backward and self.seq_len_q == 1 and not self.is_packed
+        has_band = self.window_left >= 0 or self.window_right >= 0
+        more = has_band or self.score_nodes or self.bias_dtype or self.has_sinks
+        return is_single and self.has_lengths and not (more or self.dropout_rate)
 
     @property
     def packed_elements(self) -> int:
@@ -133,27 +139,19 @@ def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     steers clear of several known bugs, and lifts the rule that a window needs as many keys as
     queries. A third one goes packed, which lifts the rule that a single query has no sink.
 
-    A single query of each row is another kernel's, for decoding: it keeps away from what stands
-    past a length in arrays as they are (`reads_no_padding`), and in pages.
+    What the kernel for decoding computes goes as it is; what is in pages has no other way.
     """
     if spec.is_paged:
         return (_call(spec, packed=False),)
-    if _is_decode(spec):
-        return (_call(spec, packed=False), _call(spec, packed=True))
     ways = [_call(spec, packed=True)]
     if not is_packed(spec):
         plain = _call(spec, packed=False)
         has_lengths = has_own_lengths(spec)
-        ways = [*ways, plain] if has_lengths else [plain, replace(plain, has_lengths=True), *ways]
+        if not has_lengths:
+            ways = [plain, replace(plain, has_lengths=True), *ways]
+        else:
+            ways = [plain, *ways] if plain.decodes else [*ways, plain]
     return tuple(call for way in ways for call in _also_with_wide_value(way))
-
-
-def _is_decode(spec: AttentionSpec) -> bool:
-    """Whether the kernel for decoding computes it, beside lengths."""
-    if spec.is_backward or spec.seq_len_q != 1 or is_packed(spec) or not has_own_lengths(spec):
-        return False
-    is_plain = not has_nodes(spec) and not has_score_bias(spec) and not spec.options.dropout_rate
-    return is_plain and not spec.has("sinks") and band_of(spec) == OPEN
 
 
 def _also_with_wide_value(call: CudnnCall) -> tuple[CudnnCall, ...]:

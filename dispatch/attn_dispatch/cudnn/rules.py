@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
 from attn_dispatch.cudnn.call import (
-    OPEN,
     CudnnCall,
     band_of,
     counts_alibi_from_lengths,
-    has_nodes,
     has_score_bias,
     nodes_of,
 )
@@ -29,24 +27,7 @@ beside its own, lse and delta, as cuDNN says when it refuses. It counts those of
 reads wrong ones where integers make them too many (H200, 9.19, 9.28)."""
 
 
-def _decodes(spec: AttentionSpec) -> bool:
-    is_single = not spec.is_backward and spec.seq_len_q == 1
-    if not is_single or has_nodes(spec) or has_score_bias(spec) or spec.has("sinks"):
-        return False
-    return band_of(spec) == OPEN
-
-
 _RULES: tuple[Rule, ...] = (
-    (
-        # Right, but for what it makes of NaN behind the last key of a page (H200, 9.19 and 9.28).
-        lambda s: s.is_paged and not _decodes(s),
-        "keys in pages: for all but a plain, single query of each row cuDNN's kernel multiplies by "
-        "what stands past a length",
-    ),
-    (
-        lambda s: s.is_paged and s.page_size.bit_count() != 1,
-        "keys in pages: cuDNN wants a power of two of them in a page",
-    ),
     (
         lambda s: any(is_mod_operand(x) for x in s.options.gradients),
         "the gradient of what score_mod reads",
@@ -124,6 +105,14 @@ def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
 
 def reasons_against(call: CudnnCall, arch: str) -> tuple[str, ...]:
     """Why cuDNN must not be asked for this one of the ways to say a call."""
+    if call.page_size and not call.decodes:
+        # Right, but for what it makes of NaN behind the last key of a page (H200, 9.19 and 9.28).
+        return (
+            "keys in pages: for all but a plain, single query of each row cuDNN's kernel "
+            "multiplies by what stands past a length",
+        )
+    if call.page_size.bit_count() > 1:
+        return ("keys in pages: cuDNN wants a power of two of them in a page",)
     if call.packed_elements >= _INT32_LIMIT:
         return (
             "packed sequences: an array has 2^31 elements or more, past cuDNN's 32-bit offsets "
