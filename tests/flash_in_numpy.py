@@ -19,7 +19,8 @@ Arrays = tuple[Any, ...]
 
 def forward(call: FlashCall, qkv: Arrays, offsets: Arrays, scale: float) -> Arrays:
     q, k, v = (np.asarray(x, np.float64) for x in qkv)
-    out = np.full(q.shape, np.nan)
+    _check_head_dims(call, (q, k), (v,))
+    out = np.full((*q.shape[:-1], call.head_dim_v), np.nan)
     lse = np.full(_lse_shape(call), np.nan)
     for rows, keys, into in _sequences(call, offsets):
         p, of_rows = _probabilities(call, q[rows], k[keys], scale)
@@ -32,6 +33,7 @@ def forward(call: FlashCall, qkv: Arrays, offsets: Arrays, scale: float) -> Arra
 
 def backward(call: FlashCall, operands: Arrays, offsets: Arrays, scale: float) -> Arrays:
     out_grad, q, k, v, out, lse = (np.asarray(x, np.float64) for x in operands)
+    _check_head_dims(call, (q, k), (v, out, out_grad))
     found = [np.full(x.shape, np.nan) for x in (q, k, v)]
     for rows, keys, into in _sequences(call, offsets):
         scores = _scores(call, q[rows], k[keys], scale)
@@ -50,6 +52,11 @@ def backward(call: FlashCall, operands: Arrays, offsets: Arrays, scale: float) -
             written = written if call.is_packed else slice(None)
             array[place][written] = (part + wrong)[written]
     return tuple(jnp.asarray(x, operands[1].dtype) for x in found)
+
+
+def _check_head_dims(call: FlashCall, keys: Arrays, values: Arrays) -> None:
+    assert {x.shape[-1] for x in keys} == {call.head_dim}
+    assert {x.shape[-1] for x in values} == {call.head_dim_v}
 
 
 def _lse_shape(call: FlashCall) -> tuple[int, ...]:

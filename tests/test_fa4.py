@@ -43,6 +43,19 @@ def in_numpy(monkeypatch):
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
 
 
+NARROW = (
+    Case("mla", h=192, v=128, n=2, k=2, is_causal=True, alignment="bottom_right"),
+    Case("mla_grouped", h=136, v=72, lse_grad=True),
+    Case("mla_lengths", t=10, s=10, h=130, v=20, q_lengths=(7, 10), kv_lengths=(7, 10),
+         is_causal=True, lse_grad=True),
+    Case("mla_ragged", t=10, s=10, h=144, v=125, cu_q=((0, 3, 3, 10), (0, 1, 8, 10)),
+         cu_kv=((0, 3, 3, 10), (0, 1, 8, 10)), longest=(7, 7), is_causal=True, lse_grad=True),
+)  # fmt: skip
+"""Calls whose values go narrower than their keys; grouped heads go forward alone on a GPU."""
+
+CASES = [*NAMED, *NARROW, *filter(takes, SMALL)]
+
+
 def check_passes(case: Case) -> None:
     operands = case.operands()
     spec = spec_of(case.forward_options(), case.avals())
@@ -55,12 +68,12 @@ def check_passes(case: Case) -> None:
     check(spec, results, reference(spec.options, operands))
 
 
-@pytest.mark.parametrize("case", [*NAMED, *filter(takes, SMALL), *filter(takes, DRAWN)], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *filter(takes, DRAWN)], ids=str)
 def test_results_and_gradients(in_numpy, case: Case):
     check_passes(case)
 
 
-@pytest.mark.parametrize("case", [*NAMED, *filter(takes, SMALL)], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_with_its_own_reference(monkeypatch, case: Case):
     """The package in earnest, by formulas in the place of its kernels: it has to be installed.
 
@@ -71,6 +84,51 @@ def test_with_its_own_reference(monkeypatch, case: Case):
     monkeypatch.setattr(kernels, "BACKEND", "reference")
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
     check_passes(case)
+
+
+@pytest.mark.parametrize(
+    ("h", "v", "forward", "back"),
+    [
+        (192, 128, (192, 128), (192, 128)),
+        (129, 1, (192, 128), (192, 128)),
+        (185, 125, (192, 128), (192, 128)),
+        (192, 129, (192, 192), (192, 192)),
+        (136, 136, (136, 136), (192, 192)),
+        (128, 192, (192, 192), (192, 192)),
+        (128, 64, (128, 128), (128, 128)),
+        (193, 128, (200, 200), (256, 256)),
+        (256, 128, (256, 256), (256, 256)),
+    ],
+)
+def test_head_dims_that_its_kernels_are_given(h, v, forward, back):
+    case = Case("call", h=h, v=v, n=2, k=2, dtype="bfloat16")
+    spec = spec_of(case.forward_options(), case.avals())
+    calls = [call_of(x) for x in (spec, spec.backward(case.backward_options()))]
+    assert [(x.head_dim, x.head_dim_v) for x in calls] == [forward, back]
+
+
+@pytest.mark.parametrize("case", NARROW, ids=str)
+def test_the_narrow_cases_are(case):
+    assert takes(case)
+    spec = spec_of(case.forward_options(), case.avals())
+    for x in (spec, spec.backward(case.backward_options())):
+        assert (call_of(x).head_dim, call_of(x).head_dim_v) == (192, 128)
+
+
+@pytest.mark.parametrize(("v", "columns"), [(125, 128), (126, 192), (128, 192)])
+def test_the_gradient_of_lse_takes_columns_of_value(v, columns):
+    case = Case("call", h=192, v=v, n=2, k=2, dtype="bfloat16", lse_grad=True)
+    spec = spec_of(case.forward_options(), case.avals())
+    back = call_of(spec.backward(case.backward_options()))
+    assert (back.head_dim, back.head_dim_v) == (192, columns)
+
+
+def test_the_plan_names_both_head_dims(monkeypatch):
+    monkeypatch.setattr(library, "version", lambda: "0.1.0")
+    for v, named in ((128, "192/128"), (192, "192")):
+        case = Case("call", h=192, v=v, n=2, k=2, dtype="bfloat16")
+        plan = fa4.plan(spec_of(case.forward_options(), case.avals()), SM90)
+        assert plan.engine == f"FlashAttention-4 (fa4-jax 0.1.0), head dim {named}"
 
 
 @pytest.mark.parametrize(
@@ -155,11 +213,14 @@ def test_exported_modules_do_without_it(monkeypatch):
         assert "another could not run the module" in fa4.unusable_reason(here)
 
 
-def test_scratch_memory_is_what_its_backward_pass_accumulates():
-    case = Case("call", b=2, t=300, s=200, n=4, k=4, h=64, v=64, dtype="bfloat16")
+@pytest.mark.parametrize(
+    ("h", "v", "accumulated"), [(64, 64, 64), (72, 72, 96), (192, 128, 192), (136, 136, 192)]
+)
+def test_scratch_memory_is_what_its_backward_pass_accumulates(h, v, accumulated):
+    case = Case("call", b=2, t=300, s=200, n=4, k=4, h=h, v=v, dtype="bfloat16")
     spec = spec_of(case.forward_options(), case.avals())
     assert kernels.workspace_bytes(call_of(spec), 2) == 0
     back = spec.backward(case.backward_options())
     rows = 2 * 384  # of queries, rounded up to tiles
-    least = 4 * rows * 4 * (64 + 2)
+    least = 4 * rows * 4 * (accumulated + 2)
     assert least <= kernels.workspace_bytes(call_of(back), 2) <= 1.5 * least

@@ -16,7 +16,7 @@ import attn_dispatch
 from attn_dispatch import AttentionFallbackWarning, dot_product_attention, settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.core import select
+from attn_dispatch.core import preferences, select
 from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.devices.device import Device
@@ -113,6 +113,26 @@ def test_nothing_fits(implementations, available, wanted, refusals):
     for fake in refusals:
         expected += [f"  {fake.NAME}:", *(f"    - {reason} on sm90" for reason in fake.reasons)]
     assert str(error.value).splitlines() == expected
+
+
+@pytest.mark.parametrize(
+    ("h", "v", "t", "forward", "back"),
+    [
+        (192, 128, 8192, ["fa4", "flash", "cudnn"], ["fa4", "cudnn", "flash"]),
+        (192, 128, 2048, ["fa4", "cudnn", "flash"], ["fa4", "cudnn", "flash"]),
+        (192, 128, 1024, ["flash", "cudnn", "fa4"], ["cudnn", "flash", "fa4"]),
+        (192, 136, 8192, ["flash", "cudnn", "fa4"], ["cudnn", "flash", "fa4"]),
+        (128, 128, 8192, ["flash", "cudnn", "fa4"], ["flash", "cudnn", "fa4"]),
+    ],
+)
+def test_who_was_measured_to_be_faster_comes_first(monkeypatch, h, v, t, forward, back):
+    monkeypatch.setattr(Fake, "unusable_reason", lambda self, device: "", raising=False)
+    found = [Fake("cudnn"), Fake("flash", IS_EXTRA=True), Fake("fa4", IS_EXTRA=True)]
+    case = Case("call", b=2, t=t, s=t, n=8, k=8, h=h, v=v, dtype="bfloat16")
+    call = spec_of(case.forward_options(), case.avals())
+    options = case.backward_options()
+    for x, names in ((call, forward), (call.backward(options), back)):
+        assert [y.NAME for y in preferences.in_order(found, x, CUDA)] == names
 
 
 def test_names_are_those_of_the_implementations(implementations):

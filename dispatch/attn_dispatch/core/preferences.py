@@ -26,22 +26,23 @@ def in_order(
     """The implementations, best first for this call on this device.
 
     An extra comes first where it runs the call as it is and was measured to be faster at such
-    calls (preferences.json).
+    calls (preferences.json). Of several, the one whose row stands first.
     """
-    faster = [
+    able = [
         x
         for x in implementations
         if x.IS_EXTRA
         and x.PLATFORM == device.platform
         and not x.unusable_reason(device)
         and not reasons_as_it_is(x, spec, device)
-        and _is_faster(x.NAME, spec, device)
     ]
+    rows = _fitting(spec, device) if able else []
+    faster = sorted((x for x in able if x.NAME in rows), key=lambda x: rows.index(x.NAME))
     return (*faster, *(x for x in implementations if x not in faster))
 
 
-def _is_faster(name: str, spec: AttentionSpec, device: Device) -> bool:
-    """Whether a row of the table says so of such calls."""
+def _fitting(spec: AttentionSpec, device: Device) -> list[str]:
+    """Who is faster at such calls, by the rows of the table that are about them."""
     facts = {
         "arch": device.arch,
         "direction": "backward" if spec.is_backward else "forward",
@@ -52,10 +53,11 @@ def _is_faster(name: str, spec: AttentionSpec, device: Device) -> bool:
         "keys_per_query": spec.seq_len_kv / spec.seq_len_q,
         "queries_per_sequence": spec.seq_len_q / (most_sequences(spec) or 1),
         "head_dim": spec.head_dim,
+        "head_dim_v": spec.head_dim_v,
         "lse_grad": spec.has("lse_grad"),
         "same_head_dims": spec.head_dim == spec.head_dim_v,
     }
-    return any(row["faster"] == name and _fits(row["calls"], facts) for row in _table())
+    return [row["faster"] for row in _table() if _fits(row["calls"], facts)]
 
 
 def _fits(wanted: dict[str, Any], facts: dict[str, Any]) -> bool:

@@ -33,7 +33,10 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     """The kernel and its scratch memory in bytes."""
     call = call_of(spec)
     packed = ", packed" if call.is_packed else ""
-    engine = f"FlashAttention-4 (fa4-jax {library.version()}), head dim {call.head_dim}{packed}"
+    head_dim = f"head dim {call.head_dim}"
+    if call.head_dim_v != call.head_dim:
+        head_dim += f"/{call.head_dim_v}"
+    engine = f"FlashAttention-4 (fa4-jax {library.version()}), {head_dim}{packed}"
     sequences = offsets_count(call) - 1 if call.is_packed else call.batch
     return Plan(engine, kernels.workspace_bytes(call, sequences))
 

@@ -12,12 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.flash.call import FlashCall
+from attn_dispatch.semantics.padding import round_up
 
 BACKEND = "cute"
 """The kernels on a GPU; "reference" is the same in plain JAX."""
 
 _LARGEST_TILE = 128
 """Rows of queries that a backward kernel takes at once, at most."""
+
+_COLUMNS = 32
+"""The head dim of what is accumulated is a multiple of it."""
 
 
 def forward(
@@ -40,11 +44,13 @@ def backward(
 
 def workspace_bytes(call: FlashCall, sequences: int) -> int:
     """What the backward pass accumulates in float32: the query's gradient and two numbers a row,
-    rows of a sequence rounded up to a tile (fa4_jax.kernels.CuteBackend.vjp)."""
+    rows of a sequence rounded up to a tile (fa4_jax.kernels.CuteBackend.vjp). The head dim of value
+    adds nothing: its gradient is accumulated where heads are grouped alone (rules.py)."""
     if not call.backward:
         return 0
     rows = call.rows_q if call.is_packed else call.batch * call.rows_q
-    return 4 * (rows + _LARGEST_TILE * (sequences + 1)) * call.num_heads * (call.head_dim + 2)
+    numbers = round_up(call.head_dim, _COLUMNS) + 2
+    return 4 * (rows + _LARGEST_TILE * (sequences + 1)) * call.num_heads * numbers
 
 
 def _backend(call: FlashCall, scale: float) -> tuple[Any, Any]:

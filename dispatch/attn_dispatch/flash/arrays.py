@@ -15,12 +15,12 @@ from attn_dispatch.flash.clear_rows import cleared, cleared_by_xla
 from attn_dispatch.semantics.padding import pad_last
 
 
-def to_kernel(call: FlashCall, x: jax.Array, live: jax.Array | None) -> jax.Array:
-    """x [B, L, heads, D] as the kernels take it, 0 in rows that are not live [1|B, L].
+def to_kernel(call: FlashCall, x: jax.Array, live: jax.Array | None, head_dim: int) -> jax.Array:
+    """x [B, L, heads, D] of the head dim kernels take, 0 in rows that are not live [1|B, L].
 
     In place where nobody reads x any more, of a single batch row: in a step of training, often.
     """
-    x = pad_last(x, call.head_dim)
+    x = pad_last(x, head_dim)
     if call.is_packed and not call.gap:
         x = x.reshape(-1, *x.shape[2:])
         return x if live is None else cleared(x, live.reshape(-1))

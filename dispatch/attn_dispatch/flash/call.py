@@ -23,7 +23,7 @@ TILE = 192
 
 @dataclass(frozen=True)
 class FlashCall:
-    """A forward or backward call as the kernels see it: one head dim, masks from the bottom right.
+    """A call of either pass as the kernels see it: head dims padded, masks from the bottom right.
 
     Where sequences are packed, `rows_q` and `rows_kv` are those of the arrays, which have no batch
     axis; else those of a batch row.
@@ -45,7 +45,9 @@ class FlashCall:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Of query, key, value and the output, the narrower ones padded."""
+    """Of query and key, padded."""
+    head_dim_v: int
+    """Of value and the output, padded: as many, but for kernels that run fewer of them."""
     is_causal: bool
     window_left: int
     """Keys to the left of the diagonal that a query sees; -1 is open."""
@@ -72,6 +74,7 @@ def call_of(spec: AttentionSpec) -> FlashCall:
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=head_dim(spec),
+        head_dim_v=head_dim(spec),
         is_causal=(left, right) == (None, 0),
         window_left=-1 if left is None else left,
         window_right=-1 if right is None else right,
@@ -90,9 +93,13 @@ def has_ranges(spec: AttentionSpec) -> bool:
 
 
 def head_dim(spec: AttentionSpec) -> int:
-    """The one head dim of all arrays; the gradient of lse takes columns of value."""
-    columns = lse_grad.COLUMNS if spec.has("lse_grad") else 0
-    return round_up(max(spec.head_dim, spec.head_dim_v + columns), HEAD_DIM_MULTIPLE)
+    """The one head dim of all arrays."""
+    return round_up(max(spec.head_dim, columns_of_value(spec)), HEAD_DIM_MULTIPLE)
+
+
+def columns_of_value(spec: AttentionSpec) -> int:
+    """Those that value needs: the gradient of lse takes some too."""
+    return spec.head_dim_v + (lse_grad.COLUMNS if spec.has("lse_grad") else 0)
 
 
 def band_from_the_end(spec: AttentionSpec) -> tuple[int | None, int | None]:

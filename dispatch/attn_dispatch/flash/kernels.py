@@ -25,7 +25,7 @@ def forward(
     rows = (call.rows_q,) if call.is_packed else (call.batch, call.rows_q)
     lse = (call.num_heads, call.rows_q)
     results = [
-        jax.ShapeDtypeStruct((*rows, call.num_heads, call.head_dim), call.dtype),
+        jax.ShapeDtypeStruct((*rows, call.num_heads, call.head_dim_v), call.dtype),
         jax.ShapeDtypeStruct(lse if call.is_packed else (call.batch, *lse), jnp.float32),
         # For keys that are split, which this build does not.
         jax.ShapeDtypeStruct((1, 1, 1, 1), jnp.float32),

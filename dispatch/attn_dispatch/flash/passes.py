@@ -47,9 +47,9 @@ def forward(
     live = sequences.live_queries
     qkv = (
         # Whatever a masked score is, it is masked: NaN in padding comes by value alone.
-        to_kernel(call, scaled_query(spec, operands["query"]), None),
-        to_kernel(call, operands["key"], None),
-        to_kernel(call, operands["value"], sequences.live_keys),
+        to_kernel(call, scaled_query(spec, operands["query"]), None, call.head_dim),
+        to_kernel(call, operands["key"], None, call.head_dim),
+        to_kernel(call, operands["value"], sequences.live_keys, call.head_dim_v),
     )
     out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
     flags = None if live is None else flags_of(spec, operands, live)
@@ -75,11 +75,11 @@ def backward(
         # exp(-inf - lse) must be 0 whatever the kernel makes of an lse of -inf.
         lse = jnp.where(lse == -jnp.inf, 0, lse)
     arrays = (
-        to_kernel(call, out_grad, of_queries),
-        to_kernel(call, scaled_query(spec, operands["query"]), of_queries),
-        to_kernel(call, operands["key"], of_keys),
-        to_kernel(call, operands["value"], of_keys),
-        to_kernel(call, out, None),
+        to_kernel(call, out_grad, of_queries, call.head_dim_v),
+        to_kernel(call, scaled_query(spec, operands["query"]), of_queries, call.head_dim),
+        to_kernel(call, operands["key"], of_keys, call.head_dim),
+        to_kernel(call, operands["value"], of_keys, call.head_dim_v),
+        to_kernel(call, out, None, call.head_dim_v),
         lse_to_kernel(call, lse),
     )
     dq, dk, dv = kernels.backward(call, arrays, sequences.offsets, positive_scale(spec))
