@@ -3,10 +3,10 @@
 usage: python benchmarks/raw_cudnn.py [--rounds N] [--seconds S] [--results FOLDER]
 
 needs nvidia-cudnn-frontend, NVIDIA's own way from Python to cuDNN. It plans the same attention with
-a handle and builds every plan that cuDNN's heuristics propose (modes A and B). The fastest of them is
-what our call is held against: the same cuDNN, arrays and device, no XLA. bfloat16, 16,384 tokens,
-heads · head dim 2,048. Both are timed as the profiler sees the device, by turns; by wall clock where
-its profile has none of raw's kernels. A ratio is raw's time over ours: 1 is all that there is.
+a handle and builds every plan that cuDNN's heuristics propose (modes A and B). The fastest of them
+is what our call is held against: the same cuDNN, arrays and device, no XLA. bfloat16, 16,384
+tokens, heads · head dim 2,048. Both are timed as the profiler sees the device, by turns; by wall
+clock where its profile has none of raw's kernels. A ratio is raw's time over ours.
 """
 
 from __future__ import annotations
