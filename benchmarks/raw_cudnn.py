@@ -310,9 +310,9 @@ def main() -> None:
             text += f"{found['ours_us']:12.1f}{found['raw_us']:10.1f}{found['ratio']:8.3f}"
         worst = max(row["differences"].values())
         print(f"{text}   differ by {worst:.1e}", flush=True)
+        save("raw_cudnn", {"environment": facts, "cells": rows}, args.results)
     ratios = [row[x]["ratio"] for row in rows for x in ("forward", "forward_backward")]
     print(f"least ratio {min(ratios):.3f}, median {statistics.median(ratios):.3f}")
-    save("raw_cudnn", {"environment": facts, "cells": rows}, args.results)
 
 
 if __name__ == "__main__":
