@@ -33,8 +33,8 @@ from attn_dispatch.cudnn import library as cudnn_library
 
 try:
     import cudnn
-except ImportError:
-    sys.exit("raw_cudnn.py needs nvidia-cudnn-frontend: pip install 'nvidia-cudnn-frontend<1.30'")
+except ImportError as error:
+    sys.exit(f"raw_cudnn.py needs nvidia-cudnn-frontend, before 1.30: {error}")
 
 CELLS = tuple(itertools.product((128, 64, 256), (8192, 2048), (True, False)))
 """Head dim, length, causal."""

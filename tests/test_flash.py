@@ -22,13 +22,15 @@ from attn_dispatch import target as planning_for
 from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.reference import poison_padding, reference
+from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
 from attn_dispatch.flash import clear_rows, kernels, library, rules
+from attn_dispatch.flash.generations import THREE, TWO
 from backend import needs_cudnn
 from test_cudnn_arrays import SMALL, check, poisoned, to_jax
 from test_lowering import calls_in, lowered_for_cuda
 
-SM90 = parse("sm90")
+SM90, SM80 = parse("sm90"), parse("sm80")
 _DOCUMENTS = ((0, 0, 1, 1, 1, 3, 3, 0, 4, 0), (1, 1, 1, 1, 1, 1, 2, 3, 3, 3))
 _NO_GAPS = ((0, 3, 3, 10), (0, 1, 8, 10))
 _WINDOW = {"window": (3, 1), "alignment": "bottom_right"}
@@ -59,6 +61,13 @@ def takes(case: Case) -> bool:
     return all(x.startswith("needs float16") for x in reasons)
 
 
+def takes_two(case: Case) -> bool:
+    spec = spec_of(case.forward_options(), case.avals())
+    spec = spec.backward(case.backward_options())
+    reasons = rules.not_supported_reasons(spec, library.NAME, TWO, "sm80")
+    return all(x.startswith("needs float16") for x in reasons)
+
+
 DRAWN = [replace(x, dtype="float32") for x in draws.examples(120, 20261202) if x.t * x.s < 2**15]
 RUN = [*NAMED, *filter(takes, SMALL), *filter(takes, DRAWN)]
 
@@ -78,15 +87,28 @@ def test_the_named_cases_are_among_those_that_run():
 
 @pytest.mark.parametrize("case", RUN, ids=str)
 def test_results_and_gradients(case: Case):
+    check_passes(case, SM90)
+
+
+def check_passes(case: Case, device: Device) -> None:
     operands = case.operands()
     spec = spec_of(case.forward_options(), case.avals())
     exact = reference(spec.options, operands)
-    results = flash.forward(spec, SM90, to_jax(poison_padding(spec.options, operands)))
+    results = flash.forward(spec, device, to_jax(poison_padding(spec.options, operands)))
     check(spec, results, exact)
     operands |= case.cotangents() | {x: exact[x].astype(np.float32) for x in ("out", "lse")}
     spec = spec.backward(case.backward_options())
-    results = flash.backward(spec, SM90, to_jax(poisoned(spec, operands)))
+    results = flash.backward(spec, device, to_jax(poisoned(spec, operands)))
     check(spec, results, reference(spec.options, operands))
+
+
+@pytest.mark.parametrize("case", [x for x in RUN if takes_two(x)], ids=str)
+def test_results_and_gradients_of_flash_attention_2(monkeypatch, case: Case):
+    """Of its custom calls, with what these leave to XLA in earnest."""
+    monkeypatch.undo()
+    monkeypatch.setattr(clear_rows, "_native", lambda: None)
+    monkeypatch.setattr(kernels, "_run", flash_in_numpy.run_two)
+    check_passes(case, SM80)
 
 
 def test_nan_in_one_batch_row_reaches_no_other():
@@ -181,17 +203,17 @@ def test_short_batch_rows_are_not_spread(monkeypatch):
     options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((4,), jnp.int32)
     (verdict,) = explain(*arrays(1024, 1024, b=4), **options).forward
     rows = 4 * (1024 + 192)
-    assert verdict.plan and verdict.plan.workspace_bytes == 2 * 2 * rows * (8 + 2) * 64
+    assert verdict.plan and verdict.plan.workspace_bytes == 2 * 2 * rows * (8 + 2) * 64 + 8
 
 
 def test_every_reason():
     q = jax.ShapeDtypeStruct((2, 64, 8, 260), jnp.float32)
     k = jax.ShapeDtypeStruct((2, 96, 8, 260), jnp.float32)
     explanation = explain(q, k, k, is_causal=True, logits_soft_cap=2.0, implementation="flash",
-                          return_max_logits=True, target="sm80")  # fmt: skip
+                          return_max_logits=True, target="sm100")  # fmt: skip
     assert explanation.forward[0].reasons == (
-        "runs on sm90 in this version, and this is NVIDIA A100-SXM4-80GB (sm80, planned for, not "
-        "present)",
+        "runs on sm120, sm80, sm86, sm87, sm89, sm90 in this version, and this is "
+        f"{parse('sm100')}",
         "logits_soft_cap: dew-flash-attn's kernels have none",
         "the row maximum: dew-flash-attn's kernels have none",
         "needs float16 or bfloat16, got float32",
@@ -210,7 +232,7 @@ def test_more_batch_rows_than_a_grid_has_blocks_have_no_backward_pass():
 
 def test_a_library_that_cannot_be_loaded_is_a_reason(monkeypatch, tmp_path):
     """Such as one for another CUDA, on a machine with a GPU."""
-    (tmp_path / library._LIBRARY).write_text("not a library")
+    (tmp_path / THREE.library).write_text("not a library")
     monkeypatch.setattr(library, "_folder", lambda: tmp_path)
     here = replace(SM90, is_present=True)
     assert "dew-flash-attn's library cannot be loaded: " in flash.unusable_reason(here)
