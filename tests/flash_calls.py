@@ -25,7 +25,7 @@ import numpy as np
 
 from attn_dispatch.flash import kernels
 from attn_dispatch.flash.call import FlashCall, offsets_count
-from attn_dispatch.flash.generations import ALL, Generation, generation_of
+from attn_dispatch.flash.generations import ALL, generation_of
 
 KEPT = Path(__file__).with_suffix(".json")
 MULTIPROCESSORS = {"sm80": 108, "sm89": 142, "sm90": 132, "sm120": 170}

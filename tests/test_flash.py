@@ -32,6 +32,7 @@ from test_lowering import calls_in, lowered_for_cuda
 
 SM90, SM80 = parse("sm90"), parse("sm80")
 _DOCUMENTS = ((0, 0, 1, 1, 1, 3, 3, 0, 4, 0), (1, 1, 1, 1, 1, 1, 2, 3, 3, 3))
+_LONG_GAPS = ((1, 1, *(0,) * 7, 2, 3, 3, 0, 0, 0, 0), ((0,) * 9) + (1, 2, 2, 0, 0, 3, 0))
 _NO_GAPS = ((0, 3, 3, 10), (0, 1, 8, 10))
 _WINDOW = {"window": (3, 1), "alignment": "bottom_right"}
 
@@ -43,6 +44,8 @@ NAMED = (
          max_segments=4, is_causal=True, lse_grad=True),
     Case("documents_longest", t=10, s=10, q_segments=_DOCUMENTS, kv_segments=_DOCUMENTS,
          max_segments=4, longest=(3, 3), window=(1, 0)),
+    Case("long_gaps", t=16, s=16, q_segments=_LONG_GAPS, kv_segments=_LONG_GAPS,
+         max_segments=3, longest=(2, 2), is_causal=True, lse_grad=True),
     Case("ragged", t=10, s=10, cu_q=_NO_GAPS, cu_kv=_NO_GAPS, longest=(7, 7), is_causal=True),
     Case("ragged_both", t=10, s=14, cu_q=_NO_GAPS, cu_kv=((0, 5, 9, 9), (0, 0, 3, 14)),
          longest=(7, 11), lse_grad=True, **_WINDOW),
@@ -156,6 +159,29 @@ def test_who_is_faster_at_a_call_computes_it():
     sinks = jax.ShapeDtypeStruct((8,), jnp.float32)
     assert chosen(*arrays(1024, 1024), sinks=sinks, **causal) == ("cudnn", "cudnn")
     assert chosen(*arrays(64, 64), sinks=sinks, implementation="flash") == ("flash", "flash")
+
+
+@needs_cudnn
+@pytest.mark.parametrize(
+    ("target", "head_dim", "expected"),
+    [
+        ("sm80", 128, ("cudnn", "cudnn")),
+        ("sm80", 256, ("cudnn", "flash")),
+        ("sm120", 192, ("cudnn", "flash")),
+        ("sm120", 200, ("cudnn", "xla")),
+    ],
+)
+def test_flash_attention_2_is_for_what_cudnn_refuses(target, head_dim, expected):
+    """Nobody has measured it, and its library has no backward pass of wider heads but on sm80."""
+    options = {"query_segment_ids": jax.ShapeDtypeStruct((2, 512), jnp.int32), "max_segments": 4}
+    for kind in ({}, options):
+        found = explain(*arrays(512, 512, h=head_dim, v=head_dim), **kind, target=target)
+        assert (found.chosen_forward, found.chosen_backward) == expected
+        by_name = explain(
+            *arrays(512, 512, h=head_dim, v=head_dim), **kind, target=target, implementation="flash"
+        )
+        plan = by_name.forward[0].plan
+        assert plan and "FlashAttention-2" in plan.engine and "never run here" in plan.engine
 
 
 @needs_cudnn

@@ -31,6 +31,7 @@ HAS_DECODING_KERNEL = False
 
 __all__ = ["BACKWARD_TARGET", "FORWARD_TARGET"]
 
+
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     generation = generation_of(device.arch)
     own = rules.not_supported_reasons(spec, library.NAME, generation, device.arch)

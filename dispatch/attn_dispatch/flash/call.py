@@ -17,6 +17,7 @@ from attn_dispatch.semantics.row_ids import is_packed, longest_sequence, most_se
 HEAD_DIM_MULTIPLE = 8
 """Of the arrays; kernels are compiled for fewer head dims, and read zeros beyond the array's."""
 
+
 @dataclass(frozen=True)
 class FlashCall:
     """A call of either pass as the kernels see it: head dims padded, masks from the bottom right.

@@ -77,9 +77,7 @@ THREE = Generation(
 )
 
 _LONGEST_2 = ("max_seqlen_q", "max_seqlen_k")
-_FORWARD_2, _BACKWARD_2 = (
-    x.replace("flash", "flash2") for x in (FORWARD_TARGET, BACKWARD_TARGET)
-)
+_FORWARD_2, _BACKWARD_2 = (x.replace("flash", "flash2") for x in (FORWARD_TARGET, BACKWARD_TARGET))
 _SM8X_BUT_SM80 = ("sm86", "sm87", "sm89")
 TWO = Generation(
     name="FlashAttention-2",

@@ -37,7 +37,9 @@ class Sequences:
         ranges = SequenceRanges.of(spec, operands)
         if call.generation.is_promised_of_gaps:
             sides = (
-                _Side.of(ranges.starts_q, ranges.lengths_q, spec.seq_len_q + call.gap, call.longest_q),
+                _Side.of(
+                    ranges.starts_q, ranges.lengths_q, spec.seq_len_q + call.gap, call.longest_q
+                ),
                 _Side.of(
                     ranges.starts_kv, ranges.lengths_kv, spec.seq_len_kv + call.gap, call.longest_kv
                 ),
