@@ -77,6 +77,9 @@ def _sequences(call: FlashCall, offsets: Arrays) -> Iterator[tuple[Any, Any, Any
     assert len(of_queries) == len(of_keys) == offsets_count(call)
     for x, rows in ((of_queries, call.rows_q), (of_keys, call.rows_kv)):
         assert x[0] == 0 and x[-1] == rows and (np.diff(x) >= 0).all()
+    # Of what belongs to no sequence nothing is computed: its queries have no keys.
+    both = (np.diff(of_queries) > 0) & (np.diff(of_keys) > 0)
+    assert both.sum() <= call.sequences
     if call.generation is TWO:  # whose buffers have so many rows for each, gaps or not
         assert np.diff(of_queries).max() <= call.longest_q
         assert np.diff(of_keys).max() <= call.longest_kv
