@@ -7,12 +7,15 @@ follow a packed sequence reaches what the sequence computes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.flash.call import TILE, FlashCall
+from attn_dispatch.flash.call import FlashCall, offsets_count
+from attn_dispatch.flash.generations import TWO
 
 Arrays = tuple[Any, ...]
 
@@ -71,9 +74,15 @@ def _sequences(call: FlashCall, offsets: Arrays) -> Iterator[tuple[Any, Any, Any
             yield b, b, b
         return
     of_queries, of_keys = (np.asarray(x) for x in offsets)
-    assert len(of_queries) == len(of_keys) == 3 * call.sequences + 3
+    assert len(of_queries) == len(of_keys) == offsets_count(call)
     for x, rows in ((of_queries, call.rows_q), (of_keys, call.rows_kv)):
         assert x[0] == 0 and x[-1] == rows and (np.diff(x) >= 0).all()
+    # Of what belongs to no sequence nothing is computed: its queries have no keys.
+    both = (np.diff(of_queries) > 0) & (np.diff(of_keys) > 0)
+    assert both.sum() <= call.sequences
+    if call.generation is TWO:  # whose buffers have so many rows for each, gaps or not
+        assert np.diff(of_queries).max() <= call.longest_q
+        assert np.diff(of_keys).max() <= call.longest_kv
     for i in range(len(of_queries) - 1):
         rows, keys = slice(*of_queries[i : i + 2]), slice(*of_keys[i : i + 2])
         yield rows, keys, (slice(None), rows)
@@ -83,7 +92,7 @@ def _of_the_tile(call: FlashCall, arrays: Arrays, place: Any) -> float:
     """NaN if it stands in what follows a packed sequence within a tile, times 0, else 0."""
     if not call.is_packed or place.start == place.stop:
         return 0.0
-    after = slice(place.stop, place.stop + TILE - 1)
+    after = slice(place.stop, place.stop + call.generation.tile - 1)
     return 0.0 * sum(x[after].sum() for x in arrays)
 
 
@@ -122,3 +131,39 @@ def _repeated(call: FlashCall, x: np.ndarray) -> np.ndarray:
 def _grouped(call: FlashCall, x: np.ndarray) -> np.ndarray:
     group = call.num_heads // call.num_kv_heads
     return x.reshape(len(x), call.num_kv_heads, group, x.shape[2]).sum(2)
+
+
+def run_two(call: FlashCall, results: Any, operands: Arrays, scale: float) -> Arrays:
+    """A custom call of FlashAttention-2: lse by sequence, key gradients for each query head."""
+    count = 6 if call.backward else 3
+    arrays, offsets = list(operands[:count]), operands[count:]
+    if not call.backward:
+        out, lse = forward(call, tuple(arrays), offsets, scale)
+        found = (out, _by_sequence(call, lse, offsets) if call.is_packed else lse)
+    else:
+        if call.is_packed:
+            arrays[5] = _by_row(call, arrays[5], offsets)
+        group = call.num_heads // call.num_kv_heads
+        arrays[2], arrays[3] = (jnp.repeat(x, group, axis=-2) for x in arrays[2:4])
+        wide = replace(call, num_kv_heads=call.num_heads)
+        found = backward(wide, tuple(arrays), offsets, scale)
+    scratch = [jnp.full(x.shape, jnp.nan, x.dtype) for x in results[len(found) :]]
+    for x, y in zip(found, results, strict=False):
+        assert x.shape == y.shape
+    return (*found, *scratch)
+
+
+def _by_sequence(call: FlashCall, lse: Any, offsets: Arrays) -> Any:
+    """[sequences, N, longest] of [N, rows], NaN past the end of a sequence."""
+    starts = np.asarray(offsets[0])
+    found = np.full((len(starts) - 1, call.num_heads, call.longest_q), np.nan, np.float32)
+    for i, (start, end) in enumerate(pairwise(starts)):
+        found[i, :, : end - start] = lse[:, start:end]
+    return jnp.asarray(found)
+
+
+def _by_row(call: FlashCall, lse: Any, offsets: Arrays) -> Any:
+    found = np.full((call.num_heads, call.rows_q), np.nan, np.float32)
+    for i, (start, end) in enumerate(pairwise(np.asarray(offsets[0]))):
+        found[:, start:end] = lse[i, :, : end - start]
+    return jnp.asarray(found)

@@ -1,7 +1,8 @@
-"""NVIDIA: FlashAttention-3's kernels, where the package dew-flash-attn brings them."""
+"""NVIDIA: FlashAttention-2's and -3's kernels, where the package dew-flash-attn brings them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -11,8 +12,15 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.flash import clear_rows, kernels, library, passes, rules
-from attn_dispatch.flash.call import call_of
-from attn_dispatch.flash.library import BACKWARD_TARGET, FORWARD_TARGET
+from attn_dispatch.flash.call import FlashCall, call_of
+from attn_dispatch.flash.generations import (
+    ALL,
+    ARCHS,
+    BACKWARD_TARGET,
+    FORWARD_TARGET,
+    Generation,
+    generation_of,
+)
 
 NAME = "flash"
 PLATFORM = "cuda"
@@ -23,19 +31,21 @@ HAS_DECODING_KERNEL = False
 
 __all__ = ["BACKWARD_TARGET", "FORWARD_TARGET"]
 
-_ARCHS = ("sm90",)
-
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
-    return (*_unusable(device), *rules.not_supported_reasons(spec, library.NAME))
+    generation = generation_of(device.arch)
+    own = rules.not_supported_reasons(spec, library.NAME, generation, device.arch)
+    return (*_unusable(device), *own)
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
     """The kernel and its scratch memory in bytes."""
-    call = call_of(spec)
+    call = _call(spec, device)
+    generation = call.generation
     packed = ", packed" if call.is_packed else ""
-    engine = f"FlashAttention-3 (dew-flash-attn {library.version()}), head dim {call.head_dim}"
-    return Plan(engine + packed, kernels.workspace_bytes(call))
+    note = f" ({generation.note})" if generation.note else ""
+    engine = f"{generation.name} (dew-flash-attn {library.version()}), head dim {call.head_dim}"
+    return Plan(engine + packed + note, kernels.workspace_bytes(call))
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
@@ -59,14 +69,14 @@ def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     _register(device)
-    return passes.forward(spec, call_of(spec), operands, kernels)
+    return passes.forward(spec, _call(spec, device), operands, kernels)
 
 
 def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     _register(device)
-    return passes.backward(spec, call_of(spec), operands, kernels)
+    return passes.backward(spec, _call(spec, device), operands, kernels)
 
 
 @lru_cache(maxsize=1)
@@ -78,25 +88,53 @@ def register() -> None:
     Raises:
       RuntimeError: if dew-flash-attn is not usable, with the reason.
     """
-    if reason := library.unusable_reason() or library.loading_failure():
+    generations = [x for x in ALL if x.archs and set(x.archs) & _archs_here()]
+    for generation in generations or ALL[:1]:
+        _register_generation(generation)
+
+
+def _register_generation(generation: Generation) -> None:
+    if reason := library.unusable_reason() or library.loading_failure(generation):
         raise RuntimeError(reason)
-    library.register()
+    library.register(generation)
     clear_rows.register()
 
 
 def _register(device: Device) -> None:
     if device.is_present:
-        register()
+        _register_generation(generation_of(device.arch))
+
+
+def _archs_here() -> set[str]:
+    """Of the GPUs in this process."""
+    gpus = (x for x in jax.local_devices() if hasattr(x, "compute_capability"))
+    return {f"sm{x.compute_capability.replace('.', '')}" for x in gpus}
+
+
+def _call(spec: AttentionSpec, device: Device) -> FlashCall:
+    generation = generation_of(device.arch)
+    return call_of(spec, generation, _multiprocessors(device))
+
+
+def _multiprocessors(device: Device) -> int:
+    if device.properties is not None:
+        return json.loads(device.properties)["multiProcessorCount"]
+    here = (x for x in jax.local_devices() if x.local_hardware_id == device.ordinal)
+    return next((x.core_count for x in here if hasattr(x, "core_count")), 1)
+
+
+def _loading_failure(device: Device) -> str:
+    return library.loading_failure(generation_of(device.arch))
 
 
 def _unusable(device: Device) -> tuple[str, ...]:
     if device.platform != "cuda":
         return (f"FlashAttention runs on NVIDIA GPUs, and this is {device}",)
     reasons = []
-    if device.arch not in _ARCHS:
-        reasons.append(f"runs on {' and '.join(_ARCHS)} in this version, and this is {device}")
+    if device.arch not in ARCHS:
+        reasons.append(f"runs on {', '.join(sorted(ARCHS))} in this version, and this is {device}")
     if reason := library.unusable_reason():
         reasons.append(reason)
-    elif device.is_present and not reasons and (failure := library.loading_failure()):
+    elif device.is_present and not reasons and (failure := _loading_failure(device)):
         reasons.append(failure)
     return tuple(reasons)

@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.flash.generations import THREE, Generation
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, longest_sequence, most_sequences
 
 HEAD_DIM_MULTIPLE = 8
 """Of the arrays; kernels are compiled for fewer head dims, and read zeros beyond the array's."""
-
-TILE = 192
-"""The most rows that a kernel takes at once, of queries or keys: FlashAttention-3's at head dim 64
-(hopper/tile_size.h)."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +49,18 @@ class FlashCall:
     window_left: int
     """Keys to the left of the diagonal that a query sees; -1 is open."""
     window_right: int
+    generation: Generation = THREE
+    multiprocessors: int = 0
+    """Of the device; how FlashAttention-2 divides the keys depends on it."""
 
 
-def call_of(spec: AttentionSpec) -> FlashCall:
+def call_of(
+    spec: AttentionSpec, generation: Generation = THREE, multiprocessors: int = 0
+) -> FlashCall:
     """The call in FlashAttention's terms, of a spec that rules.py does not refuse."""
     in_rows = has_ranges(spec)
     rows = spec.batch if in_rows else 1
-    gap = TILE if rows > 1 else 0
+    gap = generation.tile if rows > 1 else 0
     left, right = band_from_the_end(spec)
     return FlashCall(
         backward=spec.is_backward,
@@ -78,12 +80,17 @@ def call_of(spec: AttentionSpec) -> FlashCall:
         is_causal=(left, right) == (None, 0),
         window_left=-1 if left is None else left,
         window_right=-1 if right is None else right,
+        generation=generation,
+        multiprocessors=multiprocessors,
     )
 
 
 def offsets_count(call: FlashCall) -> int:
     """How many offsets a packed call has on each side: sequences.py makes gaps sequences too."""
-    return 3 * call.sequences + 3
+    pieces = 0
+    if call.generation.is_promised_of_gaps:
+        pieces = 1 + call.rows_q // call.longest_q + call.rows_kv // call.longest_kv
+    return 3 * call.sequences + 3 + pieces
 
 
 def has_ranges(spec: AttentionSpec) -> bool:

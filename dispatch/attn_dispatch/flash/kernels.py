@@ -1,6 +1,6 @@
-"""The custom calls of FlashAttention-3's kernels: operands, results and attributes.
+"""The custom calls of FlashAttention's kernels: operands, results and attributes.
 
-As dew-flash-attn's library takes them (its dew_flash_attn/__init__.py).
+As dew-flash-attn's libraries take them (its dew_flash_attn/__init__.py).
 """
 
 from __future__ import annotations
@@ -11,28 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.flash import library
-from attn_dispatch.flash.call import FlashCall, offsets_count
-
-_TILE = 128
-"""The most query rows that a backward kernel takes at once."""
+from attn_dispatch.flash.buffers import backward_results, forward_results, scratch_bytes
+from attn_dispatch.flash.call import FlashCall
+from attn_dispatch.flash.generations import TWO, Target
 
 
 def forward(
     call: FlashCall, qkv: Sequence[jax.Array], offsets: tuple[jax.Array, ...], scale: float
 ) -> tuple[jax.Array, jax.Array]:
     """out and lse, [B, T, N, H] and [B, N, T], or packed [rows, N, H] and [N, rows]."""
-    rows = (call.rows_q,) if call.is_packed else (call.batch, call.rows_q)
-    lse = (call.num_heads, call.rows_q)
-    results = [
-        jax.ShapeDtypeStruct((*rows, call.num_heads, call.head_dim_v), call.dtype),
-        jax.ShapeDtypeStruct(lse if call.is_packed else (call.batch, *lse), jnp.float32),
-        # For keys that are split, which this build does not.
-        jax.ShapeDtypeStruct((1, 1, 1, 1), jnp.float32),
-        jax.ShapeDtypeStruct((1, 1, 1), jnp.float32),
-    ]
-    run = jax.ffi.ffi_call(_target(library.FORWARD_TARGET, call), results)
-    out, lse, *_ = run(*qkv, *offsets, **_attributes(call, scale))
+    out, lse, *_ = _run(call, forward_results(call), (*qkv, *offsets), scale)
+    if _has_lse_by_sequence(call):
+        lse = _lse_by_row(lse, offsets[0], call.rows_q)
     return out, lse
 
 
@@ -43,12 +33,11 @@ def backward(
     scale: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of query, key and value, of (out_grad, query, key, value, out, lse)."""
-    _, query, key, value, *_ = operands
-    arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)]
-    results = [*arrays, *[_scratch(call, offsets)] * 2]
-    run = jax.ffi.ffi_call(_target(library.BACKWARD_TARGET, call), results)
-    dq, dk, dv, *_ = run(*operands, *offsets, **_attributes(call, scale))
-    return dq, dk, dv
+    *arrays, lse = operands
+    if _has_lse_by_sequence(call):
+        lse = _lse_by_sequence(lse, offsets[0], call.longest_q)
+    dq, dk, dv, *_ = _run(call, backward_results(call), (*arrays, lse, *offsets), scale)
+    return dq, _of_kv_heads(call, dk), _of_kv_heads(call, dv)
 
 
 def workspace_bytes(call: FlashCall) -> int:
@@ -61,38 +50,53 @@ def workspace_bytes(call: FlashCall) -> int:
             of_queries * call.rows_q * call.num_heads + of_keys * call.rows_kv * call.num_kv_heads
         )
         copies = 2 * rows * call.head_dim
-    if not call.backward:
-        return copies
-    sequences = offsets_count(call) - 1 if call.is_packed else call.batch
-    return copies + 2 * 4 * _scratch_rows(call, sequences)
+    return copies + scratch_bytes(call)
 
 
-def _scratch(call: FlashCall, offsets: tuple[jax.Array, ...]) -> jax.ShapeDtypeStruct:
-    sequences = offsets[0].shape[0] - 1 if offsets else call.batch
-    return jax.ShapeDtypeStruct((_scratch_rows(call, sequences),), jnp.float32)
+def _run(
+    call: FlashCall,
+    results: list[jax.ShapeDtypeStruct],
+    operands: Sequence[jax.Array],
+    scale: float,
+) -> Sequence[jax.Array]:
+    target = call.generation.target(is_backward=call.backward, is_packed=call.is_packed)
+    run = jax.ffi.ffi_call(target.name, results)
+    return run(*operands, **_attributes(call, target, scale))
 
 
-def _scratch_rows(call: FlashCall, sequences: int) -> int:
-    """A number for each query row and head, the rows of a sequence rounded up to a tile, which has
-    64, 80, 96 or 128 rows, and one more tile for all of them together."""
-    rows = call.rows_q if call.is_packed else call.batch * call.rows_q
-    return call.num_heads * (rows + _TILE * (sequences + 1))
-
-
-def _target(name: str, call: FlashCall) -> str:
-    return name + library.PACKED if call.is_packed else name
-
-
-def _attributes(call: FlashCall, scale: float) -> dict[str, bool | np.generic]:
+def _attributes(call: FlashCall, target: Target, scale: float) -> dict[str, bool | np.generic]:
     attributes = {
-        "softmax_scale": np.float64(scale),
+        "softmax_scale": target.scale(scale),
         "is_causal": call.is_causal,
         "window_size_left": np.int64(call.window_left),
         "window_size_right": np.int64(call.window_right),
     }
-    if call.is_packed:
-        attributes |= {
-            "max_seqlen": np.int64(call.longest_q),
-            "max_seqlen_k": np.int64(call.longest_kv),
-        }
-    return attributes
+    longest = (call.longest_q, call.longest_kv)
+    attributes |= {x: target.count(y) for x, y in zip(target.longest, longest, strict=False)}
+    return attributes | dict.fromkeys(target.off, False)
+
+
+def _has_lse_by_sequence(call: FlashCall) -> bool:
+    """Whether lse is [sequences, N, longest], of which each has rows from its first query on."""
+    return call.is_packed and call.generation is TWO
+
+
+def _lse_by_row(lse: jax.Array, offsets: jax.Array, rows: int) -> jax.Array:
+    """[N, rows]."""
+    row = jnp.arange(rows, dtype=jnp.int32)
+    sequence = jnp.searchsorted(offsets, row, side="right").astype(jnp.int32) - 1
+    return lse[sequence, :, row - offsets[sequence]].T
+
+
+def _lse_by_sequence(lse: jax.Array, offsets: jax.Array, longest: int) -> jax.Array:
+    """[sequences, N, longest] of [N, rows]; what is past a sequence's end is not read."""
+    row = offsets[:-1, None] + jnp.arange(longest, dtype=jnp.int32)
+    return jnp.swapaxes(lse[:, jnp.minimum(row, lse.shape[1] - 1)], 0, 1)
+
+
+def _of_kv_heads(call: FlashCall, x: jax.Array) -> jax.Array:
+    """Gradients [..., K, H] of those that a kernel has for each query head, or as they are."""
+    if x.shape[-2] == call.num_kv_heads:
+        return x
+    grouped = x.reshape(*x.shape[:-2], call.num_kv_heads, -1, x.shape[-1])
+    return grouped.sum(-2)

@@ -1,4 +1,4 @@
-"""The package that brings the kernels, found without importing it, and its library loaded.
+"""The package that brings the kernels, found without importing it, and a library of it loaded.
 
 Its own module loads both generations' libraries, 350 MB, wherever it is imported.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 
 from attn_dispatch.devices.packages import unknown_version, version_of
+from attn_dispatch.flash.generations import ALL, Generation
 
 NAME = "dew-flash-attn"
 DISTRIBUTIONS = ("dew-flash-attn-cu13", "dew-flash-attn-cu12")
@@ -20,19 +21,7 @@ OLDEST, FIRST_UNKNOWN = "0.3.6", "0.4"
 """The versions between which its arguments are those that were read from the oldest: they are no
 public interface."""
 
-FORWARD_TARGET = "attn_dispatch_flash_forward"
-BACKWARD_TARGET = "attn_dispatch_flash_backward"
-PACKED = "_packed"
-"""What the names of the same for packed sequences end with."""
-
-_LIBRARY = "libdew_flash_attn3.so"
-_SYMBOLS = {
-    FORWARD_TARGET: "dew_flash3_mha_fwd",
-    BACKWARD_TARGET: "dew_flash3_mha_bwd",
-    FORWARD_TARGET + PACKED: "dew_flash3_mha_varlen_fwd",
-    BACKWARD_TARGET + PACKED: "dew_flash3_mha_varlen_bwd",
-}
-TARGETS = tuple(_SYMBOLS)
+TARGETS = tuple(target.name for generation in ALL for target in generation.targets)
 
 
 @lru_cache(maxsize=1)
@@ -49,31 +38,32 @@ def unusable_reason() -> str:
     return unknown_version(NAME, found, OLDEST, FIRST_UNKNOWN)
 
 
-def loading_failure() -> str:
-    """Why the library cannot be loaded on this machine, which has such a GPU; empty if it can."""
+def loading_failure(generation: Generation) -> str:
+    """Why its library cannot be loaded on this machine, which has such a GPU; empty if it can."""
     try:
-        _loaded()
+        _loaded(generation)
     except OSError as error:
         return f"dew-flash-attn's library cannot be loaded: {error}"
     return ""
 
 
-@lru_cache(maxsize=1)
-def register() -> None:
-    """Make the kernels known to XLA.
+@lru_cache
+def register(generation: Generation) -> None:
+    """Make its kernels known to XLA.
 
     Raises:
       OSError: the library cannot be loaded.
     """
-    library = _loaded()
-    for target, symbol in _SYMBOLS.items():
-        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(library[symbol]), platform="CUDA")
+    library = _loaded(generation)
+    for target in generation.targets:
+        handler = jax.ffi.pycapsule(library[target.symbol])
+        jax.ffi.register_ffi_target(target.name, handler, platform="CUDA")
 
 
-@lru_cache(maxsize=1)
-def _loaded() -> ctypes.CDLL:
+@lru_cache
+def _loaded(generation: Generation) -> ctypes.CDLL:
     """Kept once it is; a failure is not: memory may be free again."""
-    return ctypes.CDLL(str(_folder() / _LIBRARY))
+    return ctypes.CDLL(str(_folder() / generation.library))
 
 
 def _folder() -> Path:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.flash.call import FlashCall
+from attn_dispatch.flash.call import FlashCall, offsets_count
 from attn_dispatch.semantics.live import within_reach
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
 
@@ -23,7 +23,7 @@ class Sequences:
     """Of one call: where its sequences are, and which rows count."""
 
     offsets: tuple[jax.Array, ...]
-    """int32 [3 M + 3] of queries and of keys; none of a call that is not packed."""
+    """int32 [`offsets_count`] of queries and of keys; none of a call that is not packed."""
     live_queries: jax.Array | None
     """bool [1|B, T]: the query attends some key. None: all do."""
     live_keys: jax.Array | None
@@ -35,6 +35,16 @@ class Sequences:
         if not call.is_packed:
             return Sequences((), queries, None)
         ranges = SequenceRanges.of(spec, operands)
+        if call.generation.is_promised_of_gaps:
+            sides = (
+                _Side.of(
+                    ranges.starts_q, ranges.lengths_q, spec.seq_len_q + call.gap, call.longest_q
+                ),
+                _Side.of(
+                    ranges.starts_kv, ranges.lengths_kv, spec.seq_len_kv + call.gap, call.longest_kv
+                ),
+            )
+            return Sequences(_in_pieces(*sides, offsets_count(call)), queries, keys)
         offsets_q = _offsets(
             ranges.starts_q, ranges.lengths_q, spec.seq_len_q + call.gap, first_gap=0
         )
@@ -56,3 +66,47 @@ def _offsets(starts: jax.Array, lengths: jax.Array, length: int, *, first_gap: i
         before = [jnp.zeros_like(begins[:1]), jnp.zeros_like(begins[:1]), begins[:1]]
         after = [ends, ends, begins[1:]]
     return jnp.concatenate([*before, jnp.stack(after, axis=1).reshape(-1)])
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Queries or keys as sequences, each with the gap after it; the first is none, for the gap
+    before them all."""
+
+    ends: jax.Array
+    """int32 [M + 1] of the sequences, where their gaps begin."""
+    next_begins: jax.Array
+    """int32 [M + 1], where these end."""
+    longest: int
+
+    @staticmethod
+    def of(starts: jax.Array, lengths: jax.Array, length: int, longest: int) -> _Side:
+        begins = flat_starts(starts, length)
+        ends = begins[:-1] + lengths.reshape(-1)
+        return _Side(jnp.append(jnp.int32(0), ends), begins, longest)
+
+    @property
+    def pieces(self) -> jax.Array:
+        """Of how many pieces each gap is."""
+        return -(-(self.next_begins - self.ends) // self.longest)
+
+    def up_to(self, sequence: jax.Array, pieces: jax.Array) -> jax.Array:
+        """Where so many pieces of the gap after a sequence end; 0: the sequence itself does."""
+        end = self.ends[sequence] + self.longest * pieces
+        return jnp.minimum(end, self.next_begins[sequence])
+
+
+def _in_pieces(queries: _Side, keys: _Side, count: int) -> tuple[jax.Array, jax.Array]:
+    """Offsets of sequences and of the pieces of gaps, in the same order on both sides: a sequence,
+    the pieces of its queries' gap, without keys, those of its keys', without queries."""
+    of_queries, of_keys = queries.pieces, keys.pieces
+    counts = 1 + of_queries + of_keys
+    first = jnp.cumsum(counts) - counts
+    place = jnp.arange(count - 1, dtype=jnp.int32)
+    sequence = jnp.searchsorted(first, place, side="right").astype(jnp.int32) - 1
+    after = place - first[sequence]
+    pieces_q = jnp.minimum(after, of_queries[sequence])
+    pieces_kv = jnp.clip(after - of_queries[sequence], 0, of_keys[sequence])
+    found = (queries.up_to(sequence, pieces_q), keys.up_to(sequence, pieces_kv))
+    offsets_q, offsets_kv = (jnp.append(jnp.int32(0), x).astype(jnp.int32) for x in found)
+    return offsets_q, offsets_kv

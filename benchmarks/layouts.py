@@ -1,0 +1,216 @@
+"""What XLA puts around our call for operands that are not separate arrays [B, T, N, H].
+
+usage: python benchmarks/layouts.py [--rounds N] [--seconds S] [--results FOLDER]
+
+In the optimized program each operand and result of the custom calls is followed through bitcasts to
+what makes or takes it: an array of the program's own, a matrix product, or a copy, with its bytes.
+The time is beside that of the same call on separate arrays, or of the same layer with separate
+projections. Both in one run, by turns; bfloat16, causal.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from command import arguments, save
+
+import attn_dispatch
+from attn_dispatch.conformance.environment import environment
+from attn_dispatch.core.tuning.timing import by_turns, median_ratio
+
+BATCH, LENGTH, HEADS, KV_HEADS, DIM = 4, 4096, 32, 8, 128
+WIDTH = 2048
+_FUSED = HEADS + 2 * KV_HEADS
+_SPLITS = (HEADS, HEADS + KV_HEADS)
+
+Attended = Callable[..., jax.Array]
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return attn_dispatch.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+
+def contiguous(q, k, v):
+    return attend(q, k, v)
+
+
+def slices_of_heads(qkv):
+    """Of one array [B, T, N + 2 K, H]."""
+    return attend(*jnp.split(qkv, _SPLITS, axis=2))
+
+
+def slices_of_leading(kv, q):
+    """Key and value of one array [2, B, S, K, H]."""
+    return attend(q, kv[0], kv[1])
+
+
+def bnth(q, k, v):
+    """Arrays [B, N, T, H], and the output as well."""
+    return jnp.swapaxes(attend(*(jnp.swapaxes(x, 1, 2) for x in (q, k, v))), 1, 2)
+
+
+def projections(x, w):
+    """Of three weights, one after the other."""
+    return attend(*(jnp.einsum("btd,dnh->btnh", x, y) for y in jnp.split(w, _SPLITS, axis=1)))
+
+
+def fused_projection(x, w):
+    """One product [B, T, N + 2 K, H], sliced."""
+    return slices_of_heads(jnp.einsum("btd,dnh->btnh", x, w))
+
+
+def bnth_projections(x, w):
+    """Products [B, N, T, H]."""
+    return bnth(*(jnp.einsum("btd,dnh->bnth", x, y) for y in jnp.split(w, _SPLITS, axis=1)))
+
+
+@dataclass(frozen=True)
+class Form:
+    function: Attended
+    shapes: tuple[tuple[int, ...], ...]
+    beside: str
+    """The form that its time is held against."""
+
+
+_Q, _K = (BATCH, LENGTH, HEADS, DIM), (BATCH, LENGTH, KV_HEADS, DIM)
+_SWAPPED = tuple((b, n, t, h) for b, t, n, h in (_Q, _K, _K))
+_PROJECTED = ((BATCH, LENGTH, WIDTH), (WIDTH, _FUSED, DIM))
+FORMS = {
+    "contiguous": Form(contiguous, (_Q, _K, _K), "contiguous"),
+    "slices of heads": Form(slices_of_heads, ((BATCH, LENGTH, _FUSED, DIM),), "contiguous"),
+    "slices of leading": Form(slices_of_leading, ((2, *_K), _Q), "contiguous"),
+    "bnth": Form(bnth, _SWAPPED, "contiguous"),
+    "projections": Form(projections, _PROJECTED, "projections"),
+    "fused projection": Form(fused_projection, _PROJECTED, "projections"),
+    "bnth projections": Form(bnth_projections, _PROJECTED, "projections"),
+}
+
+
+def program(form: Form, direction: str) -> Any:
+    """Jitted."""
+    if direction == "forward":
+        return jax.jit(form.function)
+
+    def both(*arrays: jax.Array):
+        out, pull = jax.vjp(form.function, *arrays)
+        return out, *pull(out)
+
+    return jax.jit(both)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    shape: str
+    op: str
+    operands: tuple[str, ...]
+    line: str
+
+
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?(%?[\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_TRANSPARENT = ("bitcast", "get-tuple-element", "tuple", "reshape")
+
+
+def around(hlo: str, target: str = "attn_dispatch_cudnn") -> list[str]:
+    """In words what makes the operands of our custom calls, and what takes their results."""
+    found = []
+    for computation in _computations(hlo).values():
+        for name, x in computation.items():
+            if x.op != "custom-call" or f'custom_call_target="{target}' not in x.line:
+                continue
+            kind = re.search(r'custom_call_target="([^"]*)"', x.line)
+            made = [_made_by(computation, hlo, y) for y in x.operands]
+            taken = sorted(set(_taken_by(computation, hlo, name)))
+            words = f"{kind[1] if kind else '?'}: of {', '.join(made)}; to {', '.join(taken)}"
+            found.append(words)
+    return found
+
+
+def _computations(hlo: str) -> dict[str, dict[str, Instruction]]:
+    found: dict[str, dict[str, Instruction]] = {}
+    current: dict[str, Instruction] = {}
+    for line in hlo.splitlines():
+        if line.rstrip().endswith("{") and " = " not in line.split("(")[0]:
+            words = line.replace("ENTRY ", "").split()
+            found[words[0]] = current = {}
+        elif match := _INSTRUCTION.match(line):
+            name, shape, op, rest = match.groups()
+            operands = re.findall(r"%[\w.\-]+", _inside_parentheses(rest))
+            current[name] = Instruction(shape, op, tuple(operands), line)
+    return found
+
+
+def _inside_parentheses(rest: str) -> str:
+    depth = 1
+    for index, letter in enumerate(rest):
+        depth += (letter == "(") - (letter == ")")
+        if not depth:
+            return rest[:index]
+    return rest
+
+
+def _made_by(computation: dict[str, Instruction], hlo: str, name: str) -> str:
+    x = computation.get(name)
+    while x is not None and x.op in _TRANSPARENT and x.operands:
+        x = computation.get(x.operands[0])
+    return "?" if x is None else _described(x, hlo)
+
+
+def _taken_by(computation: dict[str, Instruction], hlo: str, name: str) -> Iterator[str]:
+    for user, x in computation.items():
+        if name in x.operands:
+            through = x.op in _TRANSPARENT
+            further = tuple(_taken_by(computation, hlo, user)) if through else (_described(x, hlo),)
+            yield from further or ("a result",)
+
+
+def _described(x: Instruction, hlo: str) -> str:
+    """The instruction's kind, of a fusion those inside that move data, and its shape."""
+    kind = x.op
+    if kind == "fusion" and (called := re.search(r"calls=(%[\w.\-]+)", x.line)):
+        inside = {y.op for y in _computations(hlo).get(called[1], {}).values()}
+        moves = sorted(inside & {"copy", "transpose", "slice", "dynamic-slice", "concatenate"})
+        kind = f"fusion({' '.join(moves) or 'no copies'})"
+    if kind == "custom-call" and (target := re.search(r'custom_call_target="([^"]*)"', x.line)):
+        kind = target[1]
+    return f"{kind} {x.shape.split('{')[0] if x.shape[0] != '(' else '(…)'}"
+
+
+def _arrays(shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    return [jax.random.normal(key, x, jnp.bfloat16) for key, x in zip(keys, shapes, strict=True)]
+
+
+def main() -> None:
+    args = arguments("Operands that are not separate arrays.", rounds=6, seconds=0.1)
+    facts = environment()
+    print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
+    report: dict[str, Any] = {"environment": facts}
+    for direction in ("forward", "forward_backward"):
+        programs = {
+            name: (program(form, direction), _arrays(form.shapes)) for name, form in FORMS.items()
+        }
+        times = by_turns(programs, args.rounds, args.seconds)
+        rows = report[direction] = {}
+        for name, form in FORMS.items():
+            function, arrays = programs[name]
+            ways = around(function.lower(*arrays).compile().as_text())
+            rows[name] = {
+                "us": 1e6 * statistics.median(times[name]),
+                "over": median_ratio(times, name, form.beside),
+                "beside": form.beside,
+                "around": ways,
+            }
+            row = rows[name]
+            print(f"{direction} {name}: {row['us']:.0f} us, {row['over']:.3f} of {form.beside}")
+            print(*(f"    {x}" for x in ways), sep="\n", flush=True)
+    save("layouts", report, args.results)
+
+
+if __name__ == "__main__":
+    main()
