@@ -19,6 +19,7 @@ FLOORS = (
         "api",
         "bench",
         "cli",
+        "commands",
         "conformance",
         "implementation",
         "mods",
@@ -30,7 +31,7 @@ FLOORS = (
     ("devices", "semantics"),
     ("call",),
     ("programs",),
-    ("settings", "warning", "_version"),
+    ("settings", "terminal", "warning", "_version"),
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -84,7 +84,8 @@ def test_a_target_by_its_product_plans_as_by_its_arch(monkeypatch):
     array = jax.ShapeDtypeStruct((1, 128, 4, 64), jnp.bfloat16)
     of_arch = attn_dispatch.explain(array, array, array, target="gfx942")
     of_product = attn_dispatch.explain(array, array, array, target="MI300X")
-    assert of_product.forward == of_arch.forward
+    plans = [[x.plan for x in found.forward] for found in (of_arch, of_product)]
+    assert plans[0] == plans[1] and any(plans[0])
     monkeypatch.setenv("ATTN_DISPATCH_TARGET", "h100,mi300x")
     with attn_dispatch.target("b200"):
         assert default_device().arch == "sm100"

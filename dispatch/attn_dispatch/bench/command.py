@@ -19,6 +19,7 @@ from attn_dispatch.bench.run import present, run
 from attn_dispatch.bench.screen import watched
 from attn_dispatch.bench.table import markdown
 from attn_dispatch.conformance.environment import file_name
+from attn_dispatch.terminal.help import Commands, add_command
 
 _DESCRIPTION = """\
 Measure attention beside every other package that is installed: wall time, device time, memory and
@@ -28,19 +29,23 @@ is absent or refuses a call is listed with its reason.
 The JSON file is saved after each cell; one of an earlier run is left alone. --plot makes plots and
 a table of such files.
 """
+_EXAMPLES = (
+    "attn-dispatch bench --results results",
+    "attn-dispatch bench --grid dense --cells 'd128*' --peer 'ours*' --peer jax.nn",
+    "attn-dispatch bench --plot results/bench.json --out plots",
+)
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add `bench` to the parser of `attn-dispatch`."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure speed and memory beside the other packages that are installed",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(
+        commands, "bench", main,
+        help="measure speed and memory beside other packages that are installed",
+        description=_DESCRIPTION, examples=_EXAMPLES,
+    )  # fmt: skip
     parser.add_argument(
-        "--grid", action="append", choices=[*GRIDS], dest="grids",
-        help="may be repeated (default: all, in this order)",
+        "--grid", action="append", choices=[*GRIDS], dest="grids", metavar="GRID",
+        help=f"{', '.join(GRIDS)}; may be repeated (default: all, in this order)",
     )  # fmt: skip
     parser.add_argument(
         "--cells", metavar="GLOB", default="*", help="only cells named like this: 'd128*16k'"
@@ -83,7 +88,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--out", type=Path, default=Path(), metavar="FOLDER",
         help="where plots and the table are written (default: here)",
     )  # fmt: skip
-    parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> None:

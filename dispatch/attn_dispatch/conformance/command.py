@@ -23,6 +23,7 @@ from attn_dispatch.conformance.outcome import Outcome
 from attn_dispatch.conformance.report import Report, bad_cases
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
+from attn_dispatch.terminal.help import Commands, add_command
 
 _DESCRIPTION = """\
 Run the conformance suite on the device that is here: some hundred attention calls, each compared
@@ -33,17 +34,22 @@ is reported as such and the others go on.
 The report says what was run with which versions. Exit status 1: something failed or crashed, or
 nothing passed.
 """
+_EXAMPLES = (
+    "attn-dispatch verify --report report",
+    "attn-dispatch verify --cases 'window/*' --jobs 4",
+    "attn-dispatch verify --random 1000 --implementation xla",
+    "attn-dispatch verify --repeat report/verify-cudnn-NVIDIA_H200-9_19_0.json",
+)
 _MOST_JOBS = 8
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add `verify` to the parser of `attn-dispatch`."""
-    parser = commands.add_parser(
-        "verify",
+    parser = add_command(
+        commands, "verify", main,
         help="check an implementation on this device, case by case",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        description=_DESCRIPTION, examples=_EXAMPLES,
+    )  # fmt: skip
     parser.add_argument(
         "--implementation", choices=select.names(), help="default: the vendor's for this device"
     )
@@ -73,7 +79,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--report", type=Path, default=Path(), metavar="FOLDER",
         help="where the report is written, as JSON and Markdown (default: here)",
     )  # fmt: skip
-    parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The names by which people call the devices that can be planned for: "h100", "sm_90a", "MI300X"."""
+"""The names that people give to devices that can be planned for: "h100", "sm_90a", "MI300X"."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from attn_dispatch.aiter.build import flags, install, ninja, toolchain, wheel
 from attn_dispatch.aiter.build.errors import BuildError
 from attn_dispatch.aiter.build.generate import Filters, Sources, generate
 from attn_dispatch.aiter.build.ninja import Library
+from attn_dispatch.terminal.help import Commands, add_command
 
 _DESCRIPTION = """\
 Build AITER's attention libraries for AMD GPUs from the sources in the amd-aiter wheel, together
@@ -29,26 +30,31 @@ An interrupted build goes on where it was when the same command is given again.
 
 _FILTER_HELP = """\
 Kernels are named by what they are made for:
+
   fmha_fwd_d128_bf16_batch_…_nlogits_nbias_mask_lse_ndropout_…
   fmha_bwd_d128_bf16_group_…_nbias_ndbias_mask_ndropout_ndeterministic_…
+
 d is the head dimension; batch or group (packed sequences); n before a feature is "without".
---filter takes a part of such a name, with * for anything: 'd128_bf16', 'd64_bf16_batch*_nbias_'.
+--filter takes a part of such a name, with * for anything: 'd128_bf16',
+'d64_bf16_batch*_nbias_'.
 """
+_EXAMPLES = (
+    "attn-dispatch build-aiter --arch gfx942",
+    "attn-dispatch build-aiter --arch gfx950 --filter d128_bf16 --jobs 32",
+)
 
 # For gfx942 with clang 22, on a core that does nothing else.
 _SECONDS = {"forward": 27, "backward": 37, "other": 20}
 _BYTES_PER_JOB = 2 << 30
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add `build-aiter` to the parser of `attn-dispatch`."""
-    parser = commands.add_parser(
-        "build-aiter",
+    parser = add_command(
+        commands, "build-aiter", main,
         help="build AITER's libraries for AMD GPUs",
-        description=_DESCRIPTION,
-        epilog=_FILTER_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        description=_DESCRIPTION, notes=_FILTER_HELP, examples=_EXAMPLES,
+    )  # fmt: skip
     parser.add_argument(
         "--arch",
         action="append",
@@ -83,7 +89,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="where a folder for each architecture is made (default: $ATTN_DISPATCH_AITER, else "
         "a folder of yours in which attn_dispatch looks by itself)",
     )
-    parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> None:
