@@ -163,6 +163,7 @@ def test_examples_of_help_are_command_lines(monkeypatch, capsys, command: str):
         cli.main([command, "--help"])
     shown = capsys.readouterr().out.partition("\nexamples:\n")[2].replace("\\\n", " ")
     for line in shown.splitlines():
+        line = line.partition(" > ")[0]
         words = [x for x in shlex.split(line, comments=True) if "=" not in x or "[" in x]
         assert words[0] == "attn-dispatch" and words[1] == command
         cli.parser().parse_args(words[1:])

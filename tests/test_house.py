@@ -23,6 +23,7 @@ FLOORS = (
         "conformance",
         "implementation",
         "mods",
+        "pictures",
         "planning",
         "serving",
     ),

@@ -7,8 +7,9 @@ import argparse
 from attn_dispatch._version import __version__
 from attn_dispatch.aiter.build import command as build_aiter
 from attn_dispatch.bench import command as bench
-from attn_dispatch.commands import explain, info
+from attn_dispatch.commands import completion, explain, info
 from attn_dispatch.conformance import command as verify
+from attn_dispatch.pictures import command as mask
 from attn_dispatch.planning import plan, tune
 from attn_dispatch.terminal.help import Formatter
 
@@ -21,6 +22,7 @@ everywhere else. `attn-dispatch COMMAND --help` has the options of a command, an
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command."""
     chosen = parser().parse_args(arguments)
+    chosen.parser = parser  # completion scripts are made of it
     chosen.run(chosen)
 
 
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(
         dest="command", required=True, metavar="COMMAND", title="commands"
     )
-    for each in (info, explain, verify, bench, tune, plan, build_aiter):
+    for each in (info, explain, mask, verify, bench, tune, plan, build_aiter, completion):
         each.add_parser(commands)
     return whole
 

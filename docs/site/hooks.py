@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)")
+_OWN_FILE = re.compile(r"\[([^\]]+)\]\((?!\.\./|https?:)[\w/]+\.py\)")
+_BY_FILE_NAME = re.compile(r"\[(?:docs/)?[\w/]+\.md\]\(([\w/.-]+\.md)(#[\w-]+)?\)")
 _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
 
@@ -27,12 +30,29 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             raise ValueError(f"{page.file.src_uri}: no such file: {found[2]}")
         return f"[{found[1]}]({url}/blob/main/{path})" if url else found[1]
 
+    titles = dict(_titles(config["nav"]))
+
+    def by_title(found: re.Match[str]) -> str:
+        title = titles.get(found[1])
+        return f"[{title}]({found[1]}{found[2] or ''})" if title else found[0]
+
     parts = _CODE.split(markdown)
     for i in range(0, len(parts), 2):
-        parts[i] = _LINK.sub(outside, parts[i])
+        parts[i] = _OWN_FILE.sub(r"\1", _LINK.sub(outside, parts[i]))
+        parts[i] = _BY_FILE_NAME.sub(by_title, parts[i])
         if "integrations.md" not in there:
-            parts[i] = re.sub(r"\[([^\]]+)\]\(integrations\.md\)", r"\1", parts[i])
+            parts[i] = re.sub(r"\[[^\]]+\]\(integrations\.md\)", "Frameworks", parts[i])
     return "".join(parts)
+
+
+def _titles(entries: list[Any]) -> Iterator[tuple[str, str]]:
+    """(file, title) of each page of the navigation."""
+    for entry in filter(None, entries):
+        ((title, inside),) = entry.items()
+        if isinstance(inside, list):
+            yield from _titles(inside)
+        else:
+            yield inside, title
 
 
 def _there(entry: Any, docs: Path) -> Any:

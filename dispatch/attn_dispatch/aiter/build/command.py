@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter.build import flags, install, ninja, toolchain, wheel
+from attn_dispatch.aiter.build import flags, install, ninja, progress, toolchain, wheel
 from attn_dispatch.aiter.build.errors import BuildError
 from attn_dispatch.aiter.build.generate import Filters, Sources, generate
 from attn_dispatch.aiter.build.ninja import Library
 from attn_dispatch.terminal.help import Commands, add_command
+from attn_dispatch.terminal.progress import waiting
 
 _DESCRIPTION = """\
 Build AITER's attention libraries for AMD GPUs from the sources in the amd-aiter wheel, together
@@ -98,7 +99,7 @@ def main(args: argparse.Namespace) -> None:
         filters = Filters.parse(args.filter, args.filter_forward, args.filter_backward)
         for arch in dict.fromkeys(args.archs):
             build(arch, root / arch, filters, args.jobs or default_jobs())
-    except (BuildError, ModuleNotFoundError) as error:
+    except BuildError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on from here.", file=sys.stderr)
@@ -107,7 +108,6 @@ def main(args: argparse.Namespace) -> None:
 
 def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
     """Generate, compile, link and install for one architecture."""
-    progress = _progress_module()
     started = time.monotonic()
     work = folder / "work"
     source_wheel = wheel.find()
@@ -120,7 +120,7 @@ def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
     if tools.compile_check_only:
         print("  compile check only: without ROCm's headers the result must not be run")
 
-    with progress.waiting("Generating the C++ files"):
+    with waiting("Generating the C++ files"):
         forward, backward = generate(source_wheel, arch, filters, work)
     sources = tuple(sorted(adapter.glob("aiter_adapter*.cc")))
     print(_plan(forward, backward, len(sources), jobs))
@@ -175,13 +175,3 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
     return value
-
-
-def _progress_module():
-    try:
-        from attn_dispatch.aiter.build import progress
-    except ImportError:
-        raise ModuleNotFoundError(
-            "build-aiter shows its progress with rich: pip install rich"
-        ) from None
-    return progress
