@@ -105,7 +105,7 @@ $(VENV)/cuda-library: $(CUDA_SOURCES) | $(VENV)/jax
 $(VENV)/test-packages: pyproject.toml | $(VENV)/jax
 	@# jax.export serialises with flatbuffers, JAX's tests need absl-py, docs are drawn with matplotlib.
 	@# pytest-xdist keeps the order of files, which tests/conftest.py decides, from 3.7 on.
-	$(PIP) 'pytest>=8' 'pytest-xdist>=3.7' 'hypothesis>=6.100' flatbuffers absl-py rich matplotlib
+	$(PIP) 'pytest>=8' 'pytest-xdist>=3.7' 'hypothesis>=6.100' flatbuffers absl-py rich matplotlib shtab
 	touch $@
 
 $(VENV)/demo-packages: examples/smollm2/requirements.txt | $(VENV)/jax

@@ -18,6 +18,18 @@ One attention call for JAX, by the best kernel for the device: cuDNN on NVIDIA, 
 everywhere else. `attn-dispatch COMMAND --help` has the options of a command, and examples.
 """
 
+_COMMANDS = {
+    "info": info,
+    "explain": explain,
+    "mask": mask,
+    "verify": verify,
+    "bench": bench,
+    "tune": tune,
+    "plan": plan,
+    "build-aiter": build_aiter,
+    "completion": completion,
+}
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command."""
@@ -27,8 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def names() -> list[str]:
-    """Of its commands."""
-    return [*_commands(parser()).choices]
+    """Of its commands, in the order of the help."""
+    return [*_COMMANDS]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,10 +52,6 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(
         dest="command", required=True, metavar="COMMAND", title="commands"
     )
-    for each in (info, explain, mask, verify, bench, tune, plan, build_aiter, completion):
+    for each in _COMMANDS.values():
         each.add_parser(commands)
     return whole
-
-
-def _commands(whole: argparse.ArgumentParser) -> argparse.Action:
-    return next(x for x in whole._actions if isinstance(x, argparse._SubParsersAction))
