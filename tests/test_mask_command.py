@@ -50,10 +50,10 @@ def attends(text: str) -> np.ndarray:
 def test_it_shows_what_the_call_does(mask, words: str, call: dict):
     shown = attends(text := mask(*words.split()))
     queries, keys = shown.shape
-    zeros = [jnp.zeros((1, n, 1, 1)) for n in (queries, keys)]
+    query, key = (jnp.zeros((1, n, 1, 1)) for n in (queries, keys))
     value = jnp.eye(keys)[None, :, None]
     call = {x: np.array(y) if isinstance(y, list) else y for x, y in call.items()}
-    p = dot_product_attention(*zeros, value, **call, implementation="xla")
+    p = dot_product_attention(query, key, value, **call, implementation="xla")
     np.testing.assert_array_equal(np.asarray(p)[0, :, 0] > 0, shown)
     assert f"{shown.sum()} of {shown.size} pairs attend" in text
 

@@ -16,8 +16,8 @@ from attn_dispatch.terminal.help import Commands, add_command
 
 _DESCRIPTION = """\
 Show who attends to whom in a call: a line for each query, a column for each key. x: the query
-attends to the key. .: it may not. _: one of the two is padding. With --alibi and mods that add
-something, the number that is added stands in place of x.
+attends to the key. .: it does not. _: one of the two is padding. In place of x stand with --alibi
+the distances that slopes multiply, and with a score_mod what it makes of a score of 0.
 """
 _EXAMPLES = (
     "attn-dispatch mask --seq 16 --causal --window 4",
