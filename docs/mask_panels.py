@@ -1,4 +1,4 @@
-"""The calls whose masks docs/semantics.md shows, and what the library's own code says of them.
+"""The calls whose masks docs/semantics.md shows.
 
 draw_masks.py draws them, and those of mod_panels.py; tests/test_draw_masks.py asks real calls
 whether they are so.
@@ -6,143 +6,11 @@ whether they are so.
 
 from __future__ import annotations
 
-import inspect
-import operator
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch import dot_product_attention
-from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, normalise
-from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.semantics.masks import allowed
-from attn_dispatch.semantics.mods import arrays_of, modified
-from attn_dispatch.semantics.positions import Positions
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One call with T queries and S keys, and the head of it that is shown."""
-
-    title: str
-    seq_len_q: int
-    seq_len_kv: int
-    arguments: dict[str, Any] = field(default_factory=dict)
-    num_heads: int = 1
-    head: int = 0
-
-    def call(self) -> dict[str, Any]:
-        """Arguments of a `dot_product_attention` whose output is its probabilities, [1, T, N, S].
-
-        query · key is 0 unless they are given, so that they tell of bias, ALiBi and mods alone.
-        """
-        t, s, n = self.seq_len_q, self.seq_len_kv, self.num_heads
-        unit_vectors = np.eye(s, dtype=np.float32)[None, :, None]
-        return {
-            "query": np.zeros((1, t, n, 1), np.float32),
-            "key": np.zeros((1, s, n, 1), np.float32),
-            "value": np.broadcast_to(unit_vectors, (1, s, n, s)),
-            **self.arguments,
-        }
-
-    @cached_property
-    def picture(self) -> Picture:
-        """What is drawn, by the library's own normal form, positions and mask."""
-        arguments = self.call()
-        # Traced: what wrong segment ids mean is worth showing, and nobody looks at them there.
-        arrays = {name: x for name, x in arguments.items() if name in ARRAY_ARGUMENTS}
-        return Picture(**jax.jit(lambda arrays: self._parts(arguments | arrays))(arrays))
-
-    def _parts(self, arguments: dict[str, Any]) -> dict[str, jax.Array | None]:
-        bound = inspect.signature(dot_product_attention).bind(**arguments)
-        bound.apply_defaults()
-        call = normalise(**bound.arguments, known_implementations=("xla",))
-        whole = LeadingCall.of(call.operands, call.options)
-        operands = whole.fold(dict(zip(call.options.operands, call.operands, strict=True)))
-        spec = whole.spec
-        positions = Positions.of(spec, operands)
-        mask = allowed(spec, operands, positions)
-        distance = positions.distance() if spec.has("alibi_slopes") else None
-        shown = {
-            "mask": True if mask is None else mask,
-            "diagonal": _diagonal(positions),
-            "padding": _padding(positions),
-            "numbers": operands.get("bias", distance),
-        }
-        program = spec.options.score_mod
-        if program is not None:
-            assert positions.indices is not None
-            score = jnp.einsum("btnh,bsnh->bnts", operands["query"], operands["key"])
-            read = arrays_of("score_mod", program, operands)
-            shown["numbers"] = modified(program, score, positions.indices, read)
-        shape = (1, self.num_heads, self.seq_len_q, self.seq_len_kv)
-        return {
-            name: None if x is None else jnp.broadcast_to(x, shape)[0, self.head]
-            for name, x in shown.items()
-        }
-
-
-@dataclass(frozen=True)
-class Picture:
-    """What a panel shows of its call."""
-
-    mask: jax.Array
-    """bool [T, S]; True = the query attends to the key."""
-    diagonal: jax.Array
-    """bool [T, S]; the key is at i + offset, where positions count."""
-    padding: jax.Array
-    """bool [T, S]; the query or the key is padding."""
-    numbers: jax.Array | None
-    """[T, S]; ALiBi's distances, the bias or what score_mod returns, where the call has one."""
-
-    def text(self) -> str:
-        """A line of characters for each query; . where it does not attend to the key."""
-        shown = "x" if self.numbers is None else np.vectorize(shortened)(self.numbers)
-        return "\n".join("".join(row) for row in np.where(self.mask, shown, "."))
-
-
-def shortened(number: Any) -> str:
-    """A number as pictures have it."""
-    return f"{round(float(number), 1):g}"
-
-
-def _diagonal(positions: Positions) -> jax.Array | bool:
-    if positions.diagonal is None or positions.key_positions is None:
-        return False
-    is_there = _pairs(operator.eq, positions.diagonal, positions.key_positions)
-    if positions.query_ids is not None and positions.key_ids is not None:
-        is_there &= _pairs(operator.eq, positions.query_ids, positions.key_ids)
-    return is_there & ~jnp.asarray(_padding(positions))
-
-
-def _padding(positions: Positions) -> jax.Array | bool:
-    if positions.query_ids is None or positions.key_ids is None:
-        return False
-    return _pairs(operator.or_, positions.query_ids == 0, positions.key_ids == 0)
-
-
-def _pairs(relation: Callable[[Any, Any], Any], queries: jax.Array, keys: jax.Array) -> jax.Array:
-    """[1, 1, T, S] of [1, T] and [1, S]."""
-    return relation(queries[:, None, :, None], keys[:, None, None, :])
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One file of panels, in rows."""
-
-    name: str
-    rows: tuple[tuple[Panel, ...], ...]
-
-    def text(self) -> str:
-        """All panels in characters. The file holds it too, so that it can be checked."""
-        panels = (panel for row in self.rows for panel in row)
-        return "\n\n".join(f"{panel.title}\n{panel.picture.text()}" for panel in panels)
-
+from attn_dispatch.pictures.panel import Figure, Panel
 
 _CAUSAL: dict[str, Any] = {"is_causal": True}
 _BOTTOM_RIGHT: dict[str, Any] = {"causal_alignment": "bottom_right"}

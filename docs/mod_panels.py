@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from mask_panels import Figure, Panel
 
 from attn_dispatch import mods
+from attn_dispatch.pictures.panel import Figure, Panel
 
 
 def _of_masks(name: str, masks: dict[str, Any], seq_len_q: int, seq_len_kv: int) -> Figure:

@@ -29,39 +29,41 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "meshes.md"
 INTRO = """\
 # Meshes
 
-Made by tests/mesh_table.py on eight virtual CPU devices with JAX 0.10.2; tests/test_meshes.py
-compares this page with what it finds now, and every result and gradient with one device's.
+A call is split along batch and heads. A mesh axis that shards the sequence is used to split the
+heads instead (by an all-to-all), or else the batch. If neither divides evenly, devices compute the
+same thing, and an `AttentionShardingWarning` says so once. If an axis has more devices than there
+are kv heads, each device takes the kv heads of its own query heads, and the gradients are summed.
 
-A call is split along batch and heads. An axis that shards the sequence splits heads in its place,
-by an all-to-all, or else batch; where neither divides, an `AttentionShardingWarning` says once that
-devices compute the same. Where there are more devices along an axis than kv heads, each takes the
-kv heads of its own query heads, and their gradients are summed.
-
-- **Explicit axes**, what `jax.make_mesh` makes by default: types say how a call is split, and it is
-  lowered to a `shard_map`. Results are sharded as query is, gradients as their operands. Export and
-  the persistent compilation cache need nothing further.
-- **Auto axes**, and a mesh of both: the partitioner is asked, through a sharding rule. Shard kv
-  heads along with query heads where they divide: if they lie whole, their gradients may be computed
-  in parts and gathered. Another process finds a program in the persistent compilation cache only if
-  `jax_remove_custom_partitioning_ptr_from_cache_key` is set.
-  `jax.export` leaves the splitting to XLA, which an `AttentionShardingWarning` says.
-- **Several batch dims, and `vmap`**: any of the dims may be sharded, by axes of its own or, where
-  a reshape has made several dims of one, by a part of an axis.
-- **Inside `shard_map`** a call is one device's. Where that is manual over some axes only, Auto axes
-  are left to XLA, which gathers the operands of a GPU's kernels; Explicit ones split the call as
-  above, but JAX gathers them where the shard_map begins and ends.
+- **Explicit axes**, the default of `jax.make_mesh`: the types say how a call is split, and it is
+  lowered to a `shard_map`. Results are sharded like query, gradients like their operands. Export
+  and the persistent compilation cache work as usual.
+- **Auto axes**, and a mesh with both kinds: the partitioner decides, guided by a sharding rule.
+  Shard the kv heads along with the query heads if they divide evenly: if they are replicated,
+  their gradients may be computed in parts and gathered. Another process finds a program in the
+  persistent compilation cache only if `jax_remove_custom_partitioning_ptr_from_cache_key` is set.
+  `jax.export` leaves the splitting to XLA, and an `AttentionShardingWarning` says so.
+- **Several batch dims, and `vmap`**: any of the dims may be sharded, by axes of its own or, if a
+  reshape has split one dim into several, by a part of an axis.
+- **Inside `shard_map`** each device makes its own call. If the shard_map is manual over some axes
+  only, Auto axes are left to XLA, which gathers the operands of a GPU's kernels; Explicit axes
+  split the call as above, but JAX gathers them where the shard_map begins and ends.
 - **Dropout**: XLA's mask is the same however a call is split. cuDNN and AITER count rows and heads
-  from their own first, so each device draws from a key of its own, and the mask is another for
-  another number of devices; `attn_dispatch.sharded_dropout("same")` lets XLA alone compute calls
-  with dropout. Where a batch dim is sharded behind a whole one, and under `vmap`, a call has
-  several keys: XLA computes it. Inside a caller's own `shard_map` the key is the caller's: fold
-  the device's number into it.
+  from their own first one, so each device draws from a key of its own, and the mask changes with
+  the number of devices; under `attn_dispatch.sharded_dropout("same")` only XLA computes calls with
+  dropout. If a batch dim is sharded and one before it is not, and under `vmap`, a call has several
+  keys, and XLA computes it. Inside your own `shard_map` the key is yours: fold the device's number
+  into it.
+
+The table is made by tests/mesh_table.py on eight virtual CPU devices with JAX 0.10.2;
+tests/test_meshes.py compares this page with what it finds now, and every result and gradient with
+those of one device.
 
 Below, a call (batch 8, 64 tokens, head dim 16, 8 query heads, float32) and its gradients. The
-number is the flops of one device as a share of those of the same program on one device (an eighth
-is 0.125), then the collectives that XLA makes: g all-gather, r all-reduce, a all-to-all,
-p collective-permute, s reduce-scatter. Ours first, then that of `jax.nn.dot_product_attention`:
-"fails" where it does not compile, "no" where it has no such argument.
+number is the flops of one device as a fraction of those of the same program on one device alone
+(an eighth is 0.125), then the collectives that XLA makes: g all-gather, r all-reduce, a
+all-to-all, p collective-permute, s reduce-scatter. Ours first, then that of
+`jax.nn.dot_product_attention`: "fails" where it does not compile, "no" where it has no such
+argument.
 """
 
 _LETTERS = {

@@ -1,4 +1,4 @@
-"""The table of docs/proven.md: every report of `attn-dispatch verify` in tests/gpu/results.
+"""The table of docs/proof.md: every report of `attn-dispatch verify` in tests/gpu/results.
 
 usage: python tests/reports_table.py    writes it into the page
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 _ROOT = Path(__file__).parents[1]
 RESULTS = _ROOT / "tests/gpu/results"
-PAGE = _ROOT / "docs/proven.md"
+PAGE = _ROOT / "docs/proof.md"
 _BEFORE, _AFTER = "<!-- reports -->\n", "<!-- end of reports -->\n"
 
 

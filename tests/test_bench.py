@@ -484,6 +484,17 @@ def test_a_later_file_adds_cells_and_replaces_others(saved, tmp_path):
         report.read([saved, later])
 
 
+def test_plots_as_a_page(saved, capsys, tmp_path):
+    pytest.importorskip("markdown_it")
+    status, out, _ = bench(capsys, "--plot", str(saved), "--out", str(tmp_path / "p"), "--html")
+    (page,) = (tmp_path / "p").glob("*.html")
+    assert status is None and str(page) in out.splitlines()
+    text = page.read_text()
+    plots = [*(tmp_path / "p").glob("*.svg")]
+    assert text.count("data:image/svg+xml;base64,") == len(plots) == 4
+    assert "<h1>Attention on NVIDIA H200</h1>" in text and "<table>" in text
+
+
 def test_without_matplotlib_the_extra_is_named(saved, capsys, monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "attn_dispatch.bench.plots", raising=False)
     monkeypatch.delattr(attn_dispatch.bench, "plots", raising=False)

@@ -103,13 +103,6 @@ def test_no_ninja(tmp_path, monkeypatch):
         ninja.find_ninja()
 
 
-def test_no_rich(tmp_path, monkeypatch):
-    monkeypatch.delattr("attn_dispatch.aiter.build.progress", raising=False)  # if imported before
-    monkeypatch.setitem(sys.modules, "attn_dispatch.aiter.build.progress", None)
-    with pytest.raises(SystemExit, match="with rich: pip install rich"):
-        _run("--arch", "gfx942", "--output", str(tmp_path))
-
-
 def test_the_adapter_is_found():
     names = [path.name for path in wheel.adapter_folder().glob("aiter_adapter*.cc")]
     assert "aiter_adapter.cc" in names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -16,8 +17,11 @@ import pytest
 import attn_dispatch
 from attn_dispatch import cli
 from attn_dispatch.aiter.folder import AiterBuild
+from attn_dispatch.commands import info as info_command
+from attn_dispatch.core import select
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.library import CudnnLibrary
+from attn_dispatch.devices.target import parse
 from backend import needs_cudnn
 
 
@@ -38,36 +42,75 @@ def test_devices_versions_and_implementations(info):
     )
     device = jax.devices()[0]
     assert f"  0: {device.device_kind} (cpu)" in lines[lines.index("devices") :]
-    states = lines[lines.index("implementations") :]
-    cudnn = next(line for line in states if line.startswith("  cudnn on CPU (cpu): "))
-    assert "not usable: cuDNN runs on NVIDIA GPUs, and this is CPU (cpu)" in cudnn
-    assert "  xla on CPU (cpu): usable" in states
-    assert (
-        "  aiter on CPU (cpu): not usable: AITER runs on AMD GPUs, and this is CPU (cpu)" in states
-    )
+    states = lines[lines.index("implementations on CPU (cpu)") :]
+    assert "  cudnn  no: cuDNN runs on NVIDIA GPUs, and this is CPU (cpu)" in states
+    assert "  aiter  no: AITER runs on AMD GPUs, and this is CPU (cpu)" in states
+    assert "  xla    usable" in states
+
+
+def test_the_next_step_is_a_command_that_runs(info, capsys):
+    lines = info()
+    step = lines[lines.index("next") + 1 :]
+    assert step[0] == "  XLA computes everything here. What a GPU would run:"
+    words = shlex.split(" ".join(step[1:]).replace("\\", ""))
+    assert words[:2] == ["attn-dispatch", "explain"]
+    cli.main(words[1:])
+    assert "device    cuda: NVIDIA H100 (sm90, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arch", "usable", "commands"),
+    [
+        ("sm90", (), ["ATTN_DISPATCH_CUDA=1 pip install '.[cuda13]'"]),
+        ("sm90", ("cudnn",), ["attn-dispatch explain", "attn-dispatch verify"]),
+        ("gfx942", (), ["ATTN_DISPATCH_ROCM=1 pip install '.[rocm]'",
+                        "attn-dispatch build-aiter --arch gfx942"]),
+        ("gfx950", ("aiter",), ["attn-dispatch explain", "attn-dispatch verify"]),
+    ],
+)  # fmt: skip
+def test_next_steps_with_a_gpu(info, monkeypatch, arch: str, usable, commands: list[str]):
+    device = parse(arch)
+    monkeypatch.setattr(info_command, "device_for", lambda platform: device)
+    monkeypatch.setattr(info_command, "platform_of", lambda device: "gpu")
+    for x in select.implementations():
+        reason = None if x.NAME in usable else "not built"
+        monkeypatch.setattr(x, "unusable_reason", lambda device, reason=reason: reason)
+    lines = info()
+    found = [line[4:] for line in lines[lines.index("next") :] if line.startswith("    ")]
+    found = [line for line in found if not line.startswith(" ")]
+    assert len(found) == len(commands)
+    assert all(x.startswith(y) for x, y in zip(found, commands, strict=True)), found
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_it_fits_the_terminal(info, monkeypatch, columns: int):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = [x for x in info() if len(x) > columns]
+    assert all("/" in x or x.startswith("    attn-dispatch") for x in long), long
 
 
 @needs_cudnn
 def test_cudnn_version_and_path(info):
     library = cudnn_library.find()
-    (line,) = (line for line in info() if line.startswith("  cuDNN"))
-    assert re.match(r"  cuDNN 9\.\d+\.\d+, ", line) and library.version_text in line
-    assert line.endswith(f"[{library.path}]") and Path(library.path).exists()
+    lines = info()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith("  cuDNN"))
+    assert re.match(r"  cuDNN 9\.\d+\.\d+, ", lines[at]) and library.version_text in lines[at]
+    assert f"      [{library.path}]" in lines[at + 1 : at + 3] and Path(library.path).exists()
 
 
 def test_without_cudnn_the_reason_is_told(info, monkeypatch):
     lost = CudnnLibrary(None, path="/lost/libcudnn.so.9", unusable="cuDNN could not be loaded")
     monkeypatch.setattr(cudnn_library, "find", lambda: lost)
-    assert "  cuDNN: cuDNN could not be loaded [/lost/libcudnn.so.9]" in info()
+    assert "  cuDNN: cuDNN could not be loaded\n      [/lost/libcudnn.so.9]" in "\n".join(info())
 
 
 def test_built_aiter_is_listed(info, monkeypatch, tmp_path):
     monkeypatch.setenv("ATTN_DISPATCH_AITER", str(tmp_path))
-    assert f"  AITER: not built here [{tmp_path}]" in info()
+    assert f"  AITER: not built here\n      [{tmp_path}]" in "\n".join(info())
     (tmp_path / "gfx942").mkdir()
     build = AiterBuild("dev18", "gfx942", "0.1.7", "", "", "hipcc 7", False, 3, 5, "2026-11-21")
     build.write(tmp_path / "gfx942")
-    assert f"  AITER 0.1.7 for gfx942 [{tmp_path / 'gfx942'}]" in info()
+    assert f"  AITER 0.1.7 for gfx942\n      [{tmp_path / 'gfx942'}]" in "\n".join(info())
 
 
 def test_version(capsys):
@@ -95,17 +138,43 @@ def test_python_m_is_the_command():
     command = [sys.executable, "-m", "attn_dispatch"]
     done = subprocess.run([*command, "info"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"attn_dispatch {attn_dispatch.__version__}, jax ")
-    assert "implementations\n" in done.stdout
+    assert "implementations on CPU (cpu)\n" in done.stdout
     none = subprocess.run(command, capture_output=True, text=True, check=False)
     assert none.returncode == 2 and none.stderr.startswith("usage: attn-dispatch")
     runpy.run_module("attn_dispatch.__main__")  # imported by another name it does nothing
 
 
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("command", ["", *cli.names()])
+def test_help_fits_the_terminal(monkeypatch, capsys, command: str, columns: int):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit):
+        cli.main([*([command] if command else []), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert not [x for x in lines if len(x) > columns]
+    if command:
+        assert "examples:" in lines, "each command has examples"
+
+
+@pytest.mark.parametrize("command", cli.names())
+def test_examples_of_help_are_command_lines(monkeypatch, capsys, command: str):
+    """Those of our own: what they name exists. They are parsed, and not run."""
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    shown = capsys.readouterr().out.partition("\nexamples:\n")[2].replace("\\\n", " ")
+    for line in shown.splitlines():
+        line = line.partition(" > ")[0]
+        words = [x for x in shlex.split(line, comments=True) if "=" not in x or "[" in x]
+        assert words[0] == "attn-dispatch" and words[1] == command
+        cli.parser().parse_args(words[1:])
+
+
 def test_no_message_names_the_project_as_a_package_of_an_index():
     """It is on none: its extras are installed from a checkout, and requirements by their names."""
     package = Path(attn_dispatch.__file__).parent
-    files = [*package.rglob("*.py"), *package.parents[1].glob("README.md")]
+    root = package.parents[1]
+    files = [*package.rglob("*.py"), root / "README.md", *(root / "docs").rglob("*.md")]
     assert len(files) > 50
     for file in files:
-        found = re.findall(r"install\s+['\"]?attn[-_]dispatch.*", file.read_text())
+        found = re.findall(r"install\s+['\"`]*attn[-_]dispatch.*", file.read_text())
         assert not found, f"{file}: {found}"

@@ -179,7 +179,7 @@ def test_targets(tmp_path: Path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("sm91", "h200", "", "{", "no.json"),
+        *("sm91", "h210", "", "{", "no.json"),
         *('{"deviceName": "B300"}', '{"deviceVer": "new"}', '{"deviceVer": 900.5}'),
         *('{"deviceVer": true}', '{"deviceVer": 9}', "[900]"),
     ],
@@ -205,7 +205,7 @@ def test_one_of_several_targets_has_to_be_named():
         ):
             explain(x, x, x)
         assert explain(x, x, x, target="gfx942").device.arch == "gfx942"
-    with pytest.raises(ValueError, match="target: expected a name like 'sm90', got 90"):
+    with pytest.raises(ValueError, match="target: expected a name like 'h100', got 90"):
         explain(x, x, x, target=90)
 
 

@@ -19,9 +19,11 @@ FLOORS = (
         "api",
         "bench",
         "cli",
+        "commands",
         "conformance",
         "implementation",
         "mods",
+        "pictures",
         "planning",
         "serving",
     ),
@@ -30,7 +32,7 @@ FLOORS = (
     ("devices", "semantics"),
     ("call",),
     ("programs",),
-    ("settings", "warning", "_version"),
+    ("settings", "terminal", "warning", "_version"),
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -1,4 +1,4 @@
-"""docs/proven.md tells of every report that is committed."""
+"""docs/proof.md tells of every report that is committed."""
 
 import reports_table
 

@@ -33,7 +33,7 @@ def verify(tmp_path, capsys):
     def run(*arguments: str) -> tuple[int | str | None, str, dict, str]:
         with pytest.raises(SystemExit) as ended:
             cli.main(["verify", "--report", str(tmp_path), *arguments])
-        reports = sorted(tmp_path.glob("verify-*"))
+        reports = sorted(tmp_path.glob("verify-*.[jm]*"))
         data = json.loads(reports[0].read_text()) if reports else {}
         return (
             ended.value.code,
@@ -69,6 +69,16 @@ def test_report(verify):
         assert outcome["seconds"] > 0
     assert f"| jax | {jax.__version__} |" in text
     assert "| plain | 3 | 0 | 0 | 0 | 0." in text
+
+
+def test_the_report_as_a_page(verify, tmp_path):
+    pytest.importorskip("markdown_it")
+    status, printed, *_ = verify("--cases", NAMES[0], "--html")
+    (page,) = tmp_path.glob("*.html")
+    assert status == 0 and str(page) in printed
+    text = page.read_text()
+    assert "<title>attn-dispatch verify: xla on " in text
+    assert f"<td>jax</td>\n<td>{jax.__version__}</td>" in text
 
 
 def test_drawn_cases(verify):
@@ -216,15 +226,11 @@ def test_no_such_case(verify):
     assert verify("--cases", "nothing/*")[0] == "error: no case is named like 'nothing/*'"
 
 
-@pytest.mark.parametrize(
-    ("module", "arguments", "sentence"),
-    [("screen", (), "rich")],
-)
-def test_what_is_missing_is_said(verify, monkeypatch, module, arguments, sentence):
-    monkeypatch.setitem(sys.modules, f"attn_dispatch.conformance.{module}", None)
-    monkeypatch.delattr(f"attn_dispatch.conformance.{module}", raising=False)
-    status, *_ = verify(*arguments)
-    assert f"with {sentence}: pip install rich" in str(status)
+def test_cases_are_listed_and_nothing_runs(capsys, tmp_path):
+    cli.main(["verify", "--list", "--cases", "window/*", "--report", str(tmp_path / "none")])
+    names = capsys.readouterr().out.split()
+    assert names and set(names) == {x for x in BY_NAME if x.startswith("window/")}
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("arguments", [("--jobs", "0"), ("--random", "-1"), ("--jobs", "many")])

@@ -245,12 +245,21 @@ def ragged_dot_product_attention(
       cu_seqlens_kv: [M + 1] integers, ascending from 0 to at most S.
       max_seqlen_q: static; no sequence may have more queries.
       max_seqlen_kv: static; no sequence may have more keys.
-      alibi_slopes, sinks: [N] floating, the same in every sequence.
-      scale, is_causal, causal_alignment, local_window_size, logits_soft_cap, dropout_rate,
-        dropout_key, deterministic_backward, implementation: as for `dot_product_attention`;
-        causality, windows, alignment and ALiBi count positions inside the sequence.
-      score_mod, score_mod_args, mask_mod, mask_mod_args: as for `dot_product_attention`; b is the
-        number of the sequence.
+      scale: this and what follows as for `dot_product_attention`.
+      is_causal: causality, windows, alignment and ALiBi count positions inside the sequence.
+      causal_alignment: "top_left" or "bottom_right".
+      local_window_size: w or (left, right), inclusive.
+      logits_soft_cap: c > 0.
+      alibi_slopes: [N] floating, the same in every sequence.
+      sinks: [N] floating, the same in every sequence.
+      dropout_rate: static.
+      dropout_key: a JAX PRNG key.
+      deterministic_backward: ask for bit-equal gradients from call to call.
+      score_mod: (score, b, n, t, s, *score_mod_args) -> score; b is the number of the sequence.
+      score_mod_args: what score_mod is given besides.
+      mask_mod: (b, n, t, s, *mask_mod_args) -> bool; b is the number of the sequence.
+      mask_mod_args: what mask_mod is given besides.
+      implementation: None, a name, or a list of names.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
         [T, N] float32 (float64 for float64 inputs), differentiable.
       return_max_logits: also return the largest score that each row may attend, as for
@@ -350,8 +359,14 @@ def paged_attention(
         they need, and kernels plan for them; by default M · page.
       is_causal: each query attends to keys up to its own. False: all of a sequence's queries attend
         to all its keys.
-      scale, local_window_size, logits_soft_cap, alibi_slopes, sinks, score_mod, score_mod_args,
-        implementation: as for `dot_product_attention`.
+      scale: this and what follows as for `dot_product_attention`.
+      local_window_size: w or (left, right), inclusive.
+      logits_soft_cap: c > 0.
+      alibi_slopes: [N] or [B, N] floating.
+      sinks: [N] or [B, N] floating.
+      score_mod: (score, b, n, t, s, *score_mod_args) -> score.
+      score_mod_args: what score_mod is given besides.
+      implementation: None, a name, or a list of names.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
         [B, T, N], with cu_seqlens_q [tokens, N]; float32 (float64 for float64 inputs).
 
@@ -478,8 +493,9 @@ def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
     For tests, and for computing the same attention elsewhere. The mask is as large as the scores.
 
     Args:
-      args, kwargs: those of `dot_product_attention`, or with `cu_seqlens_q` those of
+      *args: those of `dot_product_attention`, or with `cu_seqlens_q` those of
         `ragged_dot_product_attention`; what the call returns is of no account.
+      **kwargs: the same, by name.
 
     Returns:
       bool [B, N, T, S], for packed sequences [N, T, S]: True where a probability is kept, which is
@@ -497,17 +513,19 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     """Which implementation would run a call, and why each of the others would not.
 
     Args:
-      args, kwargs: those of `dot_product_attention`, or with `cu_seqlens_q` those of
+      *args: those of `dot_product_attention`, or with `cu_seqlens_q` those of
         `ragged_dot_product_attention`, or with `page_table`, by its name, those of
         `paged_attention`; a `jax.ShapeDtypeStruct` will do for an array.
         A window that is an array is static if its values are known, as outside of `jax.jit`; for
         one that is traced give a struct as a side.
+      **kwargs: the same, by name.
       target: the device to explain for, as in `attn_dispatch.target`; it need not be here. None
         means the target in force if there is one, else JAX's default device.
 
     Returns:
-      An `Explanation`: data, whose str() is a table. Of a mask_mod whose arrays have values it has
-      the shares of pairs that attend and that kernels compute; of long calls an estimate.
+      An `Explanation`: data, whose str() is a table. If the call has a mask_mod, and the arrays
+      it reads are not traced, it also has the shares of pairs that attend and that kernels compute;
+      for long calls these are estimates.
 
     Raises:
       ValueError: the call is wrong, the target unknown, or None while several are in force.

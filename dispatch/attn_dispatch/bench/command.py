@@ -8,6 +8,7 @@ import itertools
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 from attn_dispatch.bench import peers as all_of_them
 from attn_dispatch.bench import report as reports
@@ -19,6 +20,8 @@ from attn_dispatch.bench.run import present, run
 from attn_dispatch.bench.screen import watched
 from attn_dispatch.bench.table import markdown
 from attn_dispatch.conformance.environment import file_name
+from attn_dispatch.terminal.help import Commands, add_command
+from attn_dispatch.terminal.page import page
 
 _DESCRIPTION = """\
 Measure attention beside every other package that is installed: wall time, device time, memory and
@@ -28,19 +31,23 @@ is absent or refuses a call is listed with its reason.
 The JSON file is saved after each cell; one of an earlier run is left alone. --plot makes plots and
 a table of such files.
 """
+_EXAMPLES = (
+    "attn-dispatch bench --results results",
+    "attn-dispatch bench --grid dense --cells 'd128*' --peer 'ours*' --peer jax.nn",
+    "attn-dispatch bench --plot results/bench.json --out plots",
+)
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add `bench` to the parser of `attn-dispatch`."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure speed and memory beside the other packages that are installed",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(
+        commands, "bench", main,
+        help="measure speed and memory beside other packages that are installed",
+        description=_DESCRIPTION, examples=_EXAMPLES,
+    )  # fmt: skip
     parser.add_argument(
-        "--grid", action="append", choices=[*GRIDS], dest="grids",
-        help="may be repeated (default: all, in this order)",
+        "--grid", action="append", choices=[*GRIDS], dest="grids", metavar="GRID",
+        help=f"{', '.join(GRIDS)}; may be repeated (default: all, in this order)",
     )  # fmt: skip
     parser.add_argument(
         "--cells", metavar="GLOB", default="*", help="only cells named like this: 'd128*16k'"
@@ -80,10 +87,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="measure nothing; make plots and a table of these JSON files",
     )  # fmt: skip
     parser.add_argument(
+        "--html", action="store_true",
+        help="also one HTML file with the table and all plots inside",
+    )  # fmt: skip
+    parser.add_argument(
         "--out", type=Path, default=Path(), metavar="FOLDER",
         help="where plots and the table are written (default: here)",
     )  # fmt: skip
-    parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -91,8 +101,11 @@ def main(args: argparse.Namespace) -> None:
     interrupted."""
     try:
         if args.plot:
-            plot(args.plot, _folder("--out", args.out))
+            plot(args.plot, _folder("--out", args.out), is_html=args.html)
             return
+        if args.html:
+            _plots_module()  # before everything has been measured
+            page("")
         started = time.monotonic()
         cells = _cells(args)
         directions = args.directions or ["forward", "forward_backward"]
@@ -118,30 +131,41 @@ def main(args: argparse.Namespace) -> None:
         print(f"{report.stopped}: {len(report.not_measured)} cells were not measured")
     if path.exists():
         print(path)
+        if args.html:
+            plot([path], folder, is_html=True)
     if report.stopped == "interrupted":
         sys.exit(130)
     sys.exit(0 if report.peers else 1)
 
 
-def plot(files: list[Path], folder: Path) -> None:
-    """Plots (SVG) and the table (Markdown) of JSON files; prints what was written.
+def plot(files: list[Path], folder: Path, *, is_html: bool = False) -> None:
+    """Plots (SVG) and the table (Markdown) of JSON files, and if asked for both as one HTML file;
+    prints what was written.
 
     Raises:
-      ModuleNotFoundError: matplotlib is missing.
+      ModuleNotFoundError: matplotlib is missing, or for HTML rich.
       ValueError: a file is not one of `attn-dispatch bench`, or they are of different machines.
     """
     report = reports.read(files)
+    written = _plots_module().draw(report, folder)
+    path = folder / f"{file_name('bench', report.environment)}.md"
+    path.write_text(markdown(report))
+    if is_html:
+        whole = path.with_suffix(".html")
+        whole.write_text(page(markdown(report), written), encoding="utf-8")
+        written.append(whole)
+    for x in (*written, path):
+        print(x)
+
+
+def _plots_module() -> ModuleType:
     try:
         from attn_dispatch.bench import plots
     except ImportError:
         raise ModuleNotFoundError(
             "plots are drawn with matplotlib: pip install matplotlib, or the extra [bench]"
         ) from None
-    written = plots.draw(report, folder)
-    path = folder / f"{file_name('bench', report.environment)}.md"
-    path.write_text(markdown(report))
-    for x in (*written, path):
-        print(x)
+    return plots
 
 
 def _cells(args: argparse.Namespace) -> list[Cell]:

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 
 from attn_dispatch.bench.report import CellResults
+from attn_dispatch.terminal.progress import progress
 
 
 def watched(cells: Iterable[CellResults], total: int) -> Iterator[CellResults]:
-    """The same cells, shown as they come."""
-    if not sys.stdout.isatty():
-        yield from _plainly(cells, total)
-        return
-    try:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-    except ImportError:  # the bar is all that rich is needed for
-        yield from _plainly(cells, total)
-        return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns) as progress:
-        task = progress.add_task("Cells", total=total)
-        for found in cells:
-            progress.console.print(said(found), markup=False, highlight=False)
-            progress.update(task, advance=1)
+    """The same cells, each shown when it comes."""
+    with progress("Cells", total) as shown:
+        for i, found in enumerate(cells, 1):
+            shown.say(f"[{i}/{total}] {said(found)}")
+            shown.step()
             yield found
-
-
-def _plainly(cells: Iterable[CellResults], total: int) -> Iterator[CellResults]:
-    for i, found in enumerate(cells, 1):
-        print(f"[{i}/{total}] {said(found)}", flush=True)
-        yield found
 
 
 def said(found: CellResults) -> str:

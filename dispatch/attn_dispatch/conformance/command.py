@@ -11,10 +11,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 from attn_dispatch import settings
-from attn_dispatch.conformance import draws, pool
+from attn_dispatch.conformance import draws, pool, screen
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME, CASES
 from attn_dispatch.conformance.each_rewrite import each_rewrite
@@ -23,6 +22,8 @@ from attn_dispatch.conformance.outcome import Outcome
 from attn_dispatch.conformance.report import Report, bad_cases
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
+from attn_dispatch.terminal.help import Commands, add_command
+from attn_dispatch.terminal.page import page
 
 _DESCRIPTION = """\
 Run the conformance suite on the device that is here: some hundred attention calls, each compared
@@ -33,22 +34,30 @@ is reported as such and the others go on.
 The report says what was run with which versions. Exit status 1: something failed or crashed, or
 nothing passed.
 """
+_EXAMPLES = (
+    "attn-dispatch verify --report report",
+    "attn-dispatch verify --cases 'window/*' --jobs 4",
+    "attn-dispatch verify --random 1000 --implementation xla",
+    "attn-dispatch verify --repeat report/verify-cudnn-NVIDIA_H200-9_19_0.json",
+)
 _MOST_JOBS = 8
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add `verify` to the parser of `attn-dispatch`."""
-    parser = commands.add_parser(
-        "verify",
+    parser = add_command(
+        commands, "verify", main,
         help="check an implementation on this device, case by case",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        description=_DESCRIPTION, examples=_EXAMPLES,
+    )  # fmt: skip
     parser.add_argument(
         "--implementation", choices=select.names(), help="default: the vendor's for this device"
     )
     parser.add_argument(
         "--cases", metavar="GLOB", default="*", help="only cases named like this: 'window/*_d64_*'"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print the names of these cases, and run nothing"
     )
     parser.add_argument(
         "--jobs", type=_at_least(1), default=default_jobs(), metavar="N",
@@ -73,7 +82,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--report", type=Path, default=Path(), metavar="FOLDER",
         help="where the report is written, as JSON and Markdown (default: here)",
     )  # fmt: skip
-    parser.set_defaults(run=main)
+    parser.add_argument("--html", action="store_true", help="write it as one HTML file too")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -84,9 +93,13 @@ def main(args: argparse.Namespace) -> None:
     if args.each_rewrite and not args.random:
         sys.exit("error: --each-rewrite: of drawn cases, so --random N is wanted as well")
     try:
-        screen = _screen_module()
         implementation = args.implementation or default_implementation()
         cases, options = _named(args)
+        if args.list:
+            print("\n".join(case.name for case in cases) or f"no case is like {args.cases!r}")
+            return
+        if args.html:
+            page("")  # before everything has run
         if unusable := select.named(implementation).unusable_reason(default_device()):
             sys.exit(f"error: {implementation} cannot run here: {unusable}")
         if args.random:
@@ -114,11 +127,15 @@ def main(args: argparse.Namespace) -> None:
     except OSError as error:
         sys.exit(f"error: --report: expected a folder, got {args.report} ({error.strerror})")
     print(f"{len(cases)} cases of {implementation}, {args.jobs} at a time")
-    report = run(cases, implementation, args.jobs, options, screen)
+    report = run(cases, implementation, args.jobs, options)
     screen.show(report)
     if "interrupted" in report.options:
         print(f"interrupted: {len(report.outcomes)} of {len(cases)} cases were done")
-    for path in report.write(args.report):
+    written = [*report.write(args.report)]
+    if args.html:
+        written.append(written[0].with_suffix(".html"))
+        written[-1].write_text(page(report.markdown()), encoding="utf-8")
+    for path in written:
         print(path)
     if "interrupted" in report.options:
         sys.exit(130)
@@ -130,7 +147,6 @@ def run(
     implementation: str,
     jobs: int,
     options: dict[str, object],
-    screen: ModuleType,
 ) -> Report:
     """The report of these cases, in their order; if interrupted, of those that were done."""
     started = time.monotonic()
@@ -180,11 +196,3 @@ def _named(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
         return bad_cases(args.repeat), {"repeat": args.repeat.name, "jobs": args.jobs}
     cases = [case for case in CASES if fnmatch.fnmatchcase(case.name, args.cases)]
     return cases, {"cases": args.cases, "jobs": args.jobs}
-
-
-def _screen_module() -> ModuleType:
-    try:
-        from attn_dispatch.conformance import screen
-    except ImportError:
-        raise ModuleNotFoundError("verify shows its progress with rich: pip install rich") from None
-    return screen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass, replace
 
 import jax
@@ -13,6 +12,7 @@ from attn_dispatch.core import select
 from attn_dispatch.core.mask_share import MaskShare
 from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.devices.device import Device
+from attn_dispatch.terminal import text as terminal_text
 
 _WIDTH = 100
 
@@ -42,33 +42,41 @@ class Explanation:
         return _first_eligible(self.backward)
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int = _WIDTH) -> str:
+        """The table, in lines of at most so many columns as far as words allow."""
+
+        def wrapped(label: str, text: str) -> list[str]:
+            return terminal_text.wrapped(label, text, width)
+
         versions = ", ".join(f"{name} {version}" for name, version in self.versions)
         backward = f", backward: {self.chosen_backward}" if self.backward else ""
         lines = [
-            *_wrapped("call      ", str(self.call)),
-            f"device    {self.device.platform}: {self.device}",
-            f"versions  {versions}",
+            *wrapped("call      ", str(self.call)),
+            *wrapped("device    ", f"{self.device.platform}: {self.device}"),
+            *wrapped("versions  ", versions),
             f"chosen    forward: {self.chosen_forward}{backward}",
         ]
         if self.mask is not None:
-            lines.extend(_wrapped("mask_mod  ", str(self.mask)))
+            lines.extend(wrapped("mask_mod  ", str(self.mask)))
         for direction, verdicts in (("forward", self.forward), ("backward", self.backward)):
             for verdict in verdicts:
                 label = f"{direction:<9} {verdict.implementation:<7} "
                 if verdict.plan is not None:
                     plan = verdict.plan
                     text = f"runs: {plan.engine}, workspace {plan.workspace_bytes:,} bytes"
-                    lines.extend(_wrapped(label, text))
+                    lines.extend(wrapped(label, text))
                     if verdict.tuned is not None:
-                        lines.extend(_wrapped(" " * len(label) + "tuned:     ", str(verdict.tuned)))
+                        lines.extend(wrapped(" " * len(label) + "tuned:     ", str(verdict.tuned)))
                     for rewrite in verdict.rewrites:
-                        lines.extend(_wrapped(" " * len(label) + "rewritten: ", rewrite))
+                        lines.extend(wrapped(" " * len(label) + "rewritten: ", rewrite))
                     for reason in map(with_remedy, verdict.reasons_as_it_is):
-                        lines.extend(_wrapped(" " * len(label) + "because:   ", reason))
+                        lines.extend(wrapped(" " * len(label) + "because:   ", reason))
                     continue
                 lines.append(f"{label}cannot run:")
                 for reason in map(with_remedy, verdict.reasons):
-                    lines.extend(_wrapped(" " * len(label) + "- ", reason))
+                    lines.extend(wrapped(" " * len(label) + "- ", reason))
         return "\n".join(lines)
 
 
@@ -103,14 +111,3 @@ def _versions(device: Device) -> tuple[tuple[str, str], ...]:
 
 def _first_eligible(verdicts: tuple[select.Verdict, ...]) -> str | None:
     return next((verdict.implementation for verdict in verdicts if verdict.is_eligible), None)
-
-
-def _wrapped(label: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=label,
-        subsequent_indent=" " * len(label),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -26,7 +26,11 @@ class Device:
     ordinal: int | None = None
     """NVIDIA, of a device that is here: the driver's number of it in this process."""
     is_present: bool = True
+    properties_of: str | None = None
+    """NVIDIA, of a device that is not here: which one `properties` are of, if they are another's of
+    the same architecture."""
 
     def __str__(self) -> str:
-        where = "" if self.is_present else ", planned for, not present"
+        planned = f"planned as an {self.properties_of}" if self.properties_of else "planned for"
+        where = "" if self.is_present else f", {planned}, not present"
         return f"{self.name} ({self.arch}{where})"

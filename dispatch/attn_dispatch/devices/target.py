@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -14,6 +16,7 @@ import jax
 
 from attn_dispatch import settings
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
+from attn_dispatch.devices.target_names import nearest, resolve
 
 CPU = Device("cpu", "cpu", "CPU")
 
@@ -25,8 +28,10 @@ def target(*targets: str) -> Iterator[None]:
     """Within the block, lowering for a platform plans for these devices, present or not.
 
     Args:
-      targets: at most one for each platform. "sm80", "sm89", "sm90", "sm100", "sm120" stand for
-        an A100, L40S, H200, B200 and RTX 5090; "gfx942" and "gfx950" for MI300 and MI350. For any
+      targets: at most one for each platform, by the name of a product ("h100", "b200", "rtx5090",
+        "mi300x", …) or of an architecture. "sm80", "sm89", "sm90", "sm100", "sm103", "sm120" stand
+        for an A100, L40S, H200, B200, B300 and RTX 5090, whose properties other products of the
+        same architecture are planned with; "gfx942" and "gfx950" for MI300 and MI350. For any
         other NVIDIA device give cuDNN's device properties, as a JSON text or the path of a file.
         The environment variable ATTN_DISPATCH_TARGET (comma-separated) does the same outside
         such blocks.
@@ -78,19 +83,27 @@ def parse(name: str) -> Device:
       ValueError: for an unknown target.
     """
     if not isinstance(name, str):
-        raise ValueError(f"target: expected a name like 'sm90', got {name!r}")
-    if name in _AMD_NAMES:
-        return Device("rocm", name, _AMD_NAMES[name], is_present=False)
-    known = _known_nvidia()
-    if name in known:
-        return _nvidia(known[name].read_text())
+        raise ValueError(f"target: expected a name like 'h100', got {name!r}")
     if name.lstrip().startswith("{"):
         return _nvidia(name)
     if name.endswith(".json") and Path(name).is_file():
         return _nvidia(Path(name).read_text())
+    known = _known_nvidia()
+    arch, product = resolve(name)
+    if arch in _AMD_NAMES:
+        return Device("rocm", arch, product or _AMD_NAMES[arch], is_present=False)
+    if arch in known:
+        device = _nvidia(known[arch].read_text())
+        # An "NVIDIA A100" is the "NVIDIA A100-SXM4-80GB", an "NVIDIA L40" not the "NVIDIA L40S".
+        if product is None or re.match(rf"{product}\b", device.name):
+            return device
+        return replace(device, name=product, properties_of=device.name)
+    near = nearest(name, [*known, *_AMD_NAMES])
+    meant = f"; did you mean {near!r}?" if near else ""
     raise ValueError(
-        f"target: expected one of {[*known, *_AMD_NAMES]}, or cuDNN's device properties as a JSON "
-        f"text or the path of an existing .json file; got {name!r}"
+        f"target: expected a product like 'h100' or 'mi300x', one of {[*known, *_AMD_NAMES]}, or "
+        f"cuDNN's device properties as a JSON text or the path of an existing .json file; got "
+        f"{name!r}{meant}"
     )
 
 

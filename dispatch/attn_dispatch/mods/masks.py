@@ -100,8 +100,9 @@ def neighborhood_2d(height: int, width: int, radius: int) -> MaskMod:
     At a border the square moves inward, so that every query sees (2 · radius + 1)² keys.
 
     Args:
-      height, width: static; of a grid whose pixels are both queries and keys, row after row:
+      height: static; of a grid whose pixels are both queries and keys, row after row:
         T = S = height · width.
+      width: static.
       radius: static, in pixels.
 
     Raises:

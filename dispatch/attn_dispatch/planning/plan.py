@@ -15,6 +15,7 @@ from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
 from attn_dispatch.planning.written import FORMAT, calls_in
+from attn_dispatch.terminal.help import Commands, add_command
 
 _DESCRIPTION = """\
 Plan attention calls and keep the plans in a folder, where the processes that make those calls find
@@ -26,24 +27,28 @@ The processes must have the same cuDNN, attn_dispatch and CUDA driver versions, 
 GPU that the target names; else they plan anew.
 
 """
+_EXAMPLES = (
+    "attn-dispatch plan calls.json",
+    "attn-dispatch plan --target h200 --inference calls.json",
+)
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add `plan` to the parser of `attn-dispatch`."""
-    parser = commands.add_parser(
-        "plan",
+    parser = add_command(
+        commands, "plan", main,
         help="plan calls ahead, for processes that make them later",
-        description=_DESCRIPTION + FORMAT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        description=_DESCRIPTION + FORMAT, examples=_EXAMPLES,
+    )  # fmt: skip
     parser.add_argument("file", type=Path, metavar="FILE", help="the calls, as JSON")
     parser.add_argument(
-        "--target", help="the GPU to plan for, as in attn_dispatch.target (default: the one here)"
+        "--target",
+        metavar="DEVICE",
+        help="the GPU to plan for, by a name like h200 or sm90 (default: the one here)",
     )
     parser.add_argument(
         "--inference", action="store_true", help="leave out the plans that training needs"
     )
-    parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from attn_dispatch.core import select
 from attn_dispatch.core.tuning import contest, winners
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.planning.written import FORMAT, calls_in
+from attn_dispatch.terminal.help import Commands, add_command
 
 _DESCRIPTION = """\
 Find out on the GPU of this machine what runs attention calls fastest, and keep it for whoever makes
@@ -24,16 +25,20 @@ FILE is a Python script, which runs with the arguments that follow, each call in
 compiled; or a list of calls as JSON, each tuned in its forward and its backward pass.
 
 """
+_EXAMPLES = (
+    "attn-dispatch tune train.py --steps 3",
+    "attn-dispatch tune --seconds 60 calls.json",
+)
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add `tune` to the parser of `attn-dispatch`."""
-    parser = commands.add_parser(
-        "tune",
+    parser = add_command(
+        commands, "tune", main,
         help="find out what runs calls fastest on this GPU, and keep it",
         description=_DESCRIPTION + FORMAT.replace("FILE holds", "As JSON, FILE holds"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        examples=_EXAMPLES,
+    )  # fmt: skip
     parser.add_argument(
         "--seconds", type=_seconds, default=30.0, metavar="S",
         help="try no more engines for a call and direction after so many (default: %(default)g)",
@@ -45,7 +50,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
     )
-    parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> None:

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from attn_dispatch.api import spec_of
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.planning.notation import array
+
+T = TypeVar("T")
 
 FORMAT = """\
 FILE holds a list of calls: the arguments of attn_dispatch.dot_product_attention, or with
-cu_seqlens_q those of ragged_dot_product_attention, an array as its dtype and shape, the same array
-once more as the name of the other argument:
+cu_seqlens_q those of ragged_dot_product_attention. An array is its dtype and shape, the same array
+once more the name of the other argument:
 
-  [{"query": "bfloat16[8,2048,32,128]", "key": "bfloat16[8,2048,8,128]", "value": "key",
+  [{"query": "bfloat16[8,2048,32,128]",
+    "key": "bfloat16[8,2048,8,128]", "value": "key",
     "is_causal": true, "local_window_size": [1023, 0]},
-   {"query": "bfloat16[16384,32,128]", "key": "bfloat16[16384,8,128]", "value": "key",
-    "cu_seqlens_q": "int32[17]", "cu_seqlens_kv": "cu_seqlens_q", "max_seqlen_q": 4096,
-    "max_seqlen_kv": 4096, "is_causal": true}]
+   {"query": "bfloat16[16384,32,128]",
+    "key": "bfloat16[16384,8,128]", "value": "key",
+    "cu_seqlens_q": "int32[17]", "cu_seqlens_kv": "cu_seqlens_q",
+    "max_seqlen_q": 4096, "max_seqlen_kv": 4096, "is_causal": true}]
 """
-
-_ARRAY = re.compile(r"(\w+)\[(\d+(?:,\d+)*|)\]")
 
 
 def calls_in(file: Path) -> list[tuple[str, AttentionSpec]]:
@@ -35,6 +37,16 @@ def calls_in(file: Path) -> list[tuple[str, AttentionSpec]]:
     Raises:
       OSError: the file cannot be read.
       ValueError: it holds something else; says of which call.
+    """
+    return [(json.dumps(call), made) for call, made in each_of(file, spec_of)]
+
+
+def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any], T]]:
+    """Each call of the file, as it is written there, and what the function says of its arguments.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: it holds something else, or the function does not take a call; says which.
     """
     try:
         calls = json.loads(file.read_text())
@@ -45,13 +57,18 @@ def calls_in(file: Path) -> list[tuple[str, AttentionSpec]]:
     found = []
     for number, call in enumerate(calls, 1):
         try:
-            found.append((json.dumps(call), spec_of(**_arguments(call))))
+            found.append((call, function(**arguments_of(call))))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{file}: call {number}: {error}") from error
     return found
 
 
-def _arguments(call: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(call: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of one call, structs for its arrays.
+
+    Raises:
+      ValueError: an argument that should be an array is none.
+    """
     arguments = {name: _value(value) for name, value in call.items()}
     for name, value in arguments.items():
         # What was one array is one: whether lengths are alike goes by that.
@@ -68,7 +85,6 @@ def _arguments(call: dict[str, Any]) -> dict[str, Any]:
 def _value(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
-    if isinstance(value, str) and (found := _ARRAY.fullmatch(value.replace(" ", ""))):
-        shape = tuple(int(x) for x in found[2].split(",") if x)
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(found[1]))
+    if isinstance(value, str) and (found := array(value)) is not None:
+        return found
     return value

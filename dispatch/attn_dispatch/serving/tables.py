@@ -174,7 +174,8 @@ def share_prefix(
 
     Args:
       tables: the state.
-      source, target: two slots; the target's sequence, if it has one, ends.
+      source: the slot of the sequence that is there.
+      target: another slot, whose sequence, if it has one, ends.
       tokens: how many keys the two have in common; the source has as many.
     """
     tables = _cut(tables, tables.lengths.at[target].set(0))
@@ -200,7 +201,8 @@ def fork(
 
     Args:
       tables: the state.
-      source, target: two slots; the target's sequence, if it has one, ends.
+      source: the slot of the sequence that is there.
+      target: another slot, whose sequence, if it has one, ends.
 
     Returns:
       The state, and the pages to copy from and to, int32 []: the same one where there is nothing to

@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter.build import flags, install, ninja, toolchain, wheel
+from attn_dispatch.aiter.build import flags, install, ninja, progress, toolchain, wheel
 from attn_dispatch.aiter.build.errors import BuildError
 from attn_dispatch.aiter.build.generate import Filters, Sources, generate
 from attn_dispatch.aiter.build.ninja import Library
+from attn_dispatch.terminal.help import Commands, add_command
+from attn_dispatch.terminal.progress import waiting
 
 _DESCRIPTION = """\
 Build AITER's attention libraries for AMD GPUs from the sources in the amd-aiter wheel, together
@@ -29,26 +31,31 @@ An interrupted build goes on where it was when the same command is given again.
 
 _FILTER_HELP = """\
 Kernels are named by what they are made for:
+
   fmha_fwd_d128_bf16_batch_…_nlogits_nbias_mask_lse_ndropout_…
   fmha_bwd_d128_bf16_group_…_nbias_ndbias_mask_ndropout_ndeterministic_…
+
 d is the head dimension; batch or group (packed sequences); n before a feature is "without".
---filter takes a part of such a name, with * for anything: 'd128_bf16', 'd64_bf16_batch*_nbias_'.
+--filter takes a part of such a name, with * for anything: 'd128_bf16',
+'d64_bf16_batch*_nbias_'.
 """
+_EXAMPLES = (
+    "attn-dispatch build-aiter --arch gfx942",
+    "attn-dispatch build-aiter --arch gfx950 --filter d128_bf16 --jobs 32",
+)
 
 # For gfx942 with clang 22, on a core that does nothing else.
 _SECONDS = {"forward": 27, "backward": 37, "other": 20}
 _BYTES_PER_JOB = 2 << 30
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Commands) -> None:
     """Add `build-aiter` to the parser of `attn-dispatch`."""
-    parser = commands.add_parser(
-        "build-aiter",
+    parser = add_command(
+        commands, "build-aiter", main,
         help="build AITER's libraries for AMD GPUs",
-        description=_DESCRIPTION,
-        epilog=_FILTER_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        description=_DESCRIPTION, notes=_FILTER_HELP, examples=_EXAMPLES,
+    )  # fmt: skip
     parser.add_argument(
         "--arch",
         action="append",
@@ -83,7 +90,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="where a folder for each architecture is made (default: $ATTN_DISPATCH_AITER, else "
         "a folder of yours in which attn_dispatch looks by itself)",
     )
-    parser.set_defaults(run=main)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -93,7 +99,7 @@ def main(args: argparse.Namespace) -> None:
         filters = Filters.parse(args.filter, args.filter_forward, args.filter_backward)
         for arch in dict.fromkeys(args.archs):
             build(arch, root / arch, filters, args.jobs or default_jobs())
-    except (BuildError, ModuleNotFoundError) as error:
+    except BuildError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on from here.", file=sys.stderr)
@@ -102,7 +108,6 @@ def main(args: argparse.Namespace) -> None:
 
 def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
     """Generate, compile, link and install for one architecture."""
-    progress = _progress_module()
     started = time.monotonic()
     work = folder / "work"
     source_wheel = wheel.find()
@@ -115,7 +120,7 @@ def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
     if tools.compile_check_only:
         print("  compile check only: without ROCm's headers the result must not be run")
 
-    with progress.waiting("Generating the C++ files"):
+    with waiting("Generating the C++ files"):
         forward, backward = generate(source_wheel, arch, filters, work)
     sources = tuple(sorted(adapter.glob("aiter_adapter*.cc")))
     print(_plan(forward, backward, len(sources), jobs))
@@ -170,13 +175,3 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
     return value
-
-
-def _progress_module():
-    try:
-        from attn_dispatch.aiter.build import progress
-    except ImportError:
-        raise ModuleNotFoundError(
-            "build-aiter shows its progress with rich: pip install rich"
-        ) from None
-    return progress

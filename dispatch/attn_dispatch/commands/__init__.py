@@ -1,0 +1,1 @@
+"""Commands that are nobody else's: info, explain, mask, completion."""

@@ -1,0 +1,42 @@
+"""Options of commands that say what a call is: those that need no array."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_mask_flags(group: Any) -> None:
+    """Causality, its alignment and a window."""
+    group.add_argument("--causal", action="store_true", dest="is_causal", help="is_causal=True")
+    group.add_argument(
+        "--bottom-right", action="store_const", const="bottom_right", dest="causal_alignment",
+        help='causal_alignment="bottom_right"',
+    )  # fmt: skip
+    group.add_argument(
+        "--window", type=window, dest="local_window_size", metavar="W",
+        help="local_window_size: W, or LEFT,RIGHT with none for an open side",
+    )  # fmt: skip
+
+
+def given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of these options that were given, as arguments of a call."""
+    found = {name: getattr(args, name) for name in names}
+    return {name: value for name, value in found.items() if value not in (None, False)}
+
+
+MASK_FLAGS = ("is_causal", "causal_alignment", "local_window_size")
+
+
+def window(text: str) -> int | tuple[int | None, int | None]:
+    """4, or (4, 0) of "4,0", or (4, None) of "4,none"."""
+    sides = text.lower().split(",")
+    try:
+        numbers = [None if x in ("none", "") else int(x) for x in sides]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1 and numbers[0] is not None:
+        return numbers[0]
+    if len(numbers) == 2:
+        return numbers[0], numbers[1]
+    raise argparse.ArgumentTypeError(f"expected W or LEFT,RIGHT, got {text!r}")

@@ -1,0 +1,58 @@
+"""The names that people give to devices that can be planned for: "h100", "sm_90a", "MI300X"."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+PRODUCTS = {
+    "a100": ("sm80", "NVIDIA A100"),
+    "l4": ("sm89", "NVIDIA L4"),
+    "l40": ("sm89", "NVIDIA L40"),
+    "l40s": ("sm89", "NVIDIA L40S"),
+    "rtx4090": ("sm89", "NVIDIA GeForce RTX 4090"),
+    "h100": ("sm90", "NVIDIA H100"),
+    "h200": ("sm90", "NVIDIA H200"),
+    "gh200": ("sm90", "NVIDIA GH200"),
+    "b200": ("sm100", "NVIDIA B200"),
+    "gb200": ("sm100", "NVIDIA GB200"),
+    "b300": ("sm103", "NVIDIA B300"),
+    "gb300": ("sm103", "NVIDIA GB300"),
+    "rtx5090": ("sm120", "NVIDIA GeForce RTX 5090"),
+    "mi300": ("gfx942", "AMD Instinct MI300"),
+    "mi300a": ("gfx942", "AMD Instinct MI300A"),
+    "mi300x": ("gfx942", "AMD Instinct MI300X"),
+    "mi325x": ("gfx942", "AMD Instinct MI325X"),
+    "mi350": ("gfx950", "AMD Instinct MI350"),
+    "mi350x": ("gfx950", "AMD Instinct MI350X"),
+    "mi355x": ("gfx950", "AMD Instinct MI355X"),
+}
+"""Name without spaces, in lower case → (arch, what a person calls it)."""
+
+# What drivers and people put around a product's name: "NVIDIA H100 80GB HBM3", "A100-SXM4-40GB".
+_VENDORS = ("nvidia", "amd", "geforce", "instinct")
+_FORM = re.compile(r"sxm\d?|pcie|nvl|oam|\d+gb|hbm\d\w?")
+_NVIDIA_ARCH = re.compile(r"(?:sm|compute)(\d{2,3})[af]?")
+
+
+def resolve(name: str) -> tuple[str, str | None]:
+    """(arch, product) of a name; the product is None where the name is an arch's or nobody's.
+
+    Case, spaces, hyphens and underscores do not count; nor do a vendor's name, a form factor and a
+    size of memory beside a product, nor the letter of "sm_90a".
+    """
+    short = _short(name)
+    if found := _NVIDIA_ARCH.fullmatch(short):
+        return f"sm{found[1]}", None
+    return PRODUCTS.get(short, (short, None))
+
+
+def nearest(name: str, archs: list[str]) -> str | None:
+    """The known name that looks most like this one; None if none does."""
+    found = difflib.get_close_matches(_short(name), [*PRODUCTS, *archs], n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def _short(name: str) -> str:
+    words = re.split(r"[\s_-]+", name.lower())
+    return "".join(x for x in words if x not in _VENDORS and not _FORM.fullmatch(x))

@@ -1,0 +1,1 @@
+"""Who attends to whom in a call: as text, and as a picture."""

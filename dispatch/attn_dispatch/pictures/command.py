@@ -1,0 +1,167 @@
+"""The `attn-dispatch mask` command: who attends to whom, by the arguments of a call."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_dispatch import mods
+from attn_dispatch.commands.call_flags import MASK_FLAGS, add_mask_flags, given
+from attn_dispatch.pictures.panel import Figure, Panel, shortened
+from attn_dispatch.terminal.help import Commands, add_command
+
+_DESCRIPTION = """\
+Show who attends to whom in a call: a line for each query, a column for each key. x: the query
+attends to the key. .: it does not. _: one of the two is padding. In place of x stand with --alibi
+the distances that slopes multiply, and with a score_mod what it makes of a score of 0.
+"""
+_EXAMPLES = (
+    "attn-dispatch mask --seq 16 --causal --window 4",
+    "attn-dispatch mask --seq 5,8 --causal --bottom-right --lengths 4,6",
+    "attn-dispatch mask --seq 8 --segments 1,1,1,2,2,3,3,0 --causal --out mask.svg",
+    'attn-dispatch mask --seq 12 --mod "chunked_window(4)"',
+)
+_MOST = 512
+
+
+def add_parser(commands: Commands) -> None:
+    """Add `mask` to the parser of `attn-dispatch`."""
+    parser = add_command(
+        commands, "mask", main, help="who attends to whom, as text or as a picture",
+        description=_DESCRIPTION, examples=_EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument(
+        "--seq", type=_numbers, required=True, metavar="T[,S]",
+        help="how many queries, and how many keys if that differs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="draw it to FILE.svg or FILE.png; needs matplotlib"
+    )
+    call = parser.add_argument_group("arguments of the call")
+    add_mask_flags(call)
+    call.add_argument(
+        "--lengths", type=_numbers, metavar="T[,S]",
+        help="real queries and keys: query_seq_lengths and key_value_seq_lengths",
+    )  # fmt: skip
+    call.add_argument(
+        "--segments", type=_numbers, metavar="IDS", help="1,1,2,2,0: query_segment_ids"
+    )
+    call.add_argument(
+        "--key-segments", type=_numbers, metavar="IDS", help="key_value_segment_ids, if others"
+    )
+    call.add_argument("--alibi", action="store_true", help="ALiBi's distances")
+    call.add_argument(
+        "--mod", type=_mod, metavar="MOD",
+        help="a ready-made mod, of numbers: 'chunked_window(4)', 'soft_cap(30)', …",
+    )  # fmt: skip
+
+
+def main(args: argparse.Namespace) -> None:
+    """Print it, or draw it."""
+    try:
+        panel = _panel(args)
+        text = _text(panel)
+        if args.out is None:
+            print(text)
+            return
+        _draw(panel, args.out)
+    except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
+    print(args.out)
+
+
+def _panel(args: argparse.Namespace) -> Panel:
+    queries, keys = _two("--seq", args.seq)
+    if not 0 < max(queries, keys) <= _MOST or min(queries, keys) < 1:
+        raise ValueError(f"--seq: expected 1 to {_MOST} queries and keys, got {queries} and {keys}")
+    call = given(args, MASK_FLAGS)
+    if args.lengths:
+        both = _two("--lengths", args.lengths)
+        call["query_seq_lengths"], call["key_value_seq_lengths"] = np.array(both)[:, None]
+    for name, ids, length in (
+        ("query", args.segments, queries), ("key_value", args.key_segments, keys)
+    ):  # fmt: skip
+        if ids:
+            if len(ids) != length:
+                raise ValueError(f"{name}_segment_ids: expected {length} ids, got {len(ids)}")
+            call[f"{name}_segment_ids"] = np.array([ids])
+    if args.alibi:
+        call["alibi_slopes"] = np.ones(1, np.float32)
+    if args.mod is not None:
+        kind, mod = args.mod
+        call[kind] = mod
+    words = [f"{name}={value}" for name, value in call.items() if name in MASK_FLAGS]
+    return Panel(", ".join(words) or "all", queries, keys, call)
+
+
+def _text(panel: Panel) -> str:
+    """A line for each query, with its position; the head has the keys'."""
+    picture = panel.picture
+    mask, padding = np.asarray(picture.mask), np.asarray(picture.padding)
+    shown = np.full(mask.shape, "x", dtype=object)
+    if picture.numbers is not None:
+        shown = np.vectorize(shortened, otypes=[object])(np.asarray(picture.numbers))
+    shown = np.where(mask, shown, np.where(padding, "_", "."))
+    columns = [str(j) for j in range(panel.seq_len_kv)]
+    width = max(len(x) for x in (*shown.flat, columns[-1]))
+    label = len(str(panel.seq_len_q - 1))
+    lines = [" " * label + " " + " ".join(x.rjust(width) for x in columns)]
+    for i, row in enumerate(shown):
+        lines.append(str(i).rjust(label) + " " + " ".join(x.rjust(width) for x in row))
+    share = mask.mean()
+    return "\n".join([*lines, "", f"{mask.sum()} of {mask.size} pairs attend ({share:.0%})"])
+
+
+def _draw(panel: Panel, path: Path) -> None:
+    try:
+        from attn_dispatch.pictures import drawing
+    except ImportError:
+        raise ModuleNotFoundError(
+            "pictures are drawn with matplotlib: pip install matplotlib"
+        ) from None
+    drawing.draw(Figure(path.stem, ((panel,),)), path)
+
+
+def _two(name: str, numbers: tuple[int, ...]) -> tuple[int, int]:
+    """Of queries and of keys; one number is both."""
+    if len(numbers) not in (1, 2):
+        raise ValueError(f"{name}: expected one number or two, got {len(numbers)}")
+    return numbers[0], numbers[-1]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(x) for x in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers like 5,8, got {text!r}") from None
+
+
+def _mod(text: str) -> tuple[str, Any]:
+    """(argument, mod) of "chunked_window(4)": a call of one of `mods` with numbers."""
+    expected = f"expected a mod like 'chunked_window(4)', got {text!r}"
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise argparse.ArgumentTypeError(expected)
+        values = [_value(x) for x in call.args]
+        by_name = {x.arg: _value(x.value) for x in call.keywords if x.arg}
+    except (SyntaxError, ValueError):
+        raise argparse.ArgumentTypeError(expected) from None
+    name = call.func.id
+    if name not in mods.__all__:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(mods.__all__)}, got {name!r}")
+    try:
+        mod = getattr(mods, name)(*values, **by_name)
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{name}: {error}") from None
+    return mod.__name__, mod
+
+
+def _value(node: ast.expr) -> Any:
+    """A number, or of a list of numbers the array of one batch row."""
+    value = ast.literal_eval(node)
+    return np.array(value) if isinstance(value, list | tuple) else value

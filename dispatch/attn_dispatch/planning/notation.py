@@ -1,0 +1,93 @@
+"""Calls in a line of text: "q=bf16[2,4096,32,128] k=bf16[2,4096,8,128] is_causal=true"."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_SHORT_ARGUMENTS = {"q": "query", "k": "key", "v": "value"}
+_SHORT_DTYPES = {
+    "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
+    "i32": "int32", "s32": "int32", "i64": "int64", "u32": "uint32", "pred": "bool",
+}  # fmt: skip
+_ARRAY = re.compile(r"(\w+)\[(\d+(?:,\d+)*|)\]")
+_NAME = re.compile(r"(?:^|[\s;,])\s*([A-Za-z_]\w*)\s*=")
+
+EXPECTED = "expected arrays like 'q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]'"
+
+
+def array(text: str) -> jax.ShapeDtypeStruct | None:
+    """The array that "bfloat16[2,128,8,64]" or "bf16[2,128,8,64]" says; None if it says none.
+
+    Raises:
+      ValueError: there is no such dtype.
+    """
+    found = _ARRAY.fullmatch(re.sub(r"\s", "", text))
+    if found is None:
+        return None
+    try:
+        dtype = jnp.dtype(_SHORT_DTYPES.get(found[1], found[1]))
+    except TypeError:
+        raise ValueError(f"expected a dtype like bf16 or bfloat16, got {found[1]!r}") from None
+    return jax.ShapeDtypeStruct(tuple(int(x) for x in found[2].split(",") if x), dtype)
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call, by name: arrays as structs, and whatever else JSON can say.
+
+    q, k and v stand for query, key and value; one argument's name as the value of another is the
+    same array. Without a value it is the key's array, without a key both are the query's.
+
+    Raises:
+      ValueError: it is something else; says what.
+    """
+    names = [*_NAME.finditer(text)]
+    if not names or text[: names[0].start()].strip():
+        raise ValueError(f"call: {EXPECTED}, got {text!r}")
+    ends = [x.start() for x in names[1:]] + [len(text)]
+    given: dict[str, Any] = {}
+    for found, end in zip(names, ends, strict=True):
+        name = _SHORT_ARGUMENTS.get(found[1], found[1])
+        if name in given:
+            raise ValueError(f"call: expected {name} once, got it twice in {text!r}")
+        given[name] = _value(name, text[found.end() : end].strip(" \t\n;,"))
+    for name, value in given.items():
+        if isinstance(value, _Same):
+            if not isinstance(given.get(value.name), jax.ShapeDtypeStruct):
+                raise ValueError(f"{name}: {EXPECTED}, got {value.name!r}")
+            given[name] = given[value.name]
+    if "query" not in given:
+        raise ValueError(f"call: {EXPECTED}, got no query in {text!r}")
+    if "key_pages" not in given:
+        given.setdefault("key", given["query"])
+        given.setdefault("value", given["key"])
+    return given
+
+
+class _Same:
+    """The array of another argument."""
+
+    def __init__(self, name: str) -> None:
+        self.name = _SHORT_ARGUMENTS.get(name, name)
+
+
+def _value(name: str, text: str) -> Any:
+    try:
+        if (found := array(text)) is not None:
+            return found
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        if text.isidentifier():
+            return text if name in ("causal_alignment", "implementation") else _Same(text)
+        raise ValueError(
+            f"{name}: expected an array like bf16[2,4096,32,128], a number, true, false, null, a "
+            f"[list] or a name, got {text!r}"
+        ) from None
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,1 @@
+"""What commands have in common on a terminal: help, lines that fit, progress."""

@@ -1,0 +1,68 @@
+"""What the site needs of pages that are written to be read in the repository too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s]+)\)")
+_OWN_FILE = re.compile(r"\[([^\]]+)\]\((?!\.\./|https?:)[\w/]+\.py\)")
+_BY_FILE_NAME = re.compile(r"\[(?:docs/)?[\w/]+\.md\]\(([\w/.-]+\.md)(#[\w-]+)?\)")
+_CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+
+
+def on_config(config: Any) -> Any:
+    """Leaves out of the navigation what is not written yet."""
+    config["nav"] = [_there(x, Path(config["docs_dir"])) for x in config["nav"]]
+    return config
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Links out of the docs lead to the repository, or where its address is not known nowhere."""
+    there = {file.src_uri for file in files}
+    url = (config.get("repo_url") or "").rstrip("/")
+
+    def outside(found: re.Match[str]) -> str:
+        path = re.sub(r"^(\.\./)+", "", found[2])
+        if not (Path(config["config_file_path"]).parent / path.partition("#")[0]).exists():
+            raise ValueError(f"{page.file.src_uri}: no such file: {found[2]}")
+        return f"[{found[1]}]({url}/blob/main/{path})" if url else found[1]
+
+    titles = dict(_titles(config["nav"]))
+
+    def by_title(found: re.Match[str]) -> str:
+        title = titles.get(found[1])
+        return f"[{title}]({found[1]}{found[2] or ''})" if title else found[0]
+
+    parts = _CODE.split(markdown)
+    for i in range(0, len(parts), 2):
+        parts[i] = _OWN_FILE.sub(r"\1", _LINK.sub(outside, parts[i]))
+        parts[i] = _BY_FILE_NAME.sub(by_title, parts[i])
+        if "integrations.md" not in there:
+            parts[i] = re.sub(r"\[[^\]]+\]\(integrations\.md\)", "Frameworks", parts[i])
+    return "".join(parts)
+
+
+def _titles(entries: list[Any]) -> Iterator[tuple[str, str]]:
+    """(file, title) of each page of the navigation."""
+    for entry in filter(None, entries):
+        ((title, inside),) = entry.items()
+        if isinstance(inside, list):
+            yield from _titles(inside)
+        else:
+            yield inside, title
+
+
+def _there(entry: Any, docs: Path) -> Any:
+    """The entry of the navigation without pages that do not exist."""
+    if isinstance(entry, dict):
+        ((title, inside),) = entry.items()
+        if isinstance(inside, list):
+            kept = [_there(x, docs) for x in inside]
+            return {title: [x for x in kept if x is not None]}
+        # Written by others, and linked to already.
+        is_awaited = inside == "integrations.md" and not (docs / inside).exists()
+        return None if is_awaited else entry
+    return entry

@@ -1,0 +1,134 @@
+"""`attn-dispatch mask`: who attends to whom, beside what the call does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import cli, dot_product_attention, mods
+
+
+@pytest.fixture
+def mask(capsys):
+    def run(*words: str) -> str:
+        cli.main(["mask", *words])
+        return capsys.readouterr().out
+
+    return run
+
+
+def attends(text: str) -> np.ndarray:
+    """bool [T, S]: of each line behind its label, whether anything but . and _ stands there."""
+    rows = [line.split()[1:] for line in text.partition("\n\n")[0].splitlines()[1:]]
+    return np.array([[x not in "._" for x in row] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("--seq 16 --causal --window 4", {"is_causal": True, "local_window_size": 4}),
+        ("--seq 5,8 --causal --bottom-right",
+         {"is_causal": True, "causal_alignment": "bottom_right"}),
+        ("--seq 8,5 --window 2,none --bottom-right",
+         {"local_window_size": (2, None), "causal_alignment": "bottom_right"}),
+        ("--seq 5,8 --lengths 4,6 --causal",
+         {"is_causal": True, "query_seq_lengths": [4], "key_value_seq_lengths": [6]}),
+        ("--seq 8 --segments 1,1,1,2,2,3,3,0 --causal",
+         {"is_causal": True, "query_segment_ids": [[1, 1, 1, 2, 2, 3, 3, 0]]}),
+        ("--seq 3,4 --segments 1,2,2 --key-segments 1,1,2,0",
+         {"query_segment_ids": [[1, 2, 2]], "key_value_segment_ids": [[1, 1, 2, 0]]}),
+        ("--seq 12 --mod chunked_window(4)", {"mask_mod": mods.chunked_window(4)}),
+        ("--seq 8 --mod prefix_lm([3])", {"mask_mod": mods.prefix_lm(np.array([3]))}),
+        ("--seq 9 --mod dilated_window(left=6,dilation=2)",
+         {"mask_mod": mods.dilated_window(6, 2)}),
+    ],
+)  # fmt: skip
+def test_it_shows_what_the_call_does(mask, words: str, call: dict):
+    shown = attends(text := mask(*words.split()))
+    queries, keys = shown.shape
+    query, key = (jnp.zeros((1, n, 1, 1)) for n in (queries, keys))
+    value = jnp.eye(keys)[None, :, None]
+    call = {x: np.array(y) if isinstance(y, list) else y for x, y in call.items()}
+    p = dot_product_attention(query, key, value, **call, implementation="xla")
+    np.testing.assert_array_equal(np.asarray(p)[0, :, 0] > 0, shown)
+    assert f"{shown.sum()} of {shown.size} pairs attend" in text
+
+
+def test_the_text(mask):
+    assert mask("--seq", "3,4", "--causal", "--lengths", "3,3") == (
+        "  0 1 2 3\n0 x . . _\n1 x x . _\n2 x x x _\n\n6 of 12 pairs attend (50%)\n"
+    )
+    assert mask("--seq", "3", "--alibi").splitlines()[3] == "2 2 1 0"
+    assert "1.2" in mask("--seq", "12", "--mod", "alibi([1.2])")
+
+
+def test_pictures(mask, tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    for name, begins in (("a.svg", b"<?xml"), ("a.PNG", b"\x89PNG")):
+        file = tmp_path / name
+        assert mask("--seq", "6", "--causal", "--out", str(file)) == f"{file}\n"
+        assert file.read_bytes().startswith(begins)
+    drawn = (tmp_path / "a.svg").read_text()
+    assert "is_causal=True" in drawn and "\nx.....\nxx....\n" in drawn
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--seq 0", "--seq: expected 1 to 512 queries and keys, got 0 and 0"),
+        ("--seq 1000", "--seq: expected 1 to 512"),
+        ("--seq 1,2,3", "--seq: expected one number or two, got 3"),
+        ("--seq 4 --segments 1,1", "query_segment_ids: expected 4 ids, got 2"),
+        ("--seq 4 --out x.gif", "expected a file that ends with .svg or .png, got x.gif"),
+    ],
+)
+def test_what_is_wrong_is_said(words: str, said: str, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as status:
+        cli.main(["mask", *words.split()])
+    assert str(status.value).startswith(f"error: {said}")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("mod", "said"),
+    [
+        ("chunked_window", "expected a mod like 'chunked_window(4)', got 'chunked_window'"),
+        ("chunked_windows(4)", "expected one of "),
+        ("chunked_window(-1)", "chunked_window: "),
+        ("chunked_window(4", "expected a mod like"),
+        ("chunked_window(open('x'))", "expected a mod like"),
+        ("__import__('os')", "expected"),
+    ],
+)
+def test_what_is_no_mod(mod: str, said: str, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["mask", "--seq", "4", "--mod", mod])
+    assert said in capsys.readouterr().err
+
+
+def test_without_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "attn_dispatch.pictures.drawing", None)
+    monkeypatch.delattr("attn_dispatch.pictures.drawing", raising=False)
+    with pytest.raises(SystemExit, match="pictures are drawn with matplotlib: pip install mat"):
+        cli.main(["mask", "--seq", "4", "--out", str(tmp_path / "a.svg")])
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, capsys):
+    pytest.importorskip("shtab")
+    cli.main(["completion", shell])
+    script = capsys.readouterr().out
+    assert all(name in script for name in cli.names())
+    assert "each-rewrite" in script
+
+
+def test_completion_without_shtab(monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit, match="made by shtab: pip install shtab"):
+        cli.main(["completion", "bash"])

@@ -1,0 +1,94 @@
+"""What people call devices, and what is said to a name that nobody has."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import attn_dispatch
+from attn_dispatch.devices.target import default_device, parse
+from attn_dispatch.devices.target_names import PRODUCTS
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "product"),
+    [
+        ("h100", "sm90", "NVIDIA H100"),
+        ("H100", "sm90", "NVIDIA H100"),
+        ("NVIDIA H100 80GB HBM3", "sm90", "NVIDIA H100"),
+        ("h200", "sm90", "NVIDIA H200"),
+        ("sm_90", "sm90", "NVIDIA H200"),
+        ("sm90a", "sm90", "NVIDIA H200"),
+        ("compute_100f", "sm100", "NVIDIA B200"),
+        ("b200", "sm100", "NVIDIA B200"),
+        ("b300", "sm103", "NVIDIA B300"),
+        ("a100", "sm80", "NVIDIA A100-SXM4-80GB"),
+        ("A100-SXM4-40GB", "sm80", "NVIDIA A100-SXM4-80GB"),
+        ("l4", "sm89", "NVIDIA L4"),
+        ("l40s", "sm89", "NVIDIA L40S"),
+        ("rtx4090", "sm89", "NVIDIA GeForce RTX 4090"),
+        ("GeForce RTX 5090", "sm120", "NVIDIA GeForce RTX 5090"),
+        ("mi300x", "gfx942", "AMD Instinct MI300X"),
+        ("mi325x", "gfx942", "AMD Instinct MI325X"),
+        ("AMD Instinct MI355X", "gfx950", "AMD Instinct MI355X"),
+        ("gfx950", "gfx950", "AMD Instinct MI350"),
+    ],
+)
+def test_a_name(name: str, arch: str, product: str):
+    device = parse(name)
+    assert (device.arch, device.name, device.is_present) == (arch, product, False)
+    assert device.platform == ("rocm" if arch.startswith("gfx") else "cuda")
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_each_product_is_of_an_arch_that_is_known(name: str):
+    arch, product = PRODUCTS[name]
+    assert parse(name).arch == parse(arch).arch == arch
+    assert parse(product).arch == arch
+    if arch.startswith("sm"):
+        version = json.loads(parse(name).properties or "")["deviceVer"]
+        assert f"sm{version // 10}" == arch
+
+
+def test_whose_properties_are_planned_with_is_said():
+    assert str(parse("h100")) == "NVIDIA H100 (sm90, planned as an NVIDIA H200, not present)"
+    assert str(parse("h200")) == "NVIDIA H200 (sm90, planned for, not present)"
+    assert parse("h100").properties == parse("h200").properties
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("h1000", "h100"), ("H10", "h100"), ("sm91", "sm90"), ("rtx 5080", "rtx5090"),
+     ("mi355", "mi355x"), ("gfx943", "gfx942"), ("90", "sm90")],
+)  # fmt: skip
+def test_a_typo_is_told_what_was_meant(name: str, meant: str, monkeypatch):
+    with pytest.raises(ValueError, match=f"got {name!r}; did you mean {meant!r}\\?$"):
+        parse(name)
+    with pytest.raises(ValueError, match=f"did you mean {meant!r}"), attn_dispatch.target(name):
+        pass
+    monkeypatch.setenv("ATTN_DISPATCH_TARGET", name)
+    with pytest.raises(ValueError, match=f"did you mean {meant!r}"):
+        default_device()
+
+
+@pytest.mark.parametrize("name", ["hopper", "", "tpu", "9"])
+def test_where_nothing_looks_alike_nothing_is_proposed(name: str):
+    with pytest.raises(ValueError, match=f"got '{name}'$"):
+        parse(name)
+
+
+def test_a_target_by_its_product_plans_as_by_its_arch(monkeypatch):
+    array = jax.ShapeDtypeStruct((1, 128, 4, 64), jnp.bfloat16)
+    of_arch = attn_dispatch.explain(array, array, array, target="gfx942")
+    of_product = attn_dispatch.explain(array, array, array, target="MI300X")
+    plans = [[x.plan for x in found.forward] for found in (of_arch, of_product)]
+    assert plans[0] == plans[1] and any(plans[0])
+    monkeypatch.setenv("ATTN_DISPATCH_TARGET", "h100,mi300x")
+    with attn_dispatch.target("b200"):
+        assert default_device().arch == "sm100"
+    with pytest.raises(ValueError, match="expected at most one per platform, got sm90 and sm90"):
+        with attn_dispatch.target("h100", "h200"):
+            pass
