@@ -125,7 +125,9 @@ class Emulator:
         self.library.attn_emulator_reset()
 
     def calls(self, kind: str) -> int:
-        return self.library.attn_emulator_calls(("forward", "backward", "memset", "split_kv").index(kind))
+        return self.library.attn_emulator_calls(
+            ("forward", "backward", "memset", "split_kv").index(kind)
+        )
 
     def last_call(self, kind: str) -> ctypes.Structure | None:
         index, struct = _KINDS[kind]
