@@ -92,12 +92,13 @@ def asked_otherwise(
     """
     wrong = []
     for direction, (call, kernel) in chosen.items():
-        got = emulator.last_call(direction)
+        got = emulator.last_call("split_kv" if call.is_split else direction)
         expected = struct_of(
             call,
             use_asm=kernel.family == "asm",
             rounding=kernel.bf16_rounding,
             accumulator=kernel.accumulator,
+            num_splits=kernel.num_splits,
         )
         expected.call.scale = abs(case.scale) or 1.0  # with another query: scaled_query.py
         wrong += [f"{direction}: {x}" for x in _differences(got, expected)]

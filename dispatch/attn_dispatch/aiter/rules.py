@@ -158,8 +158,8 @@ SPLIT_RULES = (
     Rule("forward", _BOTH, lambda c: max(_head_dims(c)) > 256,
          f"head dims up to 256, got {_DIMS}", CK),
     Rule("forward", _BOTH, lambda c: c.page_size % 128 != 0,
-         "key and value in pages of {call.page_size}: CK's split-KV kernels, whose tiles have 64 or "
-         "128 keys, take multiples of 128", HOST),
+         "key and value in pages of {call.page_size}: CK's split-KV kernels take multiples of 128",
+         HOST),
     Rule("forward", _BOTH, lambda c: c.bias == "bias",
          "bias with keys in pages", HOST),
     Rule("forward", _BOTH, lambda c: c.logits_soft_cap > 0 and c.bias != "none",

@@ -78,9 +78,10 @@ def _from_heads_first(spec: AttentionSpec, x: jax.Array) -> jax.Array:
 def _shift(
     spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]
 ) -> jax.Array | None:
-    """How far the queries of a row [B] must go to the end, for a diagonal that ends at the last one.
+    """How far the queries of each row [B] must go, for the last one to be the row's last.
 
-    The kernel knows of no lengths of queries. None where that makes no difference.
+    The diagonal ends there, and the kernel knows of no lengths of queries. None where that makes no
+    difference.
     """
     is_apart = call.mask == "bottom_right" and spec.seq_len_q > 1
     if not (is_apart and spec.has("query_seq_lengths")):
