@@ -51,7 +51,7 @@ DROPS_BY_POSITION = False
 HAS_DECODING_KERNEL = True
 FORWARD_TARGET = "attn_dispatch_aiter_forward"
 BACKWARD_TARGET = "attn_dispatch_aiter_backward"
-SPLIT_KV_TARGET = "attn_dispatch_aiter_split_kv"
+SPLIT_KV_TARGET = FORWARD_TARGET + "_split_kv"
 
 _ALIBI_LENGTHS = 2**16  # CK takes distances as 16-bit numbers (block_position_encoding.hpp)
 

@@ -61,8 +61,8 @@ class AiterCall:
     is_split: bool = False
     """Forward: by the split-KV kernels, each row up to its own number of keys.
 
-    Where `folds_heads` says so, `num_heads` are the kv heads, and `seq_len_q` counts the query heads
-    of each as rows.
+    Where `folds_heads` says so, `num_heads` are the kv heads, and `seq_len_q` counts the query
+    heads of each as rows.
     """
     page_size: int = 0
     """Of split-KV: keys in a page, 0 where they are not in pages."""
@@ -110,7 +110,7 @@ def call_of(spec: AttentionSpec) -> AiterCall:
 
 
 def is_split(spec: AttentionSpec) -> bool:
-    """Whether the call is for the split-KV kernels: keys in pages, or few queries beside a cache."""
+    """Whether split-KV kernels run the call: keys in pages, or few queries beside a cache."""
     if spec.is_backward or is_packed(spec) or spec.options.dropout_rate:
         return False
     if not spec.has("key_value_seq_lengths"):
