@@ -99,7 +99,9 @@ def custom_calls_in(text: str) -> set[str]:
     Those of kernels for packed sequences alone, or that split keys, are called like the others.
     What clears rows afterwards computes nothing.
     """
-    found = re.findall(r'custom_call(?:_target="| @)(attn_dispatch\w*?)(?:_packed|_split_kv)?\b', text)
+    found = re.findall(
+        r'custom_call(?:_target="| @)(attn_dispatch\w*?)(?:_packed|_split_kv)?\b', text
+    )
     return {*found} - {"attn_dispatch_clear_rows"}
 
 
