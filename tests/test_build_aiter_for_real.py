@@ -1,4 +1,5 @@
-"""One forward and one backward kernel of CK for each architecture, linked into AITER's libraries.
+"""A forward, a backward and a split-KV kernel of CK for each architecture, linked into AITER's
+libraries.
 
 Takes minutes, and needs the amd-aiter wheel and a HIP compiler, but no GPU. Asked for with
 ATTN_DISPATCH_TEST_BUILD_AITER=FOLDER, where the build stays, so that it can be gone on with; with
@@ -31,10 +32,12 @@ pytestmark = pytest.mark.skipif(
     reason="takes minutes; set ATTN_DISPATCH_TEST_BUILD_AITER to a folder to build in",
 )
 
-# bf16, head dimension 128, causal, with log-sum-exp: one kernel each.
+# bf16, head dimension 128, causal, with log-sum-exp: one kernel each. Of split-KV the kernel of
+# decoding from pages, in one file with what it is for other lengths and heads, and what combines.
 _FILTERS = Filters(
     "fmha_fwd_d128_bf16_batch_*_psskddv_nlogits_nbias_mask_lse_ndropout_*",
     "*@*@fmha_bwd_d128_bf16_batch_*_npad_nbias_ndbias_mask_ndropout_ndeterministic_ntrload*",
+    "fmha_fwd_splitkv_d128_bf16_batch_*_pssk_nlogits_nbias_nmask_lse_nsquant_pagedkv",
 )
 _FORWARD, _BACKWARD, _ADAPTER = aiter_folder.LIBRARIES
 # What a library may lean on, next to the others of the build.
