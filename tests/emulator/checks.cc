@@ -227,7 +227,7 @@ std::string refusal(const AttnAiterSplitKv& split) {
   if (call.max_seq_len_q != call.seq_len_q || call.max_seq_len_kv != call.seq_len_kv) {
     return "without groups max_seq_len_* must equal seq_len_*";
   }
-  if (call.use_asm) return "there are no ASM kernels for split-KV";
+  if (call.use_asm || call.bf16_rounding) return "there are no ASM kernels for split-KV";
   if (call.dropout_rate > 0.0f) return "split-KV has no dropout";
   if (call.bias_kind == ATTN_AITER_BIAS) return "split-KV takes no bias here";
   if (split.logits_soft_cap != 0.0f && call.bias_kind != ATTN_AITER_NO_BIAS) {
