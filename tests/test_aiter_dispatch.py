@@ -6,9 +6,13 @@ AITER is asked through the adapter, on a HIP runtime that only writes down what 
 from __future__ import annotations
 
 import ctypes
+import random
+import re
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +23,7 @@ from attn_dispatch.aiter import buffers as aiter_buffers
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import Kernel, kernel_for, not_supported_reasons
 from attn_dispatch.aiter.rules import ASM_RULES, CK, CK_RULES, DISPATCH, SPLIT_RULES
+from attn_dispatch.aiter.sizes import splits_of
 
 pytestmark = pytest.mark.skipif(
     isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")
@@ -121,6 +126,37 @@ def test_split_kv_runs_what_the_table_says(judge: Any, arch: str):
         counts["refused" if failed else "stricter" if rows else "ck"] += 1
         assert not_supported_reasons(call, arch) == tuple(rule.reason(call) for rule in rows)
     assert min(counts.values()) >= 200, counts
+
+
+def test_splits_are_those_of_aiters_rule(tmp_path: Path):
+    """Its function, which stands in a header that needs PyTorch, taken out of it and compiled."""
+    found = build.tools()
+    assert isinstance(found, build.Tools)
+    header = (found.aiter_meta / "csrc/include/mha_common.h").read_text()
+    rule = re.search(r"^inline int\s+num_splits_heuristic_ck\(.*?^\}", header, re.M | re.S)
+    assert rule is not None
+    source, library = tmp_path / "rule.cc", tmp_path / "rule.so"
+    source.write_text(
+        "#include <algorithm>\n#include <cmath>\n#include <vector>\nusing std::ceil;\n"
+        + rule[0].replace("inline int", 'extern "C" int', 1)
+    )
+    command = [found.compiler, "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run(command, check=True, capture_output=True)
+    aiters = ctypes.CDLL(str(library)).num_splits_heuristic_ck
+    rng, counts = random.Random(5), set()
+    for _ in range(2000):
+        rows, keys = rng.choice((1, 4, 8, 65, 300)), 128 * rng.randint(1, 1024)
+        shape = {"batch": rng.choice((1, 2, 3, 5, 8, 16, 40)), "num_heads": rng.randint(1, 40)}
+        call = replace(
+            grid.split_calls()[0], seq_len_q=rows, max_seq_len_q=rows, seq_len_kv=keys,
+            max_seq_len_kv=keys, **shape,
+        )  # fmt: skip
+        workgroups = call.batch * call.num_heads * -(-rows // 64)
+        for arch, units in (("gfx942", 304), ("gfx950", 256)):
+            expected = aiters(workgroups, 2 * units, keys // 128, 128)
+            assert splits_of(call, arch) == expected, call
+            counts.add(expected)
+    assert len(counts) > 40
 
 
 @pytest.mark.parametrize("splits", [0, 129])

@@ -165,9 +165,9 @@ def test_what_split_kv_runs(arch: str, change: Any, reason: str):
 @pytest.mark.parametrize(
     ("batch", "heads", "rows", "keys", "splits"),
     [
-        (1, 8, 4, 131072, {"gfx942": 65, "gfx950": 64}),  # a row of a server's, 32 heads on 8
+        (1, 8, 4, 131072, {"gfx942": 64, "gfx950": 57}),  # a row of a server's, 32 heads on 8
         (1, 8, 4, 512, {"gfx942": 4, "gfx950": 4}),  # no more than there are tiles of keys
-        (1, 1, 32, 131072, {"gfx942": 128, "gfx950": 128}),
+        (1, 1, 32, 131072, {"gfx942": 114, "gfx950": 114}),
         (16, 8, 4, 8192, {"gfx942": 4, "gfx950": 4}),
         (64, 8, 4, 4096, {"gfx942": 1, "gfx950": 1}),  # enough workgroups as it is
         (1, 8, 4096, 4096, {"gfx942": 1, "gfx950": 1}),
