@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import numpy as np
 
 from attn_dispatch.aiter.call import AiterCall
 
@@ -59,8 +59,8 @@ def splits_of(call: AiterCall, arch: str) -> int:
     for splits in range(1, min(_MOST_SPLITS, at_once, blocks) + 1):
         # Some numbers leave the last split empty: as many blocks each as with one split fewer.
         if splits == 1 or -(-blocks // splits) != -(-blocks // (splits - 1)):
-            waves = workgroups * splits / at_once
-            efficiency[splits] = waves / math.ceil(waves)
+            waves = np.float32(workgroups * splits) / np.float32(at_once)
+            efficiency[splits] = float(waves / np.ceil(waves))
     enough = 0.85 * max(efficiency.values())
     return next(splits for splits, x in efficiency.items() if x >= enough)
 
