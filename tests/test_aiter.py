@@ -79,6 +79,30 @@ def test_cases_of_all(case: Case):
             pytest.skip("; ".join(outcome.reasons))
 
 
+def test_drawn_calls_of_serving():
+    """Beside a cache or on pages, whose size is most often one that split-KV kernels take."""
+    drawn = [
+        replace(
+            case, page=128, s=384, dtype="float16", shared_pages=min(case.shared_pages, 3),
+            kv_lengths=tuple(x % 386 for x in case.kv_lengths),
+        )
+        if case.page and i % 4
+        else replace(case, dtype="bfloat16")
+        for i, case in enumerate(draws.examples(220, 77))
+        if case.kv_lengths and case.inference and case.transform != "eager"
+    ]  # fmt: skip
+    ran: list[int] = []
+    with aiter_emulated.arch("gfx942") as emulator:
+        for case in drawn:
+            if case.b * case.n * case.t * case.s > SCORES:
+                continue
+            before = emulator.calls("split_kv")
+            outcome = OnEmulator("gfx942").check(case)
+            assert outcome.failures == (), case.to_json()
+            ran.append(emulator.calls("split_kv") - before)
+    assert sum(x > 0 for x in ran) >= 20
+
+
 def test_calls_by_way_of_each_rewrite():
     """Drawn ones; a rewrite is taken whether or not AITER needs it."""
     drawn = [
