@@ -121,10 +121,10 @@ def is_split(spec: AttentionSpec) -> bool:
 def folds_heads(spec: AttentionSpec) -> bool:
     """Whether the query heads of a kv head are rows of one tile, for which keys are read once.
 
-    CK's tile has 64 rows of one head, which otherwise are those of its queries alone. Rows are told
-    apart by a mask, and heads by ALiBi.
+    CK's tile has 64 rows of one head, which otherwise are those of its queries alone. A mask tells
+    rows apart, and ALiBi, which heads differ in, comes with one.
     """
-    return _split_mask(spec)[0] == "none" and _bias(spec) == "none"
+    return _split_mask(spec)[0] == "none"
 
 
 def _split_call(spec: AttentionSpec) -> AiterCall:
@@ -164,7 +164,7 @@ def _split_mask(spec: AttentionSpec) -> tuple[Mask, int, int]:
     """As `_mask`; no key is to the right of a single query that is the row's last."""
     mask, left, right = _mask(spec)
     is_last = spec.seq_len_q == 1 and mask == "bottom_right"
-    if is_last and left == -1 and _bias(spec) == "none":
+    if is_last and left == -1:
         return "none", -1, -1
     return mask, left, right
 
