@@ -1,4 +1,4 @@
-// The adapter in front of AITER, but for the two files that see its headers.
+// The adapter in front of AITER, but for the files that see its headers.
 #include "aiter_adapter.h"
 
 #include <cstdio>
@@ -86,9 +86,8 @@ int DeviceArch(char* arch, int32_t arch_size, char* message, int32_t message_siz
 extern "C" __attribute__((visibility("default"))) const AttnAiter* attn_dispatch_aiter(void) {
   namespace adapter = attn_dispatch::aiter_adapter;
   static constexpr AttnAiter table = {
-      ATTN_AITER_API_VERSION,    "dev18",           adapter::DeviceArch,
-      adapter::Forward,          adapter::Backward, adapter::ForwardTakesAsm,
-      adapter::BackwardTakesAsm,
+      ATTN_AITER_API_VERSION, "dev18",          adapter::DeviceArch,      adapter::Forward,
+      adapter::Backward,      adapter::SplitKv, adapter::ForwardTakesAsm, adapter::BackwardTakesAsm,
   };
   return &table;
 }

@@ -1,4 +1,4 @@
-// What the three files of the adapter share. They are three because AITER's forward and backward
+// What the files of the adapter share. They are several because AITER's forward and backward
 // headers define the same names and cannot meet in one file.
 #pragma once
 
@@ -13,6 +13,7 @@ namespace attn_dispatch::aiter_adapter {
 
 int Forward(const AttnAiterForward* call, void* stream, char* message, int32_t size);
 int Backward(const AttnAiterBackward* call, void* stream, char* message, int32_t size);
+int SplitKv(const AttnAiterSplitKv* call, void* stream, char* message, int32_t size);
 int ForwardTakesAsm(const AttnAiterForward* call, char* message, int32_t size);
 int BackwardTakesAsm(const AttnAiterBackward* call, char* message, int32_t size);
 
@@ -68,16 +69,15 @@ int TakesAsm(const AttnAiterCall& call, char* message, int32_t size, Ask&& ask) 
   return -1;
 }
 
-// What AITER's forward and backward arguments call by the same names.
+// What all of AITER's arguments call by the same names.
 template <typename Args>
-void FillCommon(const AttnAiterCall& call, Args& args) {
+void FillShared(const AttnAiterCall& call, Args& args) {
   args.q_ptr = call.q;
   args.k_ptr = call.k;
   args.v_ptr = call.v;
   args.bias_ptr = call.bias;
   args.seqstart_q_ptr = call.seqstart_q;
   args.seqstart_k_ptr = call.seqstart_k;
-  args.seqlen_q_ptr = call.seqlen_q;
   args.seqlen_k_ptr = call.seqlen_k;
 
   args.seqlen_q = call.seq_len_q;
@@ -108,7 +108,13 @@ void FillCommon(const AttnAiterCall& call, Args& args) {
   args.window_size_left = call.window_left;
   args.window_size_right = call.window_right;
   args.mask_type = call.mask;
+}
 
+// What the forward and the backward pass over whole rows have besides.
+template <typename Args>
+void FillCommon(const AttnAiterCall& call, Args& args) {
+  FillShared(call, args);
+  args.seqlen_q_ptr = call.seqlen_q;
   args.p_drop = call.dropout_rate;
   // Read on the device, so that one compiled call serves every step's seed.
   if (call.rng_state != nullptr) {

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 // The version of this file. A library of another version is refused.
-#define ATTN_AITER_API_VERSION 1
+#define ATTN_AITER_API_VERSION 2
 
 enum AttnAiterDtype { ATTN_AITER_FP16 = 0, ATTN_AITER_BF16 = 1 };
 
@@ -47,8 +47,8 @@ struct AttnAiterCall {
   const void* bias;           // q's dtype, or float32 ALiBi slopes, or null
   const int32_t* seqstart_q;  // group mode, else null
   const int32_t* seqstart_k;
-  const int32_t* seqlen_q;  // group mode with gaps, else null
-  const int32_t* seqlen_k;
+  const int32_t* seqlen_q;    // group mode with gaps, else null
+  const int32_t* seqlen_k;    // also of AttnAiterSplitKv
   const uint64_t* rng_state;  // {seed, offset} on the device; null without dropout
 
   int32_t dtype;  // AttnAiterDtype
@@ -100,6 +100,32 @@ struct AttnAiterForward {
   float* lse;  // null if not wanted
 };
 
+// The forward pass of a few queries over long rows of keys, which are split among workgroups: CK's
+// split-KV kernels, which need `call.seqlen_k`, and no groups, dropout or ASM. A row's keys end at
+// its length, from which on nothing is read, neither keys nor entries of the table.
+struct AttnAiterSplitKv {
+  struct AttnAiterCall call;  // with pages batch_stride_k and batch_stride_v are from page to page
+  float logits_soft_cap;      // 0 is none
+  void* out;
+  float* lse;      // null if not wanted
+  float* lse_acc;  // scratch: of each split, lse, and the output divided by the split's own sum
+  float* out_acc;
+
+  const int32_t* page_table;  // [batch, ...] numbers of pages; null where keys are not in pages
+  int32_t num_pages;
+  int32_t page_size;  // keys in a page; 0 without pages
+  int32_t batch_stride_page_table;
+  int32_t num_splits;
+
+  int32_t stride_out_acc;
+  int32_t nhead_stride_lse_acc;
+  int32_t nhead_stride_out_acc;
+  int32_t batch_stride_lse_acc;
+  int32_t batch_stride_out_acc;
+  int32_t split_stride_lse_acc;
+  int32_t split_stride_out_acc;
+};
+
 struct AttnAiterBackward {
   struct AttnAiterCall call;
   const void* out;
@@ -147,6 +173,7 @@ struct AttnAiter {
   // Queue the call on `stream`, a hipStream_t.
   int (*forward)(const struct AttnAiterForward*, void* stream, char* message, int32_t size);
   int (*backward)(const struct AttnAiterBackward*, void* stream, char* message, int32_t size);
+  int (*split_kv)(const struct AttnAiterSplitKv*, void* stream, char* message, int32_t size);
 
   // Whether AITER would run this call with an ASM kernel: 1 or 0, or -1 with a sentence. Nothing is
   // launched and no pointer is followed.

@@ -6,6 +6,8 @@
 namespace attn_dispatch {
 namespace {
 
+constexpr int64_t kMostSplits = 128;  // that CK's kernels combine
+
 struct Choice {
   std::string_view text;
   int32_t number;
@@ -77,6 +79,8 @@ std::string decode(const Attributes& attributes, CallSite& site) {
       decoder.choice("accumulator", attributes.accumulator, kAccumulators));
   site.deterministic = attributes.deterministic;
   site.has_dbias = attributes.has_dbias;
+  site.is_paged = attributes.is_paged;
+  site.num_splits = decoder.number("num_splits", attributes.num_splits, 1, kMostSplits);
   return decoder.error;
 }
 

@@ -26,6 +26,9 @@ struct CallSite {
   AttnAiterAccumulator accumulator = ATTN_AITER_SPLIT;
   bool deterministic = false;
   bool has_dbias = false;
+
+  bool is_paged = false;
+  int32_t num_splits = 1;
 };
 
 // Fills `site`. Returns an empty sentence, or what is wrong with the attributes.

@@ -1,7 +1,8 @@
 #include "fill.h"
 
 #include <algorithm>
-#include <limits>
+
+#include "narrow.h"
 
 namespace attn_dispatch {
 namespace {
@@ -24,21 +25,6 @@ struct Sizes {
     return is_group ? Dims{length, heads, dim} : Dims{batch, length, heads, dim};
   }
   Dims per_row() const { return is_group ? Dims{n, t} : Dims{batch, n, t}; }
-};
-
-// Narrows to the int32 that AITER takes.
-class Narrow {
- public:
-  explicit Narrow(Arrays& arrays) : arrays_(arrays) {}
-  int32_t operator()(int64_t value) const {
-    if (value > std::numeric_limits<int32_t>::max()) {
-      arrays_.fail("a stride of " + std::to_string(value) + " elements does not fit AITER's int32");
-    }
-    return static_cast<int32_t>(value);
-  }
-
- private:
-  Arrays& arrays_;
 };
 
 Sizes take_qkv(Arrays& arrays, AttnAiterCall& call) {

@@ -7,8 +7,10 @@
 
 namespace attn_dispatch {
 
-// Both leave what is wrong in arrays.error().
+// All leave what is wrong in arrays.error().
 AttnAiterForward fill_forward(const CallSite& site, Arrays& arrays);
+
+AttnAiterSplitKv fill_split_kv(const CallSite& site, Arrays& arrays);
 
 struct BackwardCall {
   AttnAiterBackward call{};

@@ -1,7 +1,7 @@
-// Two custom calls, forward and backward, in two stages: instantiate decodes the attributes,
-// execute turns buffers into AITER's pointers and strides and queues the call. All memory is XLA's:
-// operands, results, and as further results the scratch. Nothing here allocates or reads device
-// memory.
+// Three custom calls, forward, backward and split-KV, in two stages: instantiate decodes the
+// attributes, execute turns buffers into AITER's pointers and strides and queues the call. All
+// memory is XLA's: operands, results, and as further results the scratch. Nothing here allocates or
+// reads device memory.
 #include "handlers.h"
 
 #include <hip/hip_runtime_api.h>
@@ -112,6 +112,20 @@ ffi::Error Forward(hipStream_t stream, State* state, ffi::RemainingArgs operands
   return ffi::Error::Success();
 }
 
+ffi::Error SplitKv(hipStream_t stream, State* state, ffi::RemainingArgs operands,
+                   ffi::RemainingRets results, ffi::Dictionary) {
+  if (auto error = check_device(*state); error.failure()) return error;
+  Arrays arrays(operands, results);
+  const AttnAiterSplitKv split = fill_split_kv(state->site, arrays);
+  if (!arrays.error().empty()) return failure(ffi::ErrorCode::kInvalidArgument, arrays.error());
+  if (auto error = poison(results, stream); error.failure()) return error;
+  char message[kMessageSize] = "";
+  if (aiter()->split_kv(&split, stream, message, sizeof message) != 0) {
+    return failure(ffi::ErrorCode::kInternal, message);
+  }
+  return ffi::Error::Success();
+}
+
 // The ASM kernels' dq_acc is not CK's, and AITER falls back from one to the other by itself: ask
 // which it will be before anything is written.
 ffi::Error check_kernel(const AttnAiterBackward& backward) {
@@ -171,6 +185,7 @@ auto execution() {
 
 XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, ffi::Ffi::BindInstantiate().Attrs<Attributes>());
 XLA_FFI_DEFINE_HANDLER(kForward, Forward, execution(), {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSplitKv, SplitKv, execution(), {ffi::Traits::kCmdBufferCompatible});
 // Not command-buffer compatible: CK's backward pass keeps host memory for its launches, which a
 // replay of a captured graph frees twice (github.com/ROCm/TransformerEngine/issues/599).
 XLA_FFI_DEFINE_HANDLER(kBackward, Backward, execution());
@@ -187,6 +202,10 @@ std::map<std::string, void*> forward_handlers() {
 
 std::map<std::string, void*> backward_handlers() {
   return stages(reinterpret_cast<void*>(kBackward));
+}
+
+std::map<std::string, void*> split_kv_handlers() {
+  return stages(reinterpret_cast<void*>(kSplitKv));
 }
 
 std::map<std::string, void*> state_type() {

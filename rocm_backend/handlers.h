@@ -6,9 +6,10 @@
 
 namespace attn_dispatch {
 
-// {"instantiate", "execute"} of the forward and of the backward custom call.
+// {"instantiate", "execute"} of each custom call.
 std::map<std::string, void*> forward_handlers();
 std::map<std::string, void*> backward_handlers();
+std::map<std::string, void*> split_kv_handlers();
 
 // The state that the first stage leaves for the second: {"type_id", "type_info"}.
 std::map<std::string, void*> state_type();

@@ -28,5 +28,6 @@ PYBIND11_MODULE(ATTN_DISPATCH_MODULE, m) {
         "Load the library that serves aiter_api.h; an empty string, or why it cannot be used.");
   m.def("forward_handlers", [] { return capsules(forward_handlers()); });
   m.def("backward_handlers", [] { return capsules(backward_handlers()); });
+  m.def("split_kv_handlers", [] { return capsules(split_kv_handlers()); });
   m.def("state_type", [] { return capsules(state_type()); });
 }

@@ -23,10 +23,12 @@ namespace attn_dispatch {
   FIELD(std::string_view, bias)        /* "none", "bias", "alibi" */               \
   FIELD(bool, use_asm)                                                             \
   FIELD(int64_t, bf16_rounding)                                                    \
-  FIELD(bool, needs_lse)               /* forward */                               \
+  FIELD(bool, needs_lse)               /* forward, split-KV */                     \
   FIELD(std::string_view, accumulator) /* backward: "split", "atomic_32", … */     \
   FIELD(bool, deterministic)           /* backward */                              \
-  FIELD(bool, has_dbias)               /* backward */
+  FIELD(bool, has_dbias)               /* backward */                              \
+  FIELD(bool, is_paged)                /* split-KV */                              \
+  FIELD(int64_t, num_splits)           /* split-KV */
 // clang-format on
 
 }  // namespace attn_dispatch

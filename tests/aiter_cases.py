@@ -53,6 +53,12 @@ _ASM_RAGGED: dict[str, Any] = {
     "cu_q": ((0, 130, 130, 290, 290),), "cu_kv": ((0, 140, 150, 300, 320),), "longest": (160, 150),
 }  # fmt: skip
 
+_PAGED: dict[str, Any] = {
+    # Pages in which a length ends, that are full, and that nobody has.
+    "b": 3, "t": 1, "s": 384, "page": 128, "kv_lengths": (300, 0, 128), "inference": True,
+}  # fmt: skip
+_BESIDE: dict[str, Any] = {"b": 3, "t": 1, "s": 200, "kv_lengths": (200, 0, 131)}
+
 AITER_CASES: tuple[Case, ...] = (
     _case("full"),
     _case("full_f16", dtype="float16"),
@@ -135,6 +141,53 @@ AITER_CASES: tuple[Case, ...] = (
     _case("lse_grad_lengths", lse_grad=True, **_LENGTHS, **_BOTTOM_RIGHT),
     _case("lse_grad_packed", lse_grad=True, **_ONE_ROW, **_CAUSAL),
     _case("lse_grad_segments", lse_grad=True, **_SEGMENTS),
+    _case("split", **_BESIDE, **_BOTTOM_RIGHT),
+    _case("split_f16", **_BESIDE, dtype="float16"),
+    _case("split_d96", **_BESIDE | {"h": 96, "k": 4, "n": 4}),
+    _case("split_odd_head_dims", **_BESIDE, h=20, v=13),
+    _case("split_value_wider", **_BESIDE, h=64, v=136),
+    _case("split_queries", **_BESIDE | {"t": 5}),
+    _case("split_queries_causal", **_BESIDE | {"t": 5}, **_BOTTOM_RIGHT),
+    _case("split_queries_top_left", **_BESIDE | {"t": 5}, **_CAUSAL),
+    _case("split_query_lengths", **_BESIDE | {"t": 5}, q_lengths=(3, 5, 4), **_BOTTOM_RIGHT),
+    _case("split_query_lengths_full", **_BESIDE | {"t": 3}, q_lengths=(3, 2, 0)),
+    _case("split_window", **_BESIDE, window=(40, 0), alignment="bottom_right"),
+    _case(
+        "split_window_queries",
+        **_BESIDE | {"t": 6},
+        window=(30, 2),
+        alignment="bottom_right",
+        q_lengths=(6, 2, 1),
+        inference=True,
+    ),
+    _case("split_one_key", **_BESIDE, is_causal=True),
+    _case("split_soft_cap", **_BESIDE, soft_cap=1.5, **_BOTTOM_RIGHT),
+    _case("split_alibi", **_BESIDE, alibi=1, **_BOTTOM_RIGHT),
+    _case(
+        "split_alibi_queries", **_BESIDE | {"t": 4}, alibi=3, q_lengths=(4, 1, 3), **_BOTTOM_RIGHT
+    ),
+    _case("split_scale_negative", **_BESIDE, scale=-0.2),
+    _case("split_long", b=1, t=1, s=1900, n=2, k=1, kv_lengths=(1777,)),
+    _case("paged", **_PAGED, **_BOTTOM_RIGHT),
+    _case("paged_f16", **_PAGED, dtype="float16", h=64),
+    _case("paged_no_groups", **_PAGED | {"k": 4}),
+    _case("paged_value_narrower", **_PAGED, h=64, v=32),
+    _case("paged_odd_head_dims", **_PAGED, h=20, v=13),
+    _case("paged_wide", **_PAGED | {"b": 3, "n": 2, "k": 2}, h=192, v=256),
+    _case("paged_of_256", **_PAGED | {"s": 512, "page": 256, "kv_lengths": (300, 512, 1)}),
+    _case("paged_queries", **_PAGED | {"t": 12}, **_BOTTOM_RIGHT),
+    _case("paged_query_lengths", **_PAGED | {"t": 12}, q_lengths=(12, 7, 5), **_BOTTOM_RIGHT),
+    _case(
+        "paged_window",
+        **_PAGED | {"t": 9},
+        window=(150, 0),
+        alignment="bottom_right",
+        q_lengths=(9, 0, 4),
+    ),
+    _case("paged_soft_cap", **_PAGED, soft_cap=1.5, **_BOTTOM_RIGHT),
+    _case("paged_alibi", **_PAGED | {"t": 3}, alibi=3, **_BOTTOM_RIGHT),
+    _case("paged_shared", **_PAGED, shared_pages=1),
+    _case("paged_wrong_length", **_PAGED | {"kv_lengths": (300, -1, 385)}),
     _case("large_scores", magnitude=10.0),
     _case("negative_scores", score_shift=-100.0, t=96, s=96, h=64, **_CAUSAL),
     _case("asm", **_ASM),

@@ -19,7 +19,9 @@ from attn_dispatch.aiter import arrays as aiter_arrays
 from attn_dispatch.aiter import kernels as aiter_kernels
 from attn_dispatch.aiter.call import AiterCall, call_of
 from attn_dispatch.aiter.kernels import Kernel
+from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.conformance.judge import allowances, error
 from attn_dispatch.conformance.naive import naive
 from attn_dispatch.conformance.reference import Operands, poison_padding, reference, segment_ids
@@ -58,13 +60,15 @@ class Check:
         return Check(case, emulator, compiled, arrays, expected, allowance, chosen)
 
     @staticmethod
-    def chosen_for(case: Case, device: Device) -> dict[str, tuple[AiterCall, Kernel]]:
+    def chosen_for(
+        case: Case, device: Device, *, needs_lse: bool = True
+    ) -> dict[str, tuple[AiterCall, Kernel]]:
         """What the front end makes of the case: by direction AITER's call and the kernel."""
         operands = _with_residuals(case)
-        options = {"forward": case.forward_options()}
+        options = {"forward": case.forward_options(needs_lse=needs_lse)}
         if gradients := gradients_of(case, device):
             options["backward"] = case.backward_options(gradients)
-        calls = {x: call_of(spec_of(y, operands)) for x, y in options.items()}
+        calls = {x: call_of(_spec_of(case, y, operands)) for x, y in options.items()}
         return {x: (y, aiter_kernels.kernel_for(y, device.arch)) for x, y in calls.items()}
 
     def run(self) -> Operands:
@@ -92,12 +96,13 @@ def asked_otherwise(
     """
     wrong = []
     for direction, (call, kernel) in chosen.items():
-        got = emulator.last_call(direction)
+        got = emulator.last_call("split_kv" if call.is_split else direction)
         expected = struct_of(
             call,
             use_asm=kernel.family == "asm",
             rounding=kernel.bf16_rounding,
             accumulator=kernel.accumulator,
+            num_splits=kernel.num_splits,
         )
         expected.call.scale = abs(case.scale) or 1.0  # with another query: scaled_query.py
         wrong += [f"{direction}: {x}" for x in _differences(got, expected)]
@@ -119,6 +124,8 @@ def _differences(got: Any, expected: Any) -> list[str]:
 
 def gradients_of(case: Case, device: Device) -> tuple[str, ...]:
     """The gradients that AITER can be asked for: of alibi_slopes never, of some biases not."""
+    if case.inference:
+        return ()
     operands = _with_residuals(case)
 
     def can(names: tuple[str, ...]) -> bool:
@@ -135,12 +142,27 @@ def _with_residuals(case: Case) -> Operands:
     return operands | {"out": zeros, "lse": np.zeros((case.b, case.n, case.t), np.float32)}
 
 
+def _options_of(case: Case, options: AttentionOptions) -> AttentionOptions:
+    return paged_options(options) if case.page else options
+
+
+def _spec_of(case: Case, options: AttentionOptions, operands: Operands) -> AttentionSpec:
+    """Of the call that the case makes, which may be one of keys in pages."""
+    if not case.page:
+        return spec_of(options, operands)
+    arrays = {name: jnp.asarray(x) for name, x in operands.items()}
+    return spec_of(paged_options(options), in_pages(case, arrays))
+
+
 def _program(case: Case, device: Device, gradients: tuple[str, ...]) -> Any:
     forward_options, options = case.forward_options(), case.backward_options(gradients)
 
     @jax.jit
     def both(given: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        out, lse = _call(aiter.forward, forward_options, given, device)
+        asked = given
+        if case.page:
+            asked = in_pages(case, given)
+        out, lse = _call(aiter.forward, _options_of(case, forward_options), asked, device)
         if not gradients:
             return {"out": out, "lse": lse}
         residuals = {"out": out + given["out"], "lse": lse + given["lse"]}

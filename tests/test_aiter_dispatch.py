@@ -6,9 +6,13 @@ AITER is asked through the adapter, on a HIP runtime that only writes down what 
 from __future__ import annotations
 
 import ctypes
+import random
+import re
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +22,8 @@ from aiter_judge.calls import struct_of
 from attn_dispatch.aiter import buffers as aiter_buffers
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import Kernel, kernel_for, not_supported_reasons
-from attn_dispatch.aiter.rules import ASM_RULES, CK, CK_RULES, DISPATCH
+from attn_dispatch.aiter.rules import ASM_RULES, CK, CK_RULES, DISPATCH, SPLIT_RULES
+from attn_dispatch.aiter.sizes import splits_of
 
 pytestmark = pytest.mark.skipif(
     isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")
@@ -107,6 +112,80 @@ def test_ck_runs_what_the_table_says(judge: Any, arch: str):
 
 
 @ARCHS
+def test_split_kv_runs_what_the_table_says(judge: Any, arch: str):
+    library, counts = judge(arch), {"ck": 0, "refused": 0, "stricter": 0}
+    for call in grid.split_calls():
+        rows = [rule for rule in SPLIT_RULES if rule.refuses(call, arch)]
+        splits = kernel_for(call, arch).num_splits
+        failed, records = library.run(struct_of(call, use_asm=False, num_splits=splits))
+        assert bool(failed) == any(rule.source == CK for rule in rows), (call, rows, failed)
+        if failed:
+            assert failed.startswith("AITER has no kernel for this call ") and not records
+        else:
+            _check_split_instance(call, records)
+        counts["refused" if failed else "stricter" if rows else "ck"] += 1
+        assert not_supported_reasons(call, arch) == tuple(rule.reason(call) for rule in rows)
+    assert min(counts.values()) >= 200, counts
+
+
+def test_splits_are_those_of_aiters_rule(tmp_path: Path):
+    """Its function, which stands in a header that needs PyTorch, taken out of it and compiled."""
+    found = build.tools()
+    assert isinstance(found, build.Tools)
+    header = (found.aiter_meta / "csrc/include/mha_common.h").read_text()
+    rule = re.search(r"^inline int\s+num_splits_heuristic_ck\(.*?^\}", header, re.M | re.S)
+    assert rule is not None
+    source, library = tmp_path / "rule.cc", tmp_path / "rule.so"
+    source.write_text(
+        "#include <algorithm>\n#include <cmath>\n#include <vector>\nusing std::ceil;\n"
+        + rule[0].replace("inline int", 'extern "C" int', 1)
+    )
+    command = [found.compiler, "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run(command, check=True, capture_output=True)
+    aiters = ctypes.CDLL(str(library)).num_splits_heuristic_ck
+    rng, counts = random.Random(5), set()
+    for _ in range(2000):
+        rows, keys = rng.choice((1, 4, 8, 65, 300)), 128 * rng.randint(1, 1024)
+        shape = {"batch": rng.choice((1, 2, 3, 5, 8, 16, 40)), "num_heads": rng.randint(1, 40)}
+        call = replace(
+            grid.split_calls()[0], seq_len_q=rows, max_seq_len_q=rows, seq_len_kv=keys,
+            max_seq_len_kv=keys, **shape,
+        )  # fmt: skip
+        workgroups = call.batch * call.num_heads * -(-rows // 64)
+        for arch, units in (("gfx942", 304), ("gfx950", 256)):
+            expected = aiters(workgroups, 2 * units, keys // 128, 128)
+            assert splits_of(call, arch) == expected, call
+            counts.add(expected)
+    assert len(counts) > 40
+
+
+@pytest.mark.parametrize("splits", [0, 129])
+def test_more_splits_than_ck_combines(judge: Any, splits: int):
+    """AITER would leave the output as it was."""
+    struct = struct_of(grid.split_calls()[0], use_asm=False, num_splits=splits)
+    failed, records = judge("gfx942").run(struct)
+    assert failed.startswith("AITER's split-KV kernels take 1 to 128 splits, got ") and not records
+
+
+def test_every_argument_of_split_kv_arrives(libraries: tuple[api.Library, api.Library]):
+    struct = api.split_kv_struct()
+    given = _fill_distinctly(struct)
+    struct.num_splits, struct.logits_soft_cap = 7, 30.0
+    failed, records = libraries[1].run(struct, stream=0xABC0)
+    assert not failed, failed
+    got = dict(line.split(" ", 1) for line in records)
+    expected = {_aiter_name(name): value for name, value in given.items()} | {
+        "dtype": "bf16", "stream": str(0xABC0), "time_kernel": "0", "mask_type": given["mask"],
+        "scale_s": "0.500000", "scale_p": "1.000000", "scale_o": "1.000000", "has_lse": "1",
+        "logits_soft_cap": "30.000000", "num_splits": "7", "is_gappy": "0", "cache_batch_idx": "0",
+    }  # fmt: skip
+    for name in ("rng_state", "seqlen_q_ptr", "max_seqlen_k", "use_ext_asm", "how_v3_bf16_cvt",
+                 "num_pages"):  # fmt: skip
+        expected.pop(name)
+    assert got == expected
+
+
+@ARCHS
 @pytest.mark.parametrize("rounding", ["rtne", "rtna", "rtz"])
 def test_every_rounding_of_bfloat16(judge: Any, arch: str, rounding: str):
     """gfx950 rounds in hardware: it has one kernel for all three."""
@@ -177,7 +256,7 @@ def test_without_dropout_the_seed_is_zero(libraries: tuple[api.Library, api.Libr
 
 @ARCHS
 def test_device_arch(judge: Any, arch: str):
-    assert judge(arch).table.api_version == 1
+    assert judge(arch).table.api_version == 2
     assert judge(arch).table.generation == b"dev18"
     assert judge(arch).device_arch() == arch
     assert judge(arch).device_arch(size=6) == "the name of the GPU needs 7 bytes, got 6"
@@ -305,6 +384,31 @@ def _check_instance(call: AiterCall, arch: str, records: list[str]) -> None:
         assert splits <= aiter_buffers.num_splits(call), (call, record)
 
 
+def _check_split_instance(call: AiterCall, records: list[str]) -> None:
+    (record,) = records
+    fields = dict(part.split("=", 1) for part in record.split() if "=" in part)
+    expected = {
+        "arch": "gfx9",
+        "group": "false",
+        "dtype": "FmhaFwdBf16" if call.dtype == "bfloat16" else "FmhaFwdFp16",
+        "mask": f"ck_tile::SimplifiedGenericAttentionMask<{str(call.mask != 'none').lower()}>",
+        "bias": "ck_tile::BlockAttentionBiasEnum::"
+        + {"none": "NO_BIAS", "bias": "ELEMENTWISE_BIAS", "alibi": "ALIBI"}[call.bias],
+        "soft_cap": str(call.logits_soft_cap > 0).lower(),
+        "paged": str(call.page_size > 0).lower(),
+    }
+    assert expected.items() <= fields.items(), (call, record)
+    assert max(call.head_dim, call.head_dim_v) <= int(fields["head_dim"]), (call, record)
+    assert call.head_dim_v <= int(fields["head_dim_v"]), (call, record)
+    # What is past a length is not read: the kernel is one that pads the keys.
+    _, pads_keys, *_ = fields["pads"].split(",")
+    assert pads_keys == "true", record
+    # No tile of keys reaches into the next page.
+    tile_of_keys = int(fields["tile"].split("x")[1])
+    assert call.page_size in (0, 64) or call.page_size % tile_of_keys == 0
+    assert tile_of_keys <= 128 and int(fields["tile"].split("x")[0]) <= 64
+
+
 def _fill_distinctly(struct: Any) -> dict[str, str]:
     """Every field its own value, and what AITER should be given, by this project's names."""
     chosen = {"dtype": 1, "is_group": 1, "mask": 2, "bias_kind": 1, "use_asm": 1, "accumulator": 1,
@@ -334,14 +438,16 @@ def _aiter_name(name: str) -> str:
         "is_group": "is_group_mode", "bias_kind": "bias", "use_asm": "use_ext_asm",
         "bf16_rounding": "how_v3_bf16_cvt", "is_deterministic": "deterministic",
         "num_heads": "nhead_q", "num_kv_heads": "nhead_k", "head_dim": "hdim_q",
-        "head_dim_v": "hdim_v", "window_left": "window_size_left",
+        "head_dim_v": "hdim_v", "page_table_ptr": "block_table_ptr",
+        "batch_stride_page_table": "batch_stride_block_table", "page_size": "page_block_size",
+        "out_acc_ptr": "o_acc_ptr", "window_left": "window_size_left",
         "window_right": "window_size_right", "seq_len_q": "seqlen_q", "seq_len_kv": "seqlen_k",
         "max_seq_len_q": "max_seqlen_q", "max_seq_len_kv": "max_seqlen_k", "out_ptr": "o_ptr",
         "out_grad_ptr": "do_ptr", "softmax_d_ptr": "d_ptr",
     }  # fmt: skip
     if name in exact:
         return exact[name]
-    for ours, theirs in (("_out_grad", "_do"), ("_out", "_o")):
+    for ours, theirs in (("_out_grad", "_do"), ("_out", "_o"), ("_out_acc", "_o_acc")):
         if "stride" in name and name.endswith(ours):
             return name.removesuffix(ours) + theirs
     return name

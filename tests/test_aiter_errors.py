@@ -105,7 +105,7 @@ class TestFailures:
 
     def test_a_wrong_attribute_is_refused(self):
         q = jnp.zeros((2, 8, 4, 16), jnp.bfloat16)
-        with pytest.raises(jax.errors.JaxRuntimeError, match=r"expected 17 attributes|Unexpected"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"expected 19 attributes|Unexpected"):
             call_directly([q] * 3, unheard_of=True)
 
 
@@ -133,7 +133,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def build_record(**changes: Any) -> AiterBuild:
-    build = AiterBuild("dev18", "gfx942", "0.1.7", "", "", "hipcc 7", False, 3, 5, "2026-11-21")
+    build = AiterBuild("dev18", "gfx942", "0.1.7", "", "", "", "hipcc 7", False, 3, 5, "2026-11-21")
     return replace(build, **changes)
 
 
@@ -222,7 +222,7 @@ def test_the_library_is_of_another_generation(tmp_path, version, generation, mes
     source = tmp_path / f"{generation}.cc"
     source.write_text(
         '#include "aiter_api.h"\n'
-        f'static const AttnAiter served{{{version}, "{generation}", 0, 0, 0, 0, 0}};\n'
+        f'static const AttnAiter served{{{version}, "{generation}", 0, 0, 0, 0, 0, 0}};\n'
         'extern "C" __attribute__((visibility("default"))) '
         "const AttnAiter* attn_dispatch_aiter() { return &served; }\n"
     )

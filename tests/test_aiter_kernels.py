@@ -133,6 +133,55 @@ def test_how_far_splits_may_lie_apart(queries: int, is_run: bool, head_dim_v: in
     assert not reasons or reasons[0].startswith("4 GiB or more of float32 gradients of query")
 
 
+SPLIT = replace(
+    CALL, is_split=True, seq_len_q=4, max_seq_len_q=4, page_size=128, num_pages=64, needs_lse=False
+)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"page_size": 16},
+            "key and value in pages of 16: CK's split-KV kernels take multiples of",
+        ),
+        ({"page_size": 192}, "key and value in pages of 192: CK's split-KV kernels take multiples"),
+        ({"page_size": 256}, ""),
+        ({"page_size": 0, "num_pages": 0}, ""),
+        ({"head_dim": 192, "head_dim_v": 192}, ""),  # by the kernel of 256
+        ({"head_dim_v": 264}, "head dims up to 256, got (128, 264)"),
+        ({"bias": "bias"}, "bias with keys in pages"),
+        ({"bias": "alibi", "mask": "bottom_right", "window_left": 600}, ""),
+        ({"bias": "alibi", "logits_soft_cap": 3.0}, "logits_soft_cap together with bias or ALiBi"),
+        ({"page_size": 2**21, "seq_len_kv": 2**22}, INT32.format("page of key, page of value")),
+    ],
+)
+def test_what_split_kv_runs(arch: str, change: Any, reason: str):
+    reasons = not_supported_reasons(replace(SPLIT, **change), arch)
+    assert len(reasons) == bool(reason) and (not reason or reasons[0].startswith(reason)), reasons
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "rows", "keys", "splits"),
+    [
+        (1, 8, 4, 131072, {"gfx942": 64, "gfx950": 57}),  # a row of a server's, 32 heads on 8
+        (1, 8, 4, 512, {"gfx942": 4, "gfx950": 4}),  # no more than there are tiles of keys
+        (1, 1, 32, 131072, {"gfx942": 114, "gfx950": 114}),
+        (16, 8, 4, 8192, {"gfx942": 4, "gfx950": 4}),
+        (64, 8, 4, 4096, {"gfx942": 1, "gfx950": 1}),  # enough workgroups as it is
+        (1, 8, 4096, 4096, {"gfx942": 1, "gfx950": 1}),
+    ],
+)
+def test_into_how_many_parts_keys_are_divided(batch, heads, rows, keys, splits):
+    lengths = _lengths(rows, keys)
+    call = replace(SPLIT, batch=batch, num_heads=heads, num_kv_heads=heads, **lengths)
+    assert {arch: kernel_for(call, arch).num_splits for arch in splits} == splits
+    parts = next(iter(splits.values()))
+    name = f"ck split-KV, {parts} split{'s' if parts > 1 else ''}"
+    assert str(kernel_for(call, "gfx942")) == name
+
+
 def test_other_gpus():
     (reason,) = not_supported_reasons(CALL, "gfx90a")
     assert reason == "AITER's attention kernels run on gfx942 and gfx950, and this is gfx90a"

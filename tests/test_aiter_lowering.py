@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import pytest
 
 import attn_dispatch
-from attn_dispatch import aiter, dot_product_attention, explain, ragged_dot_product_attention
+from attn_dispatch import (
+    aiter,
+    dot_product_attention,
+    explain,
+    paged_attention,
+    ragged_dot_product_attention,
+)
 from test_lowering import calls_in
 
 Q = jax.ShapeDtypeStruct((2, 256, 8, 128), jnp.bfloat16)
@@ -54,7 +60,8 @@ def test_dense_call_of_asm():
         "dropout_rate": "0.000000e+00 : f32", "mask": '"bottom_right"', "window_left": "-1 : i64",
         "window_right": "0 : i64", "bias": '"none"', "use_asm": "true",
         "bf16_rounding": "0 : i64", "needs_lse": "true", "accumulator": '"split"',
-        "deterministic": "false", "has_dbias": "false",
+        "deterministic": "false", "has_dbias": "false", "is_paged": "false",
+        "num_splits": "1 : i64",
     }  # fmt: skip
     line, operands, results = calls[aiter.BACKWARD_TARGET]
     assert operands[3:] == ["2x256x8x128xbf16", "2x8x256xf32", "2x256x8x128xbf16"]
@@ -199,3 +206,92 @@ def test_every_reason_at_once():
 def test_without_a_target_lowering_says_what_to_do():
     with pytest.raises(RuntimeError, match=r'attn_dispatch.target\("gfx942"\)'):
         jax.jit(attend).trace(Q, KV, KV).lower(lowering_platforms=("rocm",))
+
+
+PAGES = jax.ShapeDtypeStruct((40, 128, 2, 128), jnp.bfloat16)
+TABLE = jax.ShapeDtypeStruct((3, 64), jnp.int32)
+LENGTHS = jax.ShapeDtypeStruct((3,), jnp.int32)
+
+
+def served(function: Any, *avals: Any, gfx: str = "gfx942") -> dict[str, Any]:
+    """The custom calls of a call that has no gradients."""
+    with attn_dispatch.target(gfx):
+        traced = jax.jit(function).trace(*avals)
+        return calls_in(traced.lower(lowering_platforms=("rocm",)).as_text())
+
+
+def queries(t: int, heads: int = 8) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((3, t, heads, 128), jnp.bfloat16)
+
+
+@pytest.mark.parametrize(("gfx", "splits"), [("gfx942", 64), ("gfx950", 64)])
+def test_decoding_from_pages(gfx: str, splits: int):
+    calls = served(paged_attention, queries(1), PAGES, PAGES, TABLE, LENGTHS, gfx=gfx)
+    ((line, operands, results),) = calls.values()
+    assert aiter.SPLIT_KV_TARGET in calls
+    # The 4 query heads of a kv head are rows of one tile, and pages are read where they lie.
+    pages = "40x128x2x128xbf16"
+    assert operands == ["3x2x4x128xbf16", pages, pages, "3xi32", "3x64xi32"]
+    assert results == [
+        "3x2x4x128xbf16", f"3x2x{splits}x4xf32", f"3x2x{splits}x4x128xf32"
+    ]  # fmt: skip
+    assert attributes(line) == {
+        "arch": f'"{gfx}"', "max_seq_len_q": "4 : i64", "max_seq_len_kv": "8192 : i64",
+        "has_gaps": "false", "scale": attributes(line)["scale"],
+        "logits_soft_cap": "0.000000e+00 : f32", "dropout_rate": "0.000000e+00 : f32",
+        "mask": '"none"', "window_left": "-1 : i64", "window_right": "-1 : i64", "bias": '"none"',
+        "use_asm": "false", "bf16_rounding": "0 : i64", "needs_lse": "false",
+        "accumulator": '"split"', "deterministic": "false", "has_dbias": "false",
+        "is_paged": "true", "num_splits": f"{splits} : i64",
+    }  # fmt: skip
+
+
+def test_few_queries_are_heads_and_those_are_rows():
+    calls = served(paged_attention, queries(4), PAGES, PAGES, TABLE, LENGTHS)
+    _, operands, results = calls[aiter.SPLIT_KV_TARGET]
+    assert operands[0] == "3x2x16x128xbf16"
+    assert results[1] == "3x2x16xf32"  # lse, by which the last keys are merged
+
+
+def test_a_prompt_on_pages():
+    calls = served(paged_attention, queries(300), PAGES, PAGES, TABLE, LENGTHS)
+    line, operands, _ = calls[aiter.SPLIT_KV_TARGET]
+    assert operands[0] == "3x8x300x128xbf16"
+    assert attributes(line)["mask"] == '"bottom_right"'
+
+
+def test_a_cache_for_each_row():
+    def decode(q, k, v, lengths):
+        return dot_product_attention(q, k, v, key_value_seq_lengths=lengths)
+
+    cache = jax.ShapeDtypeStruct((3, 4096, 2, 128), jnp.bfloat16)
+    line, operands, _ = served(decode, queries(1), cache, cache, LENGTHS)[aiter.SPLIT_KV_TARGET]
+    assert operands == ["3x2x4x128xbf16", *["3x4096x2x128xbf16"] * 2, "3xi32"]
+    assert attributes(line)["is_paged"] == "false"
+    many = served(decode, queries(9), cache, cache, LENGTHS)
+    assert set(many) == {aiter.FORWARD_TARGET}
+
+
+def test_pages_that_are_too_small_are_gathered():
+    pages = jax.ShapeDtypeStruct((40, 64, 2, 128), jnp.bfloat16)
+    calls = served(paged_attention, queries(1), pages, pages, TABLE, LENGTHS)
+    line, operands, _ = calls[aiter.SPLIT_KV_TARGET]
+    assert operands == ["3x2x4x128xbf16", *["3x4096x2x128xbf16"] * 2, "3xi32"]
+    assert attributes(line)["is_paged"] == "false"
+
+
+@pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
+@pytest.mark.parametrize(("page", "said"), [(128, ""), (16, "pages of 16: CK's split-KV kernels")])
+def test_explain_of_paged_calls(gfx: str, page: int, said: str):
+    pages = jax.ShapeDtypeStruct((40, page, 2, 128), jnp.bfloat16)
+    told = explain(
+        queries(1), key_pages=pages, value_pages=pages, page_table=TABLE,
+        key_value_seq_lengths=LENGTHS, target=gfx,
+    )  # fmt: skip
+    (verdict,) = (x for x in told.forward if x.implementation == "aiter")
+    assert verdict.is_eligible and verdict.plan is not None
+    assert verdict.plan.engine.startswith("ck split-KV, ")
+    splits = int(verdict.plan.engine.split()[2])
+    assert verdict.plan.workspace_bytes == 3 * 8 * splits * (128 + 1) * 4
+    assert any("gathered" in x for x in verdict.rewrites) == bool(said)
+    assert said in " ".join(verdict.reasons_as_it_is)

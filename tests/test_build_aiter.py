@@ -124,7 +124,7 @@ def test_folder_of_the_user(monkeypatch):
 
 def test_record(tmp_path):
     build = AiterBuild(
-        "dev18", "gfx942", WHEEL_VERSION, "*", "*@*@*", "hipcc", False, 6000, 152, ""
+        "dev18", "gfx942", WHEEL_VERSION, "*", "*@*@*", "*", "hipcc", False, 6000, 152, ""
     )
     assert aiter_folder.read(tmp_path) is None
     build.write(tmp_path)
@@ -153,12 +153,13 @@ def test_the_whole_command(unpacked, tmp_path, monkeypatch, capsys):
     _run(*arguments)
     said = capsys.readouterr().out
     assert "compile check only" in said
-    assert "(2 of 4 forward kernels, 2 of 4 backward)" in said
+    assert "(4 of 8 forward kernels, 2 of 4 backward)" in said
 
     folder = tmp_path / "out" / "gfx942"
     build = aiter_folder.read(folder)
     assert build is not None and build.compile_check_only and build.asm_kernels == 2
     assert (build.filter_forward, build.filter_backward) == ("*d128*", "*@*@*d128*")
+    assert build.filter_split_kv == "*d128*"
     assert all((folder / name).read_text() == "built" for name in aiter_folder.LIBRARIES)
     asm = Path(aiter_folder.asm_folder(folder, "gfx942"))
     assert (asm / "fmha_v3_fwd/MI300/fwd.co").read_bytes() == b"kernel"

@@ -1,4 +1,5 @@
-"""One forward and one backward kernel of CK for each architecture, linked into AITER's libraries.
+"""A forward, a backward and a split-KV kernel of CK for each architecture, linked into AITER's
+libraries.
 
 Takes minutes, and needs the amd-aiter wheel and a HIP compiler, but no GPU. Asked for with
 ATTN_DISPATCH_TEST_BUILD_AITER=FOLDER, where the build stays, so that it can be gone on with; with
@@ -31,10 +32,12 @@ pytestmark = pytest.mark.skipif(
     reason="takes minutes; set ATTN_DISPATCH_TEST_BUILD_AITER to a folder to build in",
 )
 
-# bf16, head dimension 128, causal, with log-sum-exp: one kernel each.
+# bf16, head dimension 128, causal, with log-sum-exp: one kernel each. Of split-KV the kernel of
+# decoding from pages, in one file with what it is for other lengths and heads, and what combines.
 _FILTERS = Filters(
     "fmha_fwd_d128_bf16_batch_*_psskddv_nlogits_nbias_mask_lse_ndropout_*",
     "*@*@fmha_bwd_d128_bf16_batch_*_npad_nbias_ndbias_mask_ndropout_ndeterministic_ntrload*",
+    "fmha_fwd_splitkv_d128_bf16_batch_*_pssk_nlogits_nbias_nmask_lse_nsquant_pagedkv",
 )
 _FORWARD, _BACKWARD, _ADAPTER = aiter_folder.LIBRARIES
 # What a library may lean on, next to the others of the build.
@@ -63,7 +66,7 @@ def _write_results(results: Path, folder: Path, seconds: int) -> None:
         "device_code": {name: _device_code(folder / name) for name in aiter_folder.LIBRARIES},
         "needed": {name: _needed(folder / name) for name in aiter_folder.LIBRARIES},
     }
-    path = results / f"{folder.name}_one_forward_one_backward.json"
+    path = results / f"{folder.name}_one_of_each.json"
     path.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
 
 
@@ -113,15 +116,23 @@ def test_only_the_interface_is_exported(folder, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "kernel"), [(_FORWARD, "FmhaFwdKernel"), (_BACKWARD, "FmhaBwdDQDKDVKernel")]
+    ("name", "kernel", "number"),
+    [
+        (_FORWARD, "FmhaFwdKernel", 1),
+        (_BACKWARD, "FmhaBwdDQDKDVKernel", 1),
+        # With and without uneven splits, and with the heads of a group merged or not.
+        (_FORWARD, "FmhaFwdSplitKVKernel", 4),
+        # For up to 8, 16, 32, 64 and 128 splits, with and without log-sum-exp.
+        (_FORWARD, "FmhaFwdSplitKVCombineKernel", 10),
+    ],
 )
-def test_code_for_the_gpu_is_inside(folder, name, kernel):
+def test_code_for_the_gpu_is_inside(folder, name, kernel, number):
     found = list(code_objects(folder / name))
     assert {(code.target, code.machine) for code in found} == {
         (f"hipv4-amdgcn-amd-amdhsa--{folder.name}", folder.name)
     }
     kernels = [name for code in found for name in code.kernels]
-    assert len([name for name in kernels if kernel in name]) == 1, kernels
+    assert len([name for name in kernels if kernel in name]) == number, kernels
 
 
 def test_the_adapter_answers(folder):

@@ -31,9 +31,10 @@ def unpacked(tmp_path, monkeypatch):
 
 
 def test_filters():
-    assert Filters.parse(None, None, None) == Filters() == Filters("*", "*@*@*")
-    assert Filters.parse("d128_bf16", None, None) == Filters("*d128_bf16*", "*@*@*d128_bf16*")
-    assert Filters.parse("d128", "fmha_*", "*@*@x") == Filters("fmha_*", "*@*@x")
+    assert Filters.parse(None, None, None) == Filters() == Filters("*", "*@*@*", "*")
+    part = "*d128_bf16*"
+    assert Filters.parse("d128_bf16", None, None) == Filters(part, f"*@*@{part}", part)
+    assert Filters.parse("d128", "fmha_*", "*@*@x", "y") == Filters("fmha_*", "*@*@x", "y")
 
 
 def test_generated_files(unpacked, tmp_path):
@@ -43,24 +44,28 @@ def test_generated_files(unpacked, tmp_path):
         "fmha_fwd_d128_bf16_batch_ndropout_nskip_gfx9.cpp",
         "fmha_fwd_d128_bf16_batch_dropout_nskip_gfx9.cpp",  # no others: nothing asks for them
         "fmha_fwd_api.cpp",
-        "fmha_fwd_splitkv_api.cpp",  # empty: split-KV and prefill are never asked for either
-        "fmha_batch_prefill_api.cpp",
+        "fmha_fwd_splitkv_d128_bf16_batch_ndropout_nskip_gfx9.cpp",
+        "fmha_fwd_splitkv_d128_bf16_batch_dropout_nskip_gfx9.cpp",
+        "fmha_fwd_splitkv_api.cpp",
+        "fmha_batch_prefill_api.cpp",  # empty: prefill is never asked for
         "cpp_itfs_mha_fwd_generate.cpp",
         "fmha_v3_fwd_codegen.cpp",
     }
-    assert (forward.kernels, forward.kernels_in_all) == (2, 4)
+    assert (forward.kernels, forward.kernels_in_all) == (4, 8)
     assert (backward.kernels, backward.kernels_in_all) == (2, 4)
     dispatch = next(path for path in forward.files if "itfs" in path.name)
     assert "['gfx942']" in dispatch.read_text()
 
     stamps = {path: path.stat().st_mtime_ns for path in forward.files}
     everything, _ = generate.generate(wheel.find(), "gfx942", Filters(), tmp_path / "work")
-    assert everything.kernels == 4
+    assert everything.kernels == 8
     assert {path: path.stat().st_mtime_ns for path in forward.files} == stamps
 
 
 def test_a_filter_that_matches_nothing(unpacked, tmp_path):
-    with pytest.raises(BuildError, match=r"no kernel matches '\*d127\*' or .*; names look like"):
+    with pytest.raises(
+        BuildError, match=r"no kernel matches '\*d127\*', .* or .*; names look like"
+    ):
         generate.generate(wheel.find(), "gfx942", Filters.parse("d127", None, None), tmp_path)
 
 

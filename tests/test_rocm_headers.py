@@ -18,7 +18,7 @@ HIP = next(
     (x for x in map(Path, ("/opt/rocm", "/usr")) if (x / "include/hip/hip_runtime_api.h").exists()),
     None,
 )
-SOURCES = ("module", "handlers", "fill", "call_site", "library")
+SOURCES = ("module", "handlers", "fill", "fill_split_kv", "call_site", "library")
 
 
 @pytest.mark.skipif(HIP is None, reason="needs HIP's headers (Debian: libamdhip64-dev)")

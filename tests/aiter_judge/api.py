@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-from emulator.native import Backward, Forward, Table
+from emulator.native import Backward, Forward, SplitKv, Table
 
 _MESSAGE = 1000
 
@@ -17,6 +17,10 @@ def forward_struct() -> Any:
 
 def backward_struct() -> Any:
     return Backward()
+
+
+def split_kv_struct() -> Any:
+    return SplitKv()
 
 
 class Library:
@@ -47,6 +51,8 @@ class Library:
         """A sentence if it failed, and what was recorded."""
         message = ctypes.create_string_buffer(_MESSAGE)
         run = self.table.backward if _is_backward(call) else self.table.forward
+        if isinstance(call, SplitKv):
+            run = self.table.split_kv
         failed = run(ctypes.addressof(call), stream, message, _MESSAGE)
         records = self.take_records()
         assert failed in (0, 1)

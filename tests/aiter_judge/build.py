@@ -34,9 +34,12 @@ COMPILERS = ("clang++-22", "clang++-19", "clang++")
 HIP_HEADERS = Path("/usr/include/hip")
 ARCHS = ("gfx942", "gfx950")
 
-ADAPTER_SOURCES = ("aiter_adapter.cc", "aiter_adapter_forward.cc", "aiter_adapter_backward.cc")
+ADAPTER_SOURCES = tuple(sorted(path.name for path in ADAPTER.glob("aiter_adapter*.cc")))
 V3_SOURCES = tuple(f"asm_fmha_{way}_v3_{arch}.cpp" for way in ("fwd", "bwd") for arch in ARCHS)
-DISPATCH_SOURCES = ("fmha_bwd_api.cpp", "fmha_fwd_api.cpp", "mha_fwd.cpp", "mha_bwd.cpp")
+DISPATCH_SOURCES = (
+    *("fmha_bwd_api.cpp", "fmha_fwd_api.cpp", "fmha_fwd_splitkv_api.cpp"),
+    *("mha_fwd.cpp", "mha_bwd.cpp"),
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def _build(found: Tools) -> tuple[Path, Path]:
     flags = [*_flags(found, hip), f"-I{HERE}", f"-I{ADAPTER}"]
     adapter = [ADAPTER / name for name in ADAPTER_SOURCES]
     shared = [*adapter, HERE / "fake_hip.cc"]
-    captures = [HERE / "capture_forward.cc", HERE / "capture_backward.cc"]
+    captures = [HERE / f"capture_{x}.cc" for x in ("forward", "backward", "split_kv")]
     dispatch = [*(generated / name for name in (*DISPATCH_SOURCES, *V3_SOURCES))]
     dispatch.append(HERE / "unused_forward.cc")
     sources = [*dispatch, *shared, *captures]

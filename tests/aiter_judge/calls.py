@@ -17,8 +17,17 @@ _BIASES = {"none": 0, "bias": 1, "alibi": 2}
 _ACCUMULATORS = {"split": 0, "atomic_32": 1, "atomic_16": 2}
 
 
-def struct_of(call: AiterCall, *, use_asm: bool, rounding: int = 0, accumulator: str = "split"):
-    """AttnAiterForward or AttnAiterBackward."""
+def struct_of(
+    call: AiterCall,
+    *,
+    use_asm: bool,
+    rounding: int = 0,
+    accumulator: str = "split",
+    num_splits: int = 1,
+):
+    """AttnAiterForward, AttnAiterBackward or AttnAiterSplitKv."""
+    if call.is_split:
+        return _split_kv_struct(call, num_splits)
     full = api.backward_struct() if call.backward else api.forward_struct()
     _fill_common(full.call, call)
     full.call.use_asm, full.call.bf16_rounding = use_asm, rounding
@@ -57,6 +66,35 @@ def _fill_common(common: Any, call: AiterCall) -> None:
     common.batch_stride_lse = 0 if call.is_group else call.num_heads * call.seq_len_q
 
 
+def _split_kv_struct(call: AiterCall, num_splits: int):
+    full = api.split_kv_struct()
+    common = full.call
+    _fill_common(common, call)
+    common.seqlen_k = POINTER
+    block = call.page_size or call.seq_len_kv
+    rows, heads, dims = call.seq_len_q, call.num_heads, (call.head_dim, call.head_dim_v)
+    for name, dim in zip(("q", "out"), dims, strict=True):
+        _set(common, name, dim, rows * dim, heads * rows * dim)
+    for name, dim in zip("kv", dims, strict=True):
+        row = call.num_kv_heads * dim
+        _set(common, name, row, dim, block * row)
+    full.logits_soft_cap = call.logits_soft_cap
+    full.out, full.lse = POINTER, POINTER if call.needs_lse else None
+    full.lse_acc = full.out_acc = POINTER
+    full.num_splits = num_splits
+    if call.page_size:
+        full.page_table, full.num_pages, full.page_size = POINTER, call.num_pages, call.page_size
+        full.batch_stride_page_table = call.seq_len_kv // call.page_size
+    part = rows * call.head_dim_v
+    full.stride_out_acc, full.split_stride_out_acc, full.split_stride_lse_acc = (
+        call.head_dim_v, part, rows
+    )  # fmt: skip
+    for name, size in (("out_acc", num_splits * part), ("lse_acc", num_splits * rows)):
+        setattr(full, f"nhead_stride_{name}", size)
+        setattr(full, f"batch_stride_{name}", heads * size)
+    return full
+
+
 def _fill_backward(full: Any, call: AiterCall, accumulator: str) -> None:
     for name in ("out", "lse", "out_grad", "dq", "dk", "dv", "softmax_d", "dq_acc"):
         setattr(full, name, POINTER)
@@ -88,7 +126,11 @@ def _fill_backward(full: Any, call: AiterCall, accumulator: str) -> None:
 def _set_strides(struct: Any, name: str, call: AiterCall, rows: int, heads: int, dim: int) -> None:
     """[batch, rows, heads, dim], in group mode without the batch axis."""
     batch = 0 if call.is_group else rows * heads * dim
+    _set(struct, name, heads * dim, dim, batch)
+
+
+def _set(struct: Any, name: str, row: int, head: int, batch: int) -> None:
     # What does not fit is only ever asked about, never run.
-    setattr(struct, f"stride_{name}", heads * dim)
-    setattr(struct, f"nhead_stride_{name}", dim)
+    setattr(struct, f"stride_{name}", row)
+    setattr(struct, f"nhead_stride_{name}", head)
     setattr(struct, f"batch_stride_{name}", ctypes.c_int32(batch).value)

@@ -26,6 +26,11 @@ FIELDS = {
         "deterministic={F_deterministic} convert_dq={F_convert_dq_enabled} key_block={F_bn0} "
         "pads={F_spad1d},{F_dpad},{F_dvpad} trload={F_trload}"
     ),
+    "split_kv": (
+        "arch={F_arch.name} head_dim={F_hdim} head_dim_v={F_bn1} dtype={F_dtype} group={F_mode} "
+        "soft_cap={F_logits} mask={F_mask} bias={F_bias} paged={F_pagedkv} tile={F_bm0}x{F_bn0} "
+        "pads={F_spad},{F_skpad},{F_dpad},{F_dvpad}"
+    ),
 }
 
 
@@ -39,11 +44,16 @@ def _recording(template: str, direction: str) -> str:
 def main(generator: Path, output: Path) -> None:
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(generator))
-    from codegen.ops import fmha_bwd, fmha_fwd  # type: ignore[reportMissingImports]
+    from codegen.ops import (  # type: ignore[reportMissingImports]
+        fmha_bwd,
+        fmha_fwd,
+        fmha_fwd_splitkv,
+    )
 
     for module, direction, name in (
         (fmha_fwd, "forward", "FMHA_FWD_API_INNER_DISPATCH"),
         (fmha_bwd, "backward", "FMHA_BWD_API_INNER_DISPATCH"),
+        (fmha_fwd_splitkv, "split_kv", "FMHA_FWD_SPLITKV_API_INNER_DISPATCH"),
     ):
         setattr(module, name, _recording(getattr(module, name), direction))
         # Half a minute of matching every name with "*", and of comparing all pairs of instances.
@@ -58,6 +68,10 @@ def main(generator: Path, output: Path) -> None:
         # Types made for the launches alone.
         text = re.sub(r"^ *using \w+_trait_ = .*;\n", "", pool.api, flags=re.MULTILINE)
         (output / f"{name}.cpp").write_text(f'#include "record.h"\n{text}')
+    fmha_fwd_splitkv.write_single_kernel = lambda *_: None
+    fmha_fwd_splitkv.write_blobs(ARCHS, output, "", RECEIPT, [-1], "simplified")
+    path = output / fmha_fwd_splitkv.FMHA_FWD_SPLITKV_API_FILENAME
+    path.write_text(f'#include "record.h"\n{path.read_text()}')
 
 
 if __name__ == "__main__":

@@ -50,6 +50,15 @@ OPTIONS = (
     {"deterministic": True, "bias": "bias", "has_dbias": True},
     {"needs_lse": False},
 )
+SPLIT_MASKS = (*MASKS[:3], ("bottom_right", 64, 32))
+SPLIT_OPTIONS = (
+    {},
+    {"needs_lse": False},
+    {"bias": "alibi"},
+    {"bias": "bias"},
+    {"logits_soft_cap": 30.0},
+    {"logits_soft_cap": 30.0, "bias": "alibi"},
+)
 MODES = ((False, False), (True, False), (True, True))
 
 
@@ -71,6 +80,24 @@ def _calls() -> Iterator[AiterCall]:
     for backward, head_dims, lengths, mask, mode, dtype, options in optional:
         if backward or not (options.get("has_dbias") or options.get("deterministic")):
             yield _call(backward, head_dims, lengths, mask, mode, dtype, next(others)[0], options)
+
+
+@lru_cache(maxsize=1)
+def split_calls() -> tuple[AiterCall, ...]:
+    """Of the split-KV kernels: every mask and option with every head dim, in pages or not."""
+    shapes = product(HEAD_DIMS, (1, 5, 64, 300), (0, 128, 256, 64), SPLIT_MASKS, SPLIT_OPTIONS)
+    others = cycle(product((8, 2, 1), ("bfloat16", "float16")))
+    found = []
+    for (dim, dim_v), rows, page, mask, options in shapes:
+        num_kv_heads, dtype = next(others)
+        call = replace(
+            CALL, dtype=dtype, batch=3, seq_len_q=rows, max_seq_len_q=rows, seq_len_kv=1024,
+            max_seq_len_kv=1024, num_kv_heads=num_kv_heads, head_dim=dim, head_dim_v=dim_v,
+            mask=mask[0], window_left=mask[1], window_right=mask[2], is_split=True,
+            page_size=page, num_pages=40 if page else 0, **options,
+        )  # fmt: skip
+        found.append(call)
+    return tuple(found)
 
 
 def _call(backward, head_dims, lengths, mask, mode, dtype, num_kv_heads, options) -> AiterCall:

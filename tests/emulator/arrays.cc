@@ -122,4 +122,62 @@ std::vector<Array> arrays_of(const AttnAiterBackward& backward, bool is_direct) 
   return gathering.arrays;
 }
 
+std::vector<Array> arrays_of(const AttnAiterSplitKv& split) {
+  const AttnAiterCall& call = split.call;
+  const int64_t batch = call.batch, heads = call.num_heads, rows = call.seq_len_q;
+  const bool is_paged = split.page_table != nullptr;
+  const int64_t blocks = is_paged ? split.num_pages : batch;
+  const int64_t block = is_paged ? split.page_size : call.seq_len_kv;
+  std::vector<Array> arrays;
+  const auto add = [&](const Array& array) {
+    if (array.start) arrays.push_back(array);
+  };
+  const auto add_vector = [&](const char* name, const void* start, Axis outer, Axis inner) {
+    add({name, start, 4, Access::kRead, {outer, inner, {1, 0}, {1, 0}, {1, 0}}});
+  };
+  const auto add_keys = [&](const char* name, const void* start, int64_t block_stride,
+                            int64_t nhead_stride, int64_t stride, int64_t width) {
+    add({name,
+         start,
+         2,
+         Access::kRead,
+         {{blocks, block_stride},
+          {call.num_kv_heads, nhead_stride},
+          {block, stride},
+          {width, 1},
+          {1, 0}}});
+  };
+  const auto add_rows = [&](const char* name, const void* start, int32_t bytes, Access access,
+                            int64_t batch_stride, int64_t nhead_stride, int64_t stride,
+                            int64_t width, Axis part = {1, 0}) {
+    add({name,
+         start,
+         bytes,
+         access,
+         {{batch, batch_stride}, {heads, nhead_stride}, {rows, stride}, {width, 1}, part}});
+  };
+  add_rows("q", call.q, 2, Access::kRead, call.batch_stride_q, call.nhead_stride_q, call.stride_q,
+           call.head_dim);
+  add_keys("k", call.k, call.batch_stride_k, call.nhead_stride_k, call.stride_k, call.head_dim);
+  add_keys("v", call.v, call.batch_stride_v, call.nhead_stride_v, call.stride_v, call.head_dim_v);
+  if (call.bias_kind == ATTN_AITER_ALIBI) {
+    add_vector("bias", call.bias, {batch, call.stride_bias}, {heads, 1});
+  }
+  add_vector("seqlen_k", call.seqlen_k, {1, 0}, {batch, 1});
+  if (is_paged) {
+    add_vector("page_table", split.page_table, {batch, split.batch_stride_page_table},
+               {call.seq_len_kv / split.page_size, 1});
+  }
+  add_rows("out", split.out, 2, Access::kWritten, call.batch_stride_out, call.nhead_stride_out,
+           call.stride_out, call.head_dim_v);
+  add_rows("lse", split.lse, 4, Access::kWritten, call.batch_stride_lse, call.nhead_stride_lse, 1,
+           1);
+  add_rows("lse_acc", split.lse_acc, 4, Access::kWritten, split.batch_stride_lse_acc,
+           split.nhead_stride_lse_acc, 1, 1, {split.num_splits, split.split_stride_lse_acc});
+  add_rows("out_acc", split.out_acc, 4, Access::kWritten, split.batch_stride_out_acc,
+           split.nhead_stride_out_acc, split.stride_out_acc, call.head_dim_v,
+           {split.num_splits, split.split_stride_out_acc});
+  return arrays;
+}
+
 }  // namespace attn_emulator

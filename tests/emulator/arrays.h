@@ -6,6 +6,7 @@
 
 #include "backward.h"
 #include "forward.h"
+#include "split_kv.h"
 
 namespace attn_emulator {
 
@@ -50,5 +51,6 @@ struct Array {
 // The arrays of one call; those that are null there are left out.
 std::vector<Array> arrays_of(const AttnAiterForward& forward);
 std::vector<Array> arrays_of(const AttnAiterBackward& backward, bool is_direct);
+std::vector<Array> arrays_of(const AttnAiterSplitKv& split);
 
 }  // namespace attn_emulator

@@ -33,7 +33,7 @@ std::string refusal_of_mode(const AttnAiterCall& call) {
 }
 
 // Combinations for which CK's code generator emits nothing, or that its gate for ASM rejects.
-std::string refusal_of_call(const AttnAiterCall& call) {
+std::string refusal_of_kernel(const AttnAiterCall& call) {
   if (!call.q || !call.k || !call.v) return "q, k and v must be given";
   if (call.dtype != ATTN_AITER_FP16 && call.dtype != ATTN_AITER_BF16) {
     return "dtype " + text(call.dtype) + " is not one of AttnAiterDtype";
@@ -71,6 +71,11 @@ std::string refusal_of_call(const AttnAiterCall& call) {
       return "bf16_rounding " + text(call.bf16_rounding) + " is not 0, 1 or 2";
     }
   }
+  return "";
+}
+
+std::string refusal_of_call(const AttnAiterCall& call) {
+  if (std::string why = refusal_of_kernel(call); !why.empty()) return why;
   return refusal_of_mode(call);
 }
 
@@ -211,6 +216,39 @@ std::string refusal(const AttnAiterBackward& backward, const std::string& arch) 
   return refusal_of_asm_layout(backward, arch);
 }
 
+std::string refusal(const AttnAiterSplitKv& split) {
+  const AttnAiterCall& call = split.call;
+  if (std::string why = refusal_of_kernel(call); !why.empty()) return why;
+  if (!split.out || !split.lse_acc || !split.out_acc) return "out and the scratch must be given";
+  if (call.is_group || call.seqstart_q || call.seqstart_k || call.seqlen_q) {
+    return "split-KV is called without groups here";
+  }
+  if (!call.seqlen_k) return "split-KV needs seqlen_k";
+  if (call.max_seq_len_q != call.seq_len_q || call.max_seq_len_kv != call.seq_len_kv) {
+    return "without groups max_seq_len_* must equal seq_len_*";
+  }
+  if (call.use_asm || call.bf16_rounding) return "there are no ASM kernels for split-KV";
+  if (call.dropout_rate > 0.0f) return "split-KV has no dropout";
+  if (call.bias_kind == ATTN_AITER_BIAS) return "split-KV takes no bias here";
+  if (split.logits_soft_cap != 0.0f && call.bias_kind != ATTN_AITER_NO_BIAS) {
+    return "CK has no kernel with a soft cap and a bias or ALiBi";
+  }
+  if (split.num_splits < 1 || split.num_splits > 128) {
+    return text(split.num_splits) + " splits: CK combines 1 to 128";
+  }
+  if (!split.page_table) {
+    return split.page_size || split.num_pages || split.batch_stride_page_table
+               ? "pages without a page table"
+               : "";
+  }
+  // A tile of keys must not reach into the next page (page_block_navigator.hpp).
+  if (split.page_size < 1 || split.page_size % 128 != 0) {
+    return "pages of " + text(split.page_size) + " keys: expected a multiple of 128";
+  }
+  if (call.seq_len_kv % split.page_size != 0) return "seq_len_kv: expected whole pages";
+  return "";
+}
+
 std::string misfit(const std::vector<Array>& arrays) {
   for (const Array& array : arrays) {
     if (array.is_empty()) continue;
@@ -223,6 +261,26 @@ std::string misfit(const std::vector<Array>& arrays) {
       if (other.start == result.start && other.name == result.name) continue;
       if (!other.is_empty() && overlap(result, other)) {
         return std::string(result.name) + " overlaps " + other.name;
+      }
+    }
+  }
+  return "";
+}
+
+std::string wrong_pages(const AttnAiterSplitKv& split) {
+  const AttnAiterCall& call = split.call;
+  for (int32_t row = 0; row < call.batch; ++row) {
+    const int32_t length = call.seqlen_k[row];
+    if (length < 0 || length > call.seq_len_kv) {
+      return "seqlen_k[" + text(row) + "] is " + text(length) + " and there is space for " +
+             text(call.seq_len_kv);
+    }
+    for (int32_t i = 0; split.page_table && i * split.page_size < length; ++i) {
+      const int32_t page =
+          split.page_table[static_cast<int64_t>(row) * split.batch_stride_page_table + i];
+      if (page < 0 || page >= split.num_pages) {
+        return "page_table[" + text(row) + ", " + text(i) + "] is " + text(page) +
+               " and there are " + text(split.num_pages) + " pages";
       }
     }
   }

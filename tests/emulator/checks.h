@@ -16,11 +16,15 @@ bool is_direct(const AttnAiterBackward& backward, const std::string& arch);
 // What contradicts itself or what dev18 has no kernel for. Follows no pointer.
 std::string refusal(const AttnAiterForward& forward);
 std::string refusal(const AttnAiterBackward& backward, const std::string& arch);
+std::string refusal(const AttnAiterSplitKv& split);
 
 // Whether arrays fit the buffers noted on this thread, if any are, and results overlap nothing.
 std::string misfit(const std::vector<Array>& arrays);
 
 // Group mode: whether the sequences lie in order inside the arrays. Reads seqstart_* and seqlen_*.
 std::string wrong_sequences(const AttnAiterCall& call);
+
+// Whether lengths and, as far as they reach, the page table stay inside the arrays. Reads both.
+std::string wrong_pages(const AttnAiterSplitKv& split);
 
 }  // namespace attn_emulator

@@ -1,9 +1,9 @@
 // aiter_api.h served by a CPU: what AITER computes, written out row by row with the pointers,
 // strides and layouts it was given, and what AITER cannot do refused.
 //
-// Before it computes, the emulator fills results and softmax_d with NaN, so that rows which a real
-// kernel leaves unwritten cannot pass for written ones. It does not touch dq_acc, nor what a kernel
-// adds to or writes only in part: zeroing that is the caller's task.
+// Before it computes, the emulator fills results, softmax_d and the scratch of splits with NaN, so
+// that rows which a real kernel leaves unwritten cannot pass for written ones. It does not touch
+// dq_acc, nor what a kernel adds to or writes only in part: zeroing that is the caller's task.
 #include <string.h>
 
 #include "checks.h"
@@ -20,7 +20,10 @@ void poison(const Array& array) {
     for (int64_t j = 0; j < a[1].size; ++j) {
       for (int64_t k = 0; k < a[2].size; ++k) {
         const int64_t at = i * a[0].stride + j * a[1].stride + k * a[2].stride;
-        memset(start + at * array.element_bytes, 0xff, a[3].size * array.element_bytes);
+        for (int64_t part = 0; part < a[4].size; ++part) {
+          memset(start + (at + part * a[4].stride) * array.element_bytes, 0xff,
+                 a[3].size * array.element_bytes);
+        }
       }
     }
   }
@@ -72,6 +75,26 @@ std::string run(const AttnAiterBackward& backward, void*) {
   for_each_head(backward.call, [&](const Sequence& s, int32_t head) {
     for (int32_t row = 0; row < s.len_q; ++row) convert_dq_row(backward, s, head, row);
   });
+  return "";
+}
+
+std::string run(const AttnAiterSplitKv& split, void*) {
+  if (std::string why = refusal(split); !why.empty()) return why;
+  const std::vector<Array> arrays = arrays_of(split);
+  if (std::string why = misfit(arrays); !why.empty()) return why;
+  if (std::string why = wrong_pages(split); !why.empty()) return why;
+  poison(arrays);
+  for (int32_t i = 0; i < split.call.batch; ++i) {
+    const Sequence s = row_of(split, i);
+    for (int32_t head = 0; head < split.call.num_heads; ++head) {
+      for (int32_t row = 0; row < s.len_q; ++row) {
+        for (int32_t part = 0; part < split.num_splits; ++part) {
+          split_row(split, s, head, row, part);
+        }
+        combine_row(split, s, head, row);
+      }
+    }
+  }
   return "";
 }
 

@@ -11,6 +11,7 @@ enum AttnEmulatorCall {
   ATTN_EMULATOR_FORWARD = 0,
   ATTN_EMULATOR_BACKWARD = 1,
   ATTN_EMULATOR_MEMSET = 2,
+  ATTN_EMULATOR_SPLIT_KV = 3,
 };
 
 // The architecture that it says it is; "gfx942" at first. Where dev18 differs by architecture, so
@@ -26,7 +27,7 @@ void attn_emulator_fail_next(const char* message);
 // How often AttnEmulatorCall `kind` was called, failures included.
 int64_t attn_emulator_calls(int kind);
 
-// Copies the last AttnAiterForward or AttnAiterBackward received. Returns 1, or 0 where there was
+// Copies the last struct of this kind of call. Returns 1, or 0 where there was
 // none or `size` is not the struct's.
 int attn_emulator_last_call(int kind, void* into, int64_t size);
 

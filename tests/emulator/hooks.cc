@@ -17,9 +17,10 @@ struct Hooks {
   std::string arch = "gfx942";
   int asm_answer = -1;
   std::optional<std::string> next_failure;
-  int64_t calls[3] = {};
+  int64_t calls[4] = {};
   std::optional<AttnAiterForward> forward;
   std::optional<AttnAiterBackward> backward;
+  std::optional<AttnAiterSplitKv> split_kv;
 };
 
 std::mutex mutex;
@@ -72,6 +73,11 @@ void remember(const AttnAiterBackward& backward) {
   hooks.backward = backward;
 }
 
+void remember(const AttnAiterSplitKv& split) {
+  auto held = lock();
+  hooks.split_kv = split;
+}
+
 void write(const std::string& text, char* into, int32_t size) {
   if (!into || size <= 0) return;
   const size_t length = std::min<size_t>(text.size(), size - 1);
@@ -105,13 +111,14 @@ ATTN_EXPORT void attn_emulator_fail_next(const char* message) {
 
 ATTN_EXPORT int64_t attn_emulator_calls(int kind) {
   auto held = attn_emulator::lock();
-  return kind >= 0 && kind < 3 ? hooks.calls[kind] : 0;
+  return kind >= 0 && kind < 4 ? hooks.calls[kind] : 0;
 }
 
 ATTN_EXPORT int attn_emulator_last_call(int kind, void* into, int64_t size) {
   auto held = attn_emulator::lock();
   if (kind == ATTN_EMULATOR_FORWARD) return attn_emulator::copy(hooks.forward, into, size);
   if (kind == ATTN_EMULATOR_BACKWARD) return attn_emulator::copy(hooks.backward, into, size);
+  if (kind == ATTN_EMULATOR_SPLIT_KV) return attn_emulator::copy(hooks.split_kv, into, size);
   return 0;
 }
 

@@ -17,6 +17,7 @@ bool must_fail(std::string& message);  // a call that is not counted
 
 void remember(const AttnAiterForward& forward);
 void remember(const AttnAiterBackward& backward);
+void remember(const AttnAiterSplitKv& split);
 
 void write(const std::string& text, char* into, int32_t size);  // cut to fit
 

@@ -19,11 +19,11 @@ _TYPES: dict[str, type] = {
 
 
 def _read_structs() -> dict[str, type[ctypes.Structure]]:
-    """AttnAiterCall, AttnAiterForward and AttnAiterBackward; pointers are void*."""
+    """All structs but AttnAiter, a table of functions; pointers are void*."""
     text = re.sub(r"//[^\n]*", "", API.read_text())
     structs: dict[str, type[ctypes.Structure]] = {}
     for name, body in re.findall(r"struct (\w+) \{(.*?)\n\};", text, re.DOTALL):
-        if "(*" in body:  # AttnAiter, a table of functions
+        if "(*" in body:
             continue
         fields: list[tuple[str, type]] = []
         for kind, field in re.findall(r"([\w ]+?\*?)\s+(\w+);", body):
@@ -41,7 +41,11 @@ def _read_constants() -> dict[str, int]:
 
 STRUCTS = _read_structs()
 CONSTANTS = _read_constants()
-Call, Forward, Backward = (STRUCTS[f"AttnAiter{x}"] for x in ("Call", "Forward", "Backward"))
+Call, Forward, Backward, SplitKv = (
+    STRUCTS[f"AttnAiter{x}"] for x in ("Call", "Forward", "Backward", "SplitKv")
+)
+_KINDS = {"forward": (0, Forward), "backward": (1, Backward), "split_kv": (3, SplitKv)}
+"""What emulator.h numbers the calls by."""
 
 _Run = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32
@@ -61,6 +65,7 @@ class Table(ctypes.Structure):
         ("device_arch", _Arch),
         ("forward", _Run),
         ("backward", _Run),
+        ("split_kv", _Run),
         ("forward_takes_asm", _Ask),
         ("backward_takes_asm", _Ask),
     ]
@@ -82,7 +87,7 @@ class Emulator:
         self.generation = self._aiter.generation.decode()
 
     def run(self, call: ctypes.Structure) -> None:
-        serve = self._aiter.forward if isinstance(call, Forward) else self._aiter.backward
+        serve = getattr(self._aiter, next(x for x, (_, y) in _KINDS.items() if type(call) is y))
         message = ctypes.create_string_buffer(_MESSAGE_SIZE)
         if serve(ctypes.addressof(call), None, message, _MESSAGE_SIZE):
             raise Refused(message.value.decode())
@@ -120,11 +125,13 @@ class Emulator:
         self.library.attn_emulator_reset()
 
     def calls(self, kind: str) -> int:
-        return self.library.attn_emulator_calls(("forward", "backward", "memset").index(kind))
+        return self.library.attn_emulator_calls(
+            ("forward", "backward", "memset", "split_kv").index(kind)
+        )
 
     def last_call(self, kind: str) -> ctypes.Structure | None:
-        index = ("forward", "backward").index(kind)
-        call = (Forward, Backward)[index]()
+        index, struct = _KINDS[kind]
+        call = struct()
         size = ctypes.c_int64(ctypes.sizeof(call))
         found = self.library.attn_emulator_last_call(index, ctypes.byref(call), size)
         return call if found else None

@@ -7,6 +7,8 @@
 ATTN_EXPORT int64_t selftest_forward_size(void) { return sizeof(AttnAiterForward); }
 ATTN_EXPORT int64_t selftest_backward_size(void) { return sizeof(AttnAiterBackward); }
 
+ATTN_EXPORT int64_t selftest_split_kv_size(void) { return sizeof(AttnAiterSplitKv); }
+
 ATTN_EXPORT float selftest_load(uint16_t bits, int32_t dtype) {
   return attn_emulator::load(&bits, 0, dtype);
 }

@@ -31,6 +31,10 @@ int backward(const AttnAiterBackward* call, void* stream, char* message, int32_t
   return serve(ATTN_EMULATOR_BACKWARD, *call, stream, message, size);
 }
 
+int split_kv(const AttnAiterSplitKv* call, void* stream, char* message, int32_t size) {
+  return serve(ATTN_EMULATOR_SPLIT_KV, *call, stream, message, size);
+}
+
 template <typename Call>
 int takes_asm(const Call* call, char* message, int32_t size) {
   std::string why;
@@ -50,6 +54,7 @@ extern "C" __attribute__((visibility("default"))) const AttnAiter* attn_dispatch
                                    attn_emulator::device_arch,
                                    attn_emulator::forward,
                                    attn_emulator::backward,
+                                   attn_emulator::split_kv,
                                    attn_emulator::takes_asm<AttnAiterForward>,
                                    attn_emulator::takes_asm<AttnAiterBackward>};
   return &served;

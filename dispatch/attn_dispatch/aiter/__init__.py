@@ -27,11 +27,13 @@ from attn_dispatch.aiter.buffers import (
     Buffers,
     backward_results,
     forward_results,
+    split_results,
     workspace_bytes,
 )
 from attn_dispatch.aiter.call import AiterCall, call_of
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.sequences import Sequences
+from attn_dispatch.aiter.split_kv import out_of_split, split_inputs
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan
@@ -46,9 +48,10 @@ PLATFORM = "rocm"
 IS_EXTRA = False
 KEEPS_NAN_APART = True
 DROPS_BY_POSITION = False
-HAS_DECODING_KERNEL = False
+HAS_DECODING_KERNEL = True
 FORWARD_TARGET = "attn_dispatch_aiter_forward"
 BACKWARD_TARGET = "attn_dispatch_aiter_backward"
+SPLIT_KV_TARGET = FORWARD_TARGET + "_split_kv"
 
 _ALIBI_LENGTHS = 2**16  # CK takes distances as 16-bit numbers (block_position_encoding.hpp)
 
@@ -59,8 +62,6 @@ _MOST_BIAS = 1 / 32
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     """This version's own limits, then those of AITER's kernels."""
     reasons = [*_unsupported_device(device), *_unsupported_options(spec)]
-    if spec.is_paged:
-        return (*reasons, "key and value in pages: the kernels that are built here have none")
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
         reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch)
     return tuple(dict.fromkeys(reasons))
@@ -103,13 +104,20 @@ def forward(
 ) -> tuple[jax.Array, ...]:
     call, kernel = _kernel(spec, device)
     sequences = Sequences.of(spec, call, operands)
-    arrays = inputs(spec, call, operands, sequences)
-    results = _call(FORWARD_TARGET, spec, device, kernel, arrays, forward_results(call))
-    out = from_rows(results["out"], spec.batch)[..., : spec.head_dim_v]
-    out = where_live(sequences.live_queries, out, 0)
-    found = {"out": out}
-    if spec.options.needs_lse:
-        lse = lse_from_rows(results["lse"], spec)
+    lse = None
+    if call.is_split:
+        arrays = split_inputs(spec, call, operands)
+        buffers = split_results(call, kernel.num_splits)
+        results = _call(SPLIT_KV_TARGET, spec, device, kernel, arrays, buffers)
+        out, lse = out_of_split(spec, call, operands, results)
+    else:
+        arrays = inputs(spec, call, operands, sequences)
+        results = _call(FORWARD_TARGET, spec, device, kernel, arrays, forward_results(call))
+        out = from_rows(results["out"], spec.batch)[..., : spec.head_dim_v]
+        if spec.options.needs_lse:
+            lse = lse_from_rows(results["lse"], spec)
+    found = {"out": where_live(sequences.live_queries, out, 0)}
+    if lse is not None:
         if sequences.live_queries is not None:
             lse = jnp.where(sequences.live_queries[:, None, :], lse, -jnp.inf)
         found["lse"] = lse
@@ -171,6 +179,7 @@ def register_handlers(backend, platform: str) -> None:
     for target, stages in (
         (FORWARD_TARGET, backend.forward_handlers()),
         (BACKWARD_TARGET, backend.backward_handlers()),
+        (SPLIT_KV_TARGET, backend.split_kv_handlers()),
     ):
         jax.ffi.register_ffi_target(target, stages, platform=platform)
 
@@ -279,4 +288,6 @@ def _attributes(
         "accumulator": kernel.accumulator,
         "deterministic": call.deterministic,
         "has_dbias": call.has_dbias,
+        "is_paged": call.page_size > 0,
+        "num_splits": np.int64(kernel.num_splits),
     }

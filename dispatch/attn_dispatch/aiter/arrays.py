@@ -36,16 +36,19 @@ def inputs(
     if call.bias == "bias":
         arrays["bias"] = _whole_rows(spec, operands["bias"])
     if call.bias == "alibi":
-        slopes = operands["alibi_slopes"].astype(jnp.float32)
-        if slopes.shape[0] > 1:
-            slopes = jnp.repeat(slopes, call.batch // slopes.shape[0], axis=0)
-        arrays["bias"] = slopes
+        arrays["bias"] = slopes_of_rows(operands["alibi_slopes"], call.batch)
     if call.dropout_rate > 0:
         arrays["rng_state"] = rng_state(spec, operands)
     arrays |= dict(
         zip(("seqstart_q", "seqstart_k", "seqlen_q", "seqlen_k"), sequences.operands, strict=False)
     )
     return arrays
+
+
+def slopes_of_rows(slopes: jax.Array, batch: int) -> jax.Array:
+    """float32 [1|batch, N] of slopes [1|B, N]; a batch row may be several sequences."""
+    slopes = slopes.astype(jnp.float32)
+    return slopes if slopes.shape[0] == 1 else jnp.repeat(slopes, batch // slopes.shape[0], axis=0)
 
 
 def _whole_rows(spec: AttentionSpec, bias: jax.Array) -> jax.Array:

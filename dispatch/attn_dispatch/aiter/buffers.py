@@ -1,6 +1,6 @@
 """The results of AITER's custom calls, scratch memory among them: every size, in one place.
 
-The handlers (rocm_backend/fill.cc) take them in this order and refuse any other shape.
+The handlers (rocm_backend/fill*.cc) take them in this order and refuse any other shape.
 """
 
 from __future__ import annotations
@@ -26,6 +26,18 @@ def forward_results(call: AiterCall) -> Buffers:
     return results
 
 
+def split_results(call: AiterCall, num_splits: int) -> Buffers:
+    """out, lse if wanted, and what each split finds; heads come first."""
+    rows = (call.batch, call.num_heads, call.seq_len_q)
+    parts = (call.batch, call.num_heads, num_splits, call.seq_len_q)
+    results = {"out": jax.ShapeDtypeStruct((*rows, call.head_dim_v), call.dtype)}
+    if call.needs_lse:
+        results["lse"] = jax.ShapeDtypeStruct(rows, jnp.float32)
+    results["lse_acc"] = jax.ShapeDtypeStruct(parts, jnp.float32)
+    results["out_acc"] = jax.ShapeDtypeStruct((*parts, call.head_dim_v), jnp.float32)
+    return results
+
+
 def backward_results(call: AiterCall, kernel: Kernel) -> Buffers:
     """dq, dk and dv with a head per query head, dbias if wanted, and the scratch memory."""
     results = {
@@ -43,6 +55,9 @@ def backward_results(call: AiterCall, kernel: Kernel) -> Buffers:
 
 def workspace_bytes(call: AiterCall, kernel: Kernel) -> int:
     """Bytes of scratch: what the call writes beyond results of the operands' own sizes."""
+    if call.is_split:
+        results = split_results(call, kernel.num_splits)
+        return _bytes(results["lse_acc"]) + _bytes(results["out_acc"])
     if not call.backward:
         return 0
     results = backward_results(call, kernel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,9 @@ from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 
 HEAD_DIM_MULTIPLE = 8
 """Of AITER's kernels; smaller head dims are padded."""
+
+MOST_BESIDE_A_CACHE = 8
+"""Queries of a row up to which keys with lengths are split among workgroups."""
 
 Mask = Literal["none", "top_left", "bottom_right"]
 Bias = Literal["none", "bias", "alibi"]
@@ -54,6 +58,15 @@ class AiterCall:
     deterministic: bool
     needs_lse: bool
     """Forward: lse is wanted."""
+    is_split: bool = False
+    """Forward: by the split-KV kernels, each row up to its own number of keys.
+
+    Where `folds_heads` says so, `num_heads` are the kv heads, and `seq_len_q` counts the query
+    heads of each as rows.
+    """
+    page_size: int = 0
+    """Of split-KV: keys in a page, 0 where they are not in pages."""
+    num_pages: int = 0
 
     @property
     def is_causal(self) -> bool:
@@ -62,6 +75,8 @@ class AiterCall:
 
 def call_of(spec: AttentionSpec) -> AiterCall:
     """The call in AITER's terms."""
+    if is_split(spec):
+        return _split_call(spec)
     mask, left, right = _mask(spec)
     sequences = _sequences(spec)
     is_group = sequences is not None
@@ -92,6 +107,66 @@ def call_of(spec: AttentionSpec) -> AiterCall:
         deterministic=spec.options.deterministic_backward and spec.is_backward,
         needs_lse=spec.options.needs_lse and not spec.is_backward,
     )
+
+
+def is_split(spec: AttentionSpec) -> bool:
+    """Whether split-KV kernels run the call: keys in pages, or few queries beside a cache."""
+    if spec.is_backward or is_packed(spec) or spec.options.dropout_rate:
+        return False
+    if not spec.has("key_value_seq_lengths"):
+        return False
+    return spec.is_paged or (spec.seq_len_q <= MOST_BESIDE_A_CACHE and not spec.has("bias"))
+
+
+def folds_heads(spec: AttentionSpec) -> bool:
+    """Whether the query heads of a kv head are rows of one tile, for which keys are read once.
+
+    CK's tile has 64 rows of one head, which otherwise are those of its queries alone. A mask tells
+    rows apart, and ALiBi, which heads differ in, comes with one.
+    """
+    return _split_mask(spec)[0] == "none"
+
+
+def _split_call(spec: AttentionSpec) -> AiterCall:
+    mask, left, right = _split_mask(spec)
+    folded = spec.num_heads // spec.num_kv_heads if folds_heads(spec) else 1
+    rows, keys = folded * spec.seq_len_q, spec.seq_len_kv
+    return AiterCall(
+        backward=False,
+        dtype=spec.dtype,
+        is_group=False,
+        has_gaps=False,
+        batch=spec.batch,
+        seq_len_q=rows,
+        seq_len_kv=keys,
+        max_seq_len_q=rows,
+        max_seq_len_kv=keys,
+        num_heads=spec.num_heads // folded,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=round_up(spec.head_dim, HEAD_DIM_MULTIPLE),
+        head_dim_v=round_up(spec.head_dim_v, HEAD_DIM_MULTIPLE),
+        mask=mask,
+        window_left=left,
+        window_right=right,
+        bias=_bias(spec),
+        has_dbias=False,
+        logits_soft_cap=spec.options.logits_soft_cap or 0.0,
+        dropout_rate=0.0,
+        deterministic=False,
+        needs_lse=spec.options.needs_lse,
+        is_split=True,
+        page_size=spec.page_size if spec.is_paged else 0,
+        num_pages=math.prod(spec.shape("key_pages")[:2]) if spec.is_paged else 0,
+    )
+
+
+def _split_mask(spec: AttentionSpec) -> tuple[Mask, int, int]:
+    """As `_mask`; no key is to the right of a single query that is the row's last."""
+    mask, left, right = _mask(spec)
+    is_last = spec.seq_len_q == 1 and mask == "bottom_right"
+    if is_last and left == -1:
+        return "none", -1, -1
+    return mask, left, right
 
 
 def _sequences(spec: AttentionSpec) -> int | None:

@@ -29,6 +29,7 @@ class AiterBuild:
     wheel_version: str
     filter_forward: str
     filter_backward: str
+    filter_split_kv: str
     compiler: str
     compile_check_only: bool
     """Built against headers that are not ROCm's: never to be loaded beside ROCm."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attn_dispatch.aiter.call import AiterCall
-from attn_dispatch.aiter.rules import ARCHS, ASM_RULES, CK_RULES, Rule
+from attn_dispatch.aiter.rules import ARCHS, ASM_RULES, CK_RULES, SPLIT_RULES, Rule
+from attn_dispatch.aiter.sizes import splits_of
 
 Accumulator = Literal["split", "atomic_32", "atomic_16"]
 
@@ -30,7 +31,9 @@ class Kernel:
     accumulator: Accumulator
     """Backward: how the gradient of the queries is gathered (aiter_api.h). CK: "split"."""
     why_not_asm: tuple[str, ...]
-    """Why CK, with every reason; empty where the kernel is ASM."""
+    """Why CK, with every reason; empty where the kernel is ASM, and of split-KV, which is CK's."""
+    num_splits: int = 1
+    """Split-KV: into how many parts the keys of a row are divided."""
 
     def __str__(self) -> str:
         return self.name
@@ -44,11 +47,15 @@ def unsupported_arch(arch: str) -> tuple[str, ...]:
 
 def not_supported_reasons(call: AiterCall, arch: str) -> tuple[str, ...]:
     """What no kernel of AITER runs. CK is what is asked: ASM runs nothing that CK does not."""
-    return unsupported_arch(arch) or _refusals(CK_RULES, call, arch)
+    return unsupported_arch(arch) or _refusals(_rules_of(call), call, arch)
 
 
 def kernel_for(call: AiterCall, arch: str) -> Kernel:
     """The kernel of a call against which there are no `not_supported_reasons`."""
+    if call.is_split:
+        splits = splits_of(call, arch)
+        name = f"ck split-KV, {splits} split{'s' if splits > 1 else ''}"
+        return Kernel("ck", name, _NEAREST_EVEN, "split", (), splits)
     if why := _refusals(ASM_RULES, call, arch):
         name = "ck deterministic" if call.deterministic else "ck"
         return Kernel("ck", name, _NEAREST_EVEN, "split", why)
@@ -57,6 +64,10 @@ def kernel_for(call: AiterCall, arch: str) -> Kernel:
         # 16-bit atomics lose bits with every block of keys, and run no call that these do not.
         return Kernel("asm", f"{name}, fp32 atomics", _NEAREST_EVEN, "atomic_32", ())
     return Kernel("asm", name, _NEAREST_EVEN, "split", ())
+
+
+def _rules_of(call: AiterCall) -> tuple[Rule, ...]:
+    return SPLIT_RULES if call.is_split else CK_RULES
 
 
 def _refusals(rules: tuple[Rule, ...], call: AiterCall, arch: str) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""The limits of AITER's kernels, generation "dev18", as two tables: of its ASM kernels and of CK's.
+"""The limits of AITER's kernels, generation "dev18", as tables: of its ASM kernels, of CK's, and of
+CK's that split the keys.
 
 A row is a condition and a sentence. Where `source` is DISPATCH or CK, AITER's own C++ refuses the
 call too; any other row is stricter than that, and its source says on whose word.
@@ -17,6 +18,7 @@ ARCHS = ("gfx942", "gfx950")
 DISPATCH = "hsa/gfx*/fmha_v3_*/codegen.py"
 CK = "example/ck_tile/01_fmha/codegen"
 PYTHON = "aiter/ops/mha.py"
+HOST = "csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu"
 ADAPTER = "rocm_backend/aiter_adapter.h"
 
 
@@ -149,3 +151,21 @@ CK_RULES = (
          "the gradient under logits_soft_cap", "no field of fmha_bwd_args has it"),
 )  # fmt: skip
 """What CK does not run, and so no kernel of AITER."""
+
+SPLIT_RULES = (
+    Rule("forward", _BOTH, lambda c: c.dtype not in ("float16", "bfloat16"),
+         "needs float16 or bfloat16, got {call.dtype}", CK),
+    Rule("forward", _BOTH, lambda c: max(_head_dims(c)) > 256,
+         f"head dims up to 256, got {_DIMS}", CK),
+    Rule("forward", _BOTH, lambda c: c.page_size % 128 != 0,
+         "key and value in pages of {call.page_size}: CK's split-KV kernels take multiples of 128",
+         HOST),
+    Rule("forward", _BOTH, lambda c: c.bias == "bias",
+         "bias with keys in pages", HOST),
+    Rule("forward", _BOTH, lambda c: c.logits_soft_cap > 0 and c.bias != "none",
+         "logits_soft_cap together with bias or ALiBi", CK),
+    Rule("forward", _BOTH, lambda c: bool(over_int32(c)),
+         "over 2**31 - 1 elements from one to the next {axes}: AITER counts them in 32 bits",
+         "fmha_fwd_splitkv_args"),
+)  # fmt: skip
+"""What CK's split-KV kernels do not run."""

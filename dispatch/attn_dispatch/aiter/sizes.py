@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from attn_dispatch.aiter.call import AiterCall
 
 _INT32_MAX = 2**31 - 1
+
+_ROWS_OF_A_TILE, _KEYS_OF_A_TILE = 64, 128  # of CK's split-KV kernels, at most head dims
+_COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256}
+_MOST_SPLITS = 128
 FOUR_GIB = 2**32
 
 
@@ -36,6 +42,29 @@ def dq_acc_bytes(call: AiterCall) -> int:
     return row + (splits - 1) * 4 * rows * call.num_heads * call.head_dim
 
 
+def splits_of(call: AiterCall, arch: str) -> int:
+    """Into how many parts the split-KV kernels divide the keys of each row: 1 to 128.
+
+    The rule is that of AITER's host (num_splits_heuristic_ck of csrc/include/mha_common.h, which is
+    FlashAttention-2's): two workgroups for a compute unit, and the fewest splits that leave not
+    many more of them idle in the last wave than the best number does. There its caller gives it
+    ceil(head_dim_v / head_dim_v) blocks to divide, one, so that AITER itself never splits; here it
+    gets the tiles of keys that there is room for.
+    """
+    workgroups = call.batch * call.num_heads * -(-call.seq_len_q // _ROWS_OF_A_TILE)
+    at_once, blocks = 2 * _COMPUTE_UNITS[arch], -(-call.seq_len_kv // _KEYS_OF_A_TILE)
+    if workgroups >= 0.8 * at_once:
+        return 1
+    efficiency = {}
+    for splits in range(1, min(_MOST_SPLITS, at_once, blocks) + 1):
+        # Some numbers leave the last split empty: as many blocks each as with one split fewer.
+        if splits == 1 or -(-blocks // splits) != -(-blocks // (splits - 1)):
+            waves = np.float32(workgroups * splits) / np.float32(at_once)
+            efficiency[splits] = float(waves / np.ceil(waves))
+    enough = 0.85 * max(efficiency.values())
+    return next(splits for splits, x in efficiency.items() if x >= enough)
+
+
 def _strides(call: AiterCall) -> dict[str, int]:
     """The longest stride of every array, by what lies that far apart.
 
@@ -55,6 +84,10 @@ def _strides(call: AiterCall) -> dict[str, int]:
         f"{of} of output": t * call.num_heads * call.head_dim_v,
         "head of lse": call.seq_len_q,
     }
+    if call.page_size:
+        del strides[f"{of} of key"], strides[f"{of} of value"]
+        strides["page of key"] = call.page_size * call.num_kv_heads * call.head_dim
+        strides["page of value"] = call.page_size * call.num_kv_heads * call.head_dim_v
     if not call.is_group:
         strides["batch row of lse"] = call.num_heads * t
     if call.bias == "bias":

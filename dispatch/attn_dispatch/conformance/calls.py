@@ -96,10 +96,12 @@ def specs_in(jaxpr: Any) -> list[AttentionSpec]:
 def custom_calls_in(text: str) -> set[str]:
     """The targets of this library's custom calls in a program, lowered or compiled.
 
-    Those of kernels for packed sequences alone are called like the others. What clears rows
-    afterwards computes nothing.
+    Those of kernels for packed sequences alone, or that split keys, are called like the others.
+    What clears rows afterwards computes nothing.
     """
-    found = re.findall(r'custom_call(?:_target="| @)(attn_dispatch\w*?)(?:_packed)?\b', text)
+    found = re.findall(
+        r'custom_call(?:_target="| @)(attn_dispatch\w*?)(?:_packed|_split_kv)?\b', text
+    )
     return {*found} - {"attn_dispatch_clear_rows"}
 
 

@@ -75,6 +75,17 @@ __global__ void convert_dq_kernel(AttnAiterBackward backward) {
   if (row < s.len_q) convert_dq_row(backward, s, head, row);
 }
 
+__global__ void split_kv_kernel(AttnAiterSplitKv split) {
+  const AttnAiterCall& call = split.call;
+  const int64_t index = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (index >= static_cast<int64_t>(call.batch) * call.num_heads * call.seq_len_q) return;
+  const auto row = static_cast<int32_t>(index % call.seq_len_q);
+  const auto head = static_cast<int32_t>(index / call.seq_len_q % call.num_heads);
+  const Sequence s = row_of(split, static_cast<int32_t>(index / call.seq_len_q / call.num_heads));
+  for (int32_t part = 0; part < split.num_splits; ++part) split_row(split, s, head, row, part);
+  combine_row(split, s, head, row);
+}
+
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t threads, void* stream, Arguments... arguments) {
   if (threads == 0) return;
@@ -108,6 +119,7 @@ cudaError_t load_kernels() {
       reinterpret_cast<const void*>(dq_kernel),
       reinterpret_cast<const void*>(key_kernel),
       reinterpret_cast<const void*>(convert_dq_kernel),
+      reinterpret_cast<const void*>(split_kv_kernel),
   };
   for (const void* kernel : kernels) {
     cudaFuncAttributes ignored;
@@ -126,6 +138,15 @@ std::string run(const AttnAiterForward& forward, void* stream) {
   if (std::string why = misfit(arrays); !why.empty()) return why;
   poison(arrays, stream);
   launch(forward_kernel, threads_for(forward.call, forward.call.max_seq_len_q), stream, forward);
+  return launch_error();
+}
+
+std::string run(const AttnAiterSplitKv& split, void* stream) {
+  if (std::string why = refusal(split); !why.empty()) return why;
+  const std::vector<Array> arrays = arrays_of(split);
+  if (std::string why = misfit(arrays); !why.empty()) return why;
+  poison(arrays, stream);
+  launch(split_kv_kernel, threads_for(split.call, split.call.seq_len_q), stream, split);
   return launch_error();
 }
 

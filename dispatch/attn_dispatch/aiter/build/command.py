@@ -21,7 +21,7 @@ _DESCRIPTION = """\
 Build AITER's attention libraries for AMD GPUs from the sources in the amd-aiter wheel, together
 with the small library through which attn_dispatch calls them.
 
-All of it is some 6000 files for each architecture, half a minute each: hours on a large machine.
+All of it is some 6300 files for each architecture, half a minute each: hours on a large machine.
 A filter builds fewer of CK's kernels. A call that needs one of those left out fails when it runs,
 with a sentence that says so: attn_dispatch does not know which were built. AITER's ASM kernels are
 not compiled here and always complete.
@@ -34,7 +34,9 @@ Kernels are named by what they are made for:
 
   fmha_fwd_d128_bf16_batch_…_nlogits_nbias_mask_lse_ndropout_…
   fmha_bwd_d128_bf16_group_…_nbias_ndbias_mask_ndropout_ndeterministic_…
+  fmha_fwd_splitkv_d128_bf16_batch_…_nlogits_nbias_nmask_lse_nsquant_pagedkv
 
+The last are those of serving, of keys in pages (npagedkv: of a cache for each row).
 d is the head dimension; batch or group (packed sequences); n before a feature is "without".
 --filter takes a part of such a name, with * for anything: 'd128_bf16',
 'd64_bf16_batch*_nbias_'.
@@ -73,6 +75,11 @@ def add_parser(commands: Commands) -> None:
         help="CK's own filter for forward kernels: a pattern for the whole name",
     )
     parser.add_argument(
+        "--filter-split-kv",
+        metavar="PATTERN",
+        help="the same for the forward kernels of serving",
+    )
+    parser.add_argument(
         "--filter-backward",
         metavar="PATTERN",
         help="the same for backward kernels: before@after@main, a pattern for each kind",
@@ -96,7 +103,9 @@ def main(args: argparse.Namespace) -> None:
     """Build for each architecture; a failure ends the process with a sentence."""
     try:
         root = args.output.resolve() if args.output else aiter_folder.root()
-        filters = Filters.parse(args.filter, args.filter_forward, args.filter_backward)
+        filters = Filters.parse(
+            args.filter, args.filter_forward, args.filter_backward, args.filter_split_kv
+        )
         for arch in dict.fromkeys(args.archs):
             build(arch, root / arch, filters, args.jobs or default_jobs())
     except BuildError as error:

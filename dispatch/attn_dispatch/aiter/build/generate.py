@@ -1,7 +1,7 @@
 """The C++ files of a build, written by the wheel's own generators.
 
-Split-KV and paged prefill, which libmha_fwd.so also offers, are left empty: nothing here asks for
-them. See run_generator.py for what else is left out.
+Paged prefill, which libmha_fwd.so also offers, is left empty: nothing here asks for it. See
+run_generator.py for what else is left out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from attn_dispatch.aiter.build.wheel import Wheel
 
 # What CK calls the kernels made for an architecture; gfx950 has its own, others share gfx9's.
 _TARGETS = {"gfx942": "gfx9", "gfx950": "gfx950"}
-_EVERYTHING = {"fwd": "*", "bwd": "*@*@*"}
-_NOTHING = {"fwd_splitkv": "none@none", "batch_prefill": "none"}
+_EVERYTHING = {"fwd": "*", "bwd": "*@*@*", "fwd_splitkv": "*@*"}
+_NOTHING = {"batch_prefill": "none"}
+
+# What kernels that attend, and those that combine what these found, must have in common.
+_COMBINES = re.compile(r"fmha_fwd_splitkv_combine_(d\d+_\w+?_batch)_.*_unused_ps(dv)?_")
+_ATTENDS = re.compile(r"fmha_fwd_splitkv_(d\d+_\w+?_batch)_.*_vr_pssk(?:d(dv))?_")
 
 # Of what runs before and after ASM backward kernels, those that AITER's dispatch mentions.
 _PRE_POST_FILTER = "*@*_ndeterministic@*_nbias*_dropout*_ndeterministic*"
@@ -35,15 +39,23 @@ class Filters:
     forward: str = _EVERYTHING["fwd"]
     backward: str = _EVERYTHING["bwd"]
     """Three patterns, separated by @: the kernels before, those after, and the main one."""
+    split_kv: str = "*"
+    """Of forward kernels that split the keys; with those that combine what they need of them."""
 
     @classmethod
-    def parse(cls, both: str | None, forward: str | None, backward: str | None) -> Filters:
-        """From --filter, a part of a kernel's name, and the two patterns that override it."""
-        for text in (both, forward, backward):
+    def parse(
+        cls,
+        both: str | None,
+        forward: str | None,
+        backward: str | None,
+        split_kv: str | None = None,
+    ) -> Filters:
+        """From --filter, a part of a kernel's name, and the patterns that override it."""
+        for text in (both, forward, backward, split_kv):
             if text and "," in text:
                 raise BuildError(f"a filter cannot hold a comma, got {text!r}")
         part = f"*{both}*" if both else "*"
-        return cls(forward or part, backward or f"*@*@{part}")
+        return cls(forward or part, backward or f"*@*@{part}", split_kv or part)
 
 
 @dataclass(frozen=True)
@@ -64,14 +76,15 @@ def generate(wheel: Wheel, arch: str, filters: Filters, folder: Path) -> tuple[S
     run = _Generators(wheel, arch, folder)
     with ThreadPoolExecutor() as pool:  # each runs processes that take seconds
         jobs = (
-            pool.submit(run.forward, filters.forward),
+            pool.submit(run.forward, filters.forward, filters.split_kv),
             pool.submit(run.backward, filters.backward),
         )
         forward, backward = (job.result() for job in jobs)
     if not forward.kernels and not backward.kernels:
         raise BuildError(
-            f"no kernel matches {filters.forward!r} or {filters.backward!r}; names look like "
-            "fmha_fwd_d128_bf16_batch_… and fmha_bwd_d128_bf16_group_…"
+            f"no kernel matches {filters.forward!r}, {filters.split_kv!r} or "
+            f"{filters.backward!r}; names look like fmha_fwd_d128_bf16_batch_…, "
+            "fmha_fwd_splitkv_d128_bf16_batch_… and fmha_bwd_d128_bf16_group_…"
         )
     return forward, backward
 
@@ -84,16 +97,17 @@ class _Generators:
     arch: str
     folder: Path
 
-    def forward(self, pattern: str) -> Sources:
+    def forward(self, pattern: str, split_kv: str) -> Sources:
         draft = self._draft("forward")
         kernels = self._ck("fwd", pattern, draft)
+        kernels += self._ck("fwd_splitkv", f"*@{split_kv}", draft) - _drop_idle(draft)
         for direction, nothing in _NOTHING.items():
             self._ck(direction, nothing, draft)
         script = self.wheel.csrc / "cpp_itfs" / "mha_fwd_generate.py"
         self._run(script, "--receipt", "5", "--output_dir", str(draft))
         self._run(self._asm("fwd"), "--output_dir", str(draft))
         files = _put_in_place(draft, self.folder / "forward")
-        return Sources(files, kernels, self._count("fwd"))
+        return Sources(files, kernels, self._count("fwd") + self._count("fwd_splitkv"))
 
     def backward(self, pattern: str) -> Sources:
         draft = self._draft("backward")
@@ -145,6 +159,16 @@ class _Generators:
                 f"AITER's generator {script} failed; is the amd-aiter wheel complete? It says: "
                 f"{done.stderr.strip()[-2000:]}"
             )
+
+
+def _drop_idle(draft: Path) -> int:
+    """Remove the kernels that would combine what no kernel here attends to; how many those are."""
+    names = [path.name for path in draft.iterdir()]
+    needed = {found.groups() for name in names if (found := _ATTENDS.match(name))}
+    idle = [x for x in names if (found := _COMBINES.match(x)) and found.groups() not in needed]
+    for name in idle:
+        (draft / name).unlink()
+    return len(idle)
 
 
 def _join(draft: Path) -> None:

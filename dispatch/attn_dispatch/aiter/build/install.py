@@ -33,6 +33,7 @@ def install(
         wheel_version=wheel.version,
         filter_forward=filters.forward,
         filter_backward=filters.backward,
+        filter_split_kv=filters.split_kv,
         compiler=toolchain.description,
         compile_check_only=toolchain.compile_check_only,
         files=files,

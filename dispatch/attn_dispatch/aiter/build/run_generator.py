@@ -16,10 +16,16 @@ from pathlib import Path
 # sequences. It is half of all kernels.
 _NEVER_ASKED = re.compile("_storerandval_|_fp8|_skip_")
 
+# Split-KV kernels are asked for with lengths of keys, whose ends they must pad, and without groups.
+# Rows, too, are padded: the kernels that pad none are no faster for the few rows there are.
+_NEVER_ASKED_OF_SPLIT_KV = re.compile("_group_|_bias_|_vr_(?!pssk)|_unused_(?!ps)")
+
 _matches = fnmatch.fnmatch
 
 
 def _matches_what_is_asked(name: str, pattern: str) -> bool:
+    if name.startswith("fmha_fwd_splitkv_") and _NEVER_ASKED_OF_SPLIT_KV.search(name):
+        return False
     return _matches(name, pattern) and not _NEVER_ASKED.search(f"{name}_")
 
 
