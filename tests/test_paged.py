@@ -20,9 +20,9 @@ from attn_dispatch.conformance.cache_cases import CACHE
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.conformance.reference import poison_padding
-from attn_dispatch.core.rewrites.few_queries import QueriesAsHeads
-from attn_dispatch.core.rewrites.near_keys import NearKeys
-from attn_dispatch.core.rewrites.pages import PagesGathered
+from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
+from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.xla import paged as xla_paged

@@ -15,18 +15,18 @@ from functools import partial
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadGradientsApart
+from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
+from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
 from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesAsMask, SlopesAsBias
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.empty import NoScores
-from attn_dispatch.core.rewrites.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.mask_as_lengths import MaskModAsLengths
 from attn_dispatch.core.rewrites.mask_from_out import MaskFromOut
 from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap, ScoreModAsSlopes
 from attn_dispatch.core.rewrites.mods_as_arrays import MaskModAsMask, SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
-from attn_dispatch.core.rewrites.near_keys import NearKeys
 from attn_dispatch.core.rewrites.padded import PackedAsPadded
-from attn_dispatch.core.rewrites.pages import PagesGathered
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite, forward_of
 from attn_dispatch.core.rewrites.row_bias import RowBias
 from attn_dispatch.core.rewrites.sinks import SinksAfterwards

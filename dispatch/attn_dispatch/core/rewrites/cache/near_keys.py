@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.few_queries import MOST
+from attn_dispatch.core.rewrites.cache.few_queries import MOST
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
