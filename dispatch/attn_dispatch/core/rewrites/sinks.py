@@ -48,8 +48,7 @@ class SinksAfterwards:
 def _is_beside_cache(spec: AttentionSpec) -> bool:
     if spec.is_backward or not spec.has("key_value_seq_lengths") or is_packed(spec):
         return False
-    is_served = not spec.options.dropout_rate and not spec.options.differentiated
-    return is_served and (spec.is_paged or spec.seq_len_q <= MOST)
+    return not spec.options.dropout_rate and (spec.is_paged or spec.seq_len_q <= MOST)
 
 
 def with_sinks(results: Arrays, sinks: jax.Array) -> Arrays:

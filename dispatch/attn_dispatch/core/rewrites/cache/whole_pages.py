@@ -25,10 +25,16 @@ from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
 from attn_dispatch.core.rewrites.rewrite import LENGTHS, Arrays, Calls, changed, for_
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.pages import keys_at
+from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 from attn_dispatch.semantics.wrong import marked
 
 _BY_PAIR = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
+
+_TILE = 256
+"""A table has room for a multiple of so many keys. Kernels read it in tiles of 128, past its end if
+they must, and of whatever stands there they read a page (H200, 9.19: NaN where 5 pages of 64 were
+all of a row, and none where 3 pages of 128 were)."""
 
 _LEAST_WHOLE = 4
 """A window has at least so many blocks: else the keys that it reaches are copied (near_keys.py)."""
@@ -105,7 +111,7 @@ class _Plan:
 
     blocks: Blocks
     columns: int
-    """The most whole blocks of a row."""
+    """Room for the most whole blocks of a row, and to the end of a kernel's tile."""
     before: int
     """The most keys at their left that some query sees."""
     after: int
@@ -138,6 +144,7 @@ class _Plan:
             columns = min(columns, seen // blocks.size)
             if columns < _LEAST_WHOLE:
                 return None
+        columns = round_up(columns, -(-_TILE // blocks.size))
         apart = blocks.size - 1 + (0 if is_open else spec.seq_len_q - 1)
         if spec.seq_len_q > MOST and 2 * apart > spec.seq_len_kv:
             return None  # all may as well be copied
