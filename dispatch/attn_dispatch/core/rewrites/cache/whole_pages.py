@@ -24,8 +24,8 @@ from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
 from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
 from attn_dispatch.core.rewrites.rewrite import LENGTHS, Arrays, Calls, changed, for_
 from attn_dispatch.semantics.merge import merged
-from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 from attn_dispatch.semantics.wrong import marked
 
