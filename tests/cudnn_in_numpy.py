@@ -19,7 +19,7 @@ from nodes_in_numpy import run as run_nodes
 Arrays = dict[str, np.ndarray]
 
 _TILE = 128
-"""Keys of pages that are read at a time: what past the table's end was NaN made NaN (H200, 9.19)."""
+"""Keys of pages that are read at a time: NaN past the table's end made NaN (H200, 9.19)."""
 
 
 def names_of(call: CudnnCall) -> list[str]:

@@ -292,10 +292,11 @@ def test_how_cudnn_takes_them():
 
     assert forward(1).rewrites == ()
     assert forward(4).rewrites == (QueriesAsHeads().name,)
-    assert forward(33).rewrites == (PagesGathered().name,)
+    assert forward(33).rewrites == (WholePages().name,)
     assert forward(1, local_window_size=(50, 0)).rewrites == (NearKeys().name,)
     odd = forward(1, page=24)
-    assert odd.rewrites == (PagesGathered().name,)
+    assert odd.rewrites == (SmallerPages().name,)
+    assert forward(1, page=3).rewrites == (PagesGathered().name,)
     assert any("power of two" in x for x in odd.reasons_as_it_is)
 
 
