@@ -1,8 +1,9 @@
 """What cuDNN makes of a custom call's operands, in float64: the contract of graph.h, written out.
 
 What a kernel leaves unspecified is NaN here: rows of no sequence, and those that attend nothing. It
-reads what a kernel may read: all of an array that is not packed, whatever the lengths. The one for
-decoding, of a single query beside lengths, reads none of its padding.
+reads what a kernel may read: all of an array that is not packed, whatever the lengths, and of pages
+up to the end of a tile, where the table has ended NaN. The one for decoding, of a single query
+beside lengths, reads none of its padding.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from attn_dispatch.cudnn.call import CudnnCall
 from nodes_in_numpy import run as run_nodes
 
 Arrays = dict[str, np.ndarray]
+
+_TILE = 128
+"""Keys of pages that are read at a time: NaN past the table's end made NaN (H200, 9.19)."""
 
 
 def names_of(call: CudnnCall) -> list[str]:
@@ -112,6 +116,8 @@ class _Sequence:
             self.length_kv = int(given["lengths_kv"][self.b])
         self.t = self.length_q if call.is_packed else call.seq_len_q
         self.s = self.length_kv if call.is_packed or call.decodes else call.seq_len_kv
+        if call.page_size and not call.decodes:
+            self.s = -(-self.s // _TILE) * _TILE
         self.groups = call.num_heads // call.num_kv_heads
         self.q = self.heads_first("query")
         self.k = self.heads_first("key").repeat(self.groups, axis=0)
@@ -225,7 +231,9 @@ class _Sequence:
         if self.call.page_size and of_keys:
             # Kernels may read pages past a length: those must be there.
             x = x[self.given["page_table"][self.b]]
-            return x.reshape(-1, *x.shape[2:])[: self.s].swapaxes(0, 1)
+            x = x.reshape(-1, *x.shape[2:])[: self.s]
+            behind = np.full((self.s - len(x), *x.shape[1:]), np.nan)
+            return np.concatenate([x, behind]).swapaxes(0, 1)
         if self.call.is_packed:
             offsets = "out" if name == "out_grad" else name
             x = x[self.rows(offsets, self.s if of_keys else self.t)]

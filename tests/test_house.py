@@ -24,6 +24,8 @@ FLOORS = (
         "implementation",
         "mods",
         "pictures",
+        "one_call",
+        "paged",
         "planning",
         "serving",
     ),
@@ -80,10 +82,13 @@ def test_semantics_imports_only_what_a_call_is():
         assert rooms <= {"semantics", "call", "programs"}, path.name
 
 
+_OF_ANY_VENDOR = ("core", "api", "one_call", "paged", "devices", "semantics", "call")
+
+
 def test_only_the_choice_names_the_implementations():
     """The front end does not know a vendor; the command and the suite look at their libraries."""
     for path in FILES:
-        if room_of(path) not in ("core", "api", "devices", "semantics", "call"):
+        if room_of(path) not in _OF_ANY_VENDOR:
             continue
         rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
         if path.name not in ("consider.py", "select.py"):
@@ -104,9 +109,10 @@ def test_private_names_of_jax_are_in_one_file():
 
 
 def test_the_face_takes_its_arguments_by_name():
-    tree = ast.parse((PACKAGE / "api.py").read_text())
-    calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
-    assert not any(isinstance(x.func, ast.Name) and x.func.id == "locals" for x in calls)
+    for name in ("api", "paged"):
+        tree = ast.parse((PACKAGE / f"{name}.py").read_text())
+        calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
+        assert not any(isinstance(x.func, ast.Name) and x.func.id == "locals" for x in calls)
 
 
 def test_no_two_files_of_tests_have_one_name():

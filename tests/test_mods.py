@@ -377,7 +377,7 @@ def test_gradients_of_arrays_come_from_xla_beside_a_kernel(gradients: tuple[str,
     def by(who: str):
         return lambda spec, operands: {x: who for x in spec.options.gradients}
 
-    calls: Any = Calls(by("kernel"), by("xla"))
+    calls: Any = Calls(by("kernel"), by("xla"), by("kernel"))
     found: Any = ReadGradientsApart().compute(spec, {}, calls)
     assert found["score_mod_0"] == "xla"
     assert "query" not in gradients or found["query"] == "kernel"

@@ -20,9 +20,11 @@ from attn_dispatch.conformance.cache_cases import CACHE
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.conformance.reference import poison_padding
-from attn_dispatch.core.rewrites.few_queries import QueriesAsHeads
-from attn_dispatch.core.rewrites.near_keys import NearKeys
-from attn_dispatch.core.rewrites.pages import PagesGathered
+from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
+from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
+from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
+from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.xla import paged as xla_paged
@@ -290,10 +292,11 @@ def test_how_cudnn_takes_them():
 
     assert forward(1).rewrites == ()
     assert forward(4).rewrites == (QueriesAsHeads().name,)
-    assert forward(33).rewrites == (PagesGathered().name,)
+    assert forward(33).rewrites == (WholePages().name,)
     assert forward(1, local_window_size=(50, 0)).rewrites == (NearKeys().name,)
     odd = forward(1, page=24)
-    assert odd.rewrites == (PagesGathered().name,)
+    assert odd.rewrites == (SmallerPages().name,)
+    assert forward(1, page=3).rewrites == (PagesGathered().name,)
     assert any("power of two" in x for x in odd.reasons_as_it_is)
 
 
@@ -316,6 +319,9 @@ def test_a_cache_that_is_no_pages_is_not_copied():
     assert "packed_rows_q = 0" in line and "window_right = -1" in line
 
 
+_REWRITES = (QueriesAsHeads(), NearKeys(), WholePages(), SmallerPages(), PagesGathered())
+
+
 def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] | None:
     """The results of a rewrite with this in the kernel's place, and XLA's of the call itself."""
     options = case.forward_options()
@@ -328,10 +334,14 @@ def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] |
     if rewrite.inner(spec) is None:
         return None
     expected = by_xla(*whole)
-    return rewrite.compute(spec, operands, Calls(compute, by_xla)), expected
+    return rewrite.compute(spec, operands, Calls(compute, by_xla, compute)), expected
 
 
-@pytest.mark.parametrize("rewrite", [QueriesAsHeads(), NearKeys(), PagesGathered()], ids=str)
+@pytest.mark.parametrize(
+    "rewrite",
+    [QueriesAsHeads(), NearKeys(), WholePages(), SmallerPages(), PagesGathered()],
+    ids=str,
+)
 def test_rewrites_change_nothing(rewrite):
     """By XLA, and few queries by what stands for cuDNN's kernel, which reads no padding."""
     found = 0

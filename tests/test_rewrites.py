@@ -34,11 +34,11 @@ from attn_dispatch.core.rewrites import (
     value_columns,
     wide_heads,
 )
+from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
+from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
-from attn_dispatch.core.rewrites.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
-from attn_dispatch.core.rewrites.near_keys import NearKeys
-from attn_dispatch.core.rewrites.pages import PagesGathered
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn.call import calls_of

@@ -13,25 +13,18 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from attn_dispatch import settings
-from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call, normalise
+from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.paged_arguments import check_ragged, cut_table
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
-from attn_dispatch.core import select, told
 from attn_dispatch.core.explanation import Explanation, explain_call
 from attn_dispatch.core.mask_share import mask_share
 from attn_dispatch.core.primitive import attention
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
+from attn_dispatch.one_call import MaskMod, ScoreMod, normal_form, run
+from attn_dispatch.paged import normalise_paged, paged_attention
 from attn_dispatch.programs.tracing import Mod, trace
-from attn_dispatch.semantics.array_scale import with_number_as_scale
-from attn_dispatch.semantics.ragged_queries import RaggedQueries
-
-ScoreMod = Callable[..., Any]
-"""(score, b, n, t, s, *arguments) -> score, of scalars."""
-MaskMod = Callable[..., Any]
-"""(b, n, t, s, *arguments) -> bool, of scalars."""
 
 _READ_BY_MODS = ("score_mod_args", "mask_mod_args")
 
@@ -160,8 +153,8 @@ def dot_product_attention(
       NotImplementedError: no implementation that may run it can; says every reason. Raised when
         the call is lowered, which under `jax.jit` means compiled.
     """
-    return _run(
-        _normalise(
+    return run(
+        normal_form(
             query=query,
             key=key,
             value=value,
@@ -274,7 +267,7 @@ def ragged_dot_product_attention(
       NotImplementedError: no implementation that may run it can; says every reason. Raised when
         the call is lowered, which under `jax.jit` means compiled.
     """
-    return _run(
+    return run(
         _normalise_ragged(
             query=query,
             key=key,
@@ -307,149 +300,6 @@ def ragged_dot_product_attention(
     )
 
 
-def paged_attention(
-    query: ArrayLike,
-    key_pages: ArrayLike,
-    value_pages: ArrayLike,
-    page_table: ArrayLike,
-    key_value_seq_lengths: ArrayLike,
-    *,
-    query_seq_lengths: ArrayLike | None = None,
-    cu_seqlens_q: ArrayLike | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_kv: int | None = None,
-    scale: ArrayLike | None = None,
-    is_causal: bool = True,
-    local_window_size: Window = None,
-    logits_soft_cap: float | None = None,
-    alibi_slopes: ArrayLike | None = None,
-    sinks: ArrayLike | None = None,
-    score_mod: ScoreMod | None = None,
-    score_mod_args: Sequence[Any] = (),
-    implementation: str | Sequence[str] | None = None,
-    return_lse: bool = False,
-) -> Any:
-    """Attention of new queries to a cache whose keys and values lie in pages, for serving.
-
-    Key s of sequence b is key s % page of page page_table[b, s // page]. The queries are the last
-    of their sequence, and their own keys are in the cache already: the diagonal of causality and
-    windows ends at the last query and the last key that the lengths leave (bottom right). There are
-    no gradients.
-
-    What stands past a sequence's length reaches nothing, neither keys nor entries of the table. A
-    sequence without keys has an output of 0 and an lse of -inf, and so have queries past a length
-    and tokens of no sequence. Lengths and cu_seqlens are checked as in the other calls; a traced
-    one that is wrong, and a page that is not there in the part of the table that the length
-    reaches, makes the rows of its sequence NaN.
-
-    Args:
-      query: [B, T, N, H], or with cu_seqlens_q [tokens, N, H]; float16, bfloat16, float32, or
-        float64 under x64.
-      key_pages: [P, page, K, H], query's dtype.
-      value_pages: [P, page, K, V], query's dtype. Sequences may share pages.
-      page_table: [B, M] integers, from 0 to P - 1 as far as the lengths reach.
-      key_value_seq_lengths: [B] integers from 0 to M · page: the keys of each sequence.
-      query_seq_lengths: [B] integers from 0 to T; queries at or past the length are padding.
-      cu_seqlens_q: [B + 1] integers, ascending from 0 to at most the number of tokens: sequence b
-        has the queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] - 1: one, to decode, or a chunk of
-        its prompt.
-      max_seqlen_q: static, with cu_seqlens_q: no sequence may have more queries. By default the
-        number of tokens, which is seldom near: queries are padded to it.
-      max_seqlen_kv: static: no sequence may have more keys. The table is cut to the pages that
-        they need, and kernels plan for them; by default M · page.
-      is_causal: each query attends to keys up to its own. False: all of a sequence's queries attend
-        to all its keys.
-      scale: this and what follows as for `dot_product_attention`.
-      local_window_size: w or (left, right), inclusive.
-      logits_soft_cap: c > 0.
-      alibi_slopes: [N] or [B, N] floating.
-      sinks: [N] or [B, N] floating.
-      score_mod: (score, b, n, t, s, *score_mod_args) -> score.
-      score_mod_args: what score_mod is given besides.
-      implementation: None, a name, or a list of names.
-      return_lse: also return the natural logarithm of the softmax denominator, sink included:
-        [B, T, N], with cu_seqlens_q [tokens, N]; float32 (float64 for float64 inputs).
-
-    Returns:
-      The output [B, T, N, V], with cu_seqlens_q [tokens, N, V], in query's dtype; with return_lse
-      a tuple of it and lse.
-
-    Raises:
-      ValueError: the call is wrong; says what was expected and what was given.
-      NotImplementedError: no implementation that may run it can; says every reason. Raised when the
-        call is lowered, which under `jax.jit` means compiled; at once where it is differentiated.
-    """
-    call, ragged = _normalise_paged(
-        query=query,
-        key_pages=key_pages,
-        value_pages=value_pages,
-        page_table=page_table,
-        key_value_seq_lengths=key_value_seq_lengths,
-        query_seq_lengths=query_seq_lengths,
-        cu_seqlens_q=cu_seqlens_q,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_kv=max_seqlen_kv,
-        scale=scale,
-        is_causal=is_causal,
-        local_window_size=local_window_size,
-        logits_soft_cap=logits_soft_cap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        score_mod=score_mod,
-        score_mod_args=score_mod_args,
-        implementation=implementation,
-        return_lse=return_lse,
-    )
-    results = _run(call, return_residual=False, return_lse=return_lse, return_max_logits=False)
-    if ragged is None:
-        return results
-    if not return_lse:
-        return ragged.packed(results, 0)
-    out, lse = results
-    return ragged.packed(out, 0), ragged.packed(lse, -jnp.inf)
-
-
-def _normalise_paged(
-    *,
-    cu_seqlens_q: ArrayLike | None,
-    max_seqlen_q: int | None,
-    max_seqlen_kv: int | None,
-    needs_keep: bool = False,
-    **arguments: Any,
-) -> tuple[Call, RaggedQueries | None]:
-    """The call, and where queries of a ragged one stand among all of them."""
-    for name in ("page_table", "key_value_seq_lengths"):
-        if arguments[name] is None:
-            raise ValueError(f"{name}: expected an array of integers, got None")
-    if max_seqlen_kv is not None:
-        table = cut_table(arguments["page_table"], arguments["key_pages"], max_seqlen_kv)
-        arguments["page_table"] = table
-    ragged = None
-    if cu_seqlens_q is not None:
-        cu_seqlens, longest = check_ragged(arguments, cu_seqlens_q, max_seqlen_q)
-        tokens = jnp.shape(arguments["query"])[0]
-        ragged = RaggedQueries.of(cu_seqlens, tokens, longest)
-        arguments["query"] = ragged.padded(jnp.asarray(arguments["query"]))
-        arguments["query_seq_lengths"] = ragged.lengths
-    elif max_seqlen_q is not None:
-        raise ValueError(f"cu_seqlens_q: expected one with max_seqlen_q={max_seqlen_q}, got None")
-    call = _normalise(
-        **arguments,
-        causal_alignment="bottom_right",
-        dropout_rate=0.0,
-        deterministic_backward=False,
-        needs_keep=needs_keep,
-        return_residual=False,
-        return_max_logits=False,
-    )
-    return call, ragged
-
-
-def _normalise(**arguments: Any) -> Call:
-    arguments = with_number_as_scale(arguments)
-    return normalise(**arguments, known_implementations=select.names())
-
-
 def _normalise_ragged(
     *, max_seqlen_q: int, max_seqlen_kv: int, needs_keep: bool = False, **arguments: Any
 ) -> Call:
@@ -463,28 +313,12 @@ def _normalise_ragged(
     for name in ("cu_seqlens_q", "cu_seqlens_kv"):
         if arguments[name] is None:
             raise ValueError(f"{name}: expected an array of integers, got None")
-    return _normalise(
+    return normal_form(
         **arguments,
         max_seq_lens=max_seq_lens,
         needs_keep=needs_keep,
         return_residual=False,
     )
-
-
-def _run(call: Call, *, return_residual: bool, return_lse: bool, return_max_logits: bool) -> Any:
-    told.called_here(call.options)
-    out, *rows = attention(call.options, call.operands)
-    results = [out]
-    if rows:
-        # Inside lse and the maxima are [B, N, T]; outside they have the layout of query.
-        lse, *row_max = (jnp.swapaxes(x, -1, -2) for x in rows)
-        if return_residual:
-            results.append(jax.lax.stop_gradient(lse).astype(out.dtype))
-        if return_lse:
-            results.append(lse)
-        if return_max_logits:
-            results.append(jax.lax.stop_gradient(row_max[0]))
-    return results[0] if len(results) == 1 else tuple(results)
 
 
 def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
@@ -596,9 +430,9 @@ class _NamedCall:
 
     def normalised(self, *, needs_keep: bool = False) -> Call:
         if self.function is paged_attention:
-            return _normalise_paged(**self.arguments, needs_keep=needs_keep)[0]
+            return normalise_paged(**self.arguments, needs_keep=needs_keep)[0]
         is_ragged = self.function is ragged_dot_product_attention
-        normal = _normalise_ragged if is_ragged else _normalise
+        normal = _normalise_ragged if is_ragged else normal_form
         return normal(**self.arguments, needs_keep=needs_keep)
 
 

@@ -109,6 +109,9 @@ class AttentionOptions:
     """True where the pair may attend, the other masks allowing."""
     implementation: tuple[str, ...] = ()
     """The caller's preference list; empty means the best available for the platform."""
+    whole_pages: bool = False
+    """Of a paged call: lengths are those of whole pages, and past a length a row's table names
+    pages of its own, which kernels may read. Only in what a rewrite asks an implementation."""
     engine: str = ""
     """Which engine of the implementation's, in its own words, where tuning found one that is faster
     than what it takes by itself: only in what `core/select` asks an implementation."""

@@ -29,6 +29,17 @@ _FEATURES: dict[str, dict[str, Any]] = {
     "sinks_and_window": {"sinks": 1, "window": (64, 0)},
     "query_lengths": {"some_queries": True},
 }
+_OF_WHOLE_PAGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "cap": {"soft_cap": 20.0},
+    "window": {"window": (300, 0)},
+    "window_to_both_sides": {"window": (290, 1), "is_causal": False},
+    "cap_and_window": {"soft_cap": 20.0, "window": (270, 0)},
+    "sinks_and_cap": {"sinks": 1, "soft_cap": 20.0},
+    "full": {"is_causal": False, "soft_cap": 20.0},
+}
+"""Calls of which kernels are given whole pages: windows that cross them among them."""
+
 _TRANSFORMS = ("vmap", "scan", "eager", "donate")
 
 
@@ -72,6 +83,16 @@ def _cases() -> list[Case]:
         add(f"page_of_24_t{t}", t=t, s=240, page=24)
         add(f"wrong_length_t{t}", t=t, s=128, page=16, kv_lengths=(128, -1, 129, 5, 64))
         add(f"long_t{t}", b=1, t=t, s=16384, page=64, kv_lengths=(16000,))
+    for t, page in product((9, 16, 17, 33, 300), (0, 8, 16, 64, 256)):
+        s, mix = 768, (t, 1, 1, t // 2, 0)
+        near = (s, max(page - 1, 0), page + 1, 5 * page // 2 + 3, page)
+        add(f"chunk_t{t}_page{page}", t=t, s=s, page=page, q_lengths=mix, kv_lengths=near)
+    for t, page, feature in product((1, 3, 33), (0, 24, 64), _OF_WHOLE_PAGES):
+        near = (576, 63, 64, 65, 449)
+        add(f"whole_{feature}_t{t}_page{page}", t=t, s=576, page=page, kv_lengths=near,
+            **_OF_WHOLE_PAGES[feature])  # fmt: skip
+    for h, page in product((128, 256), (48, 64)):
+        add(f"whole_d{h}_page{page}", h=h, t=40, s=576, page=page, soft_cap=20.0)
     return found
 
 

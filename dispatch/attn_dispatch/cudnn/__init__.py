@@ -167,7 +167,8 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | str:
     backend, refusal = _backend(), ""
     properties = cudnn_library.find().device_properties(device)
     for call in calls_of(spec):
-        if reasons := cudnn_rules.reasons_against(call, device.arch):
+        is_whole = spec.options.whole_pages
+        if reasons := cudnn_rules.reasons_against(call, device.arch, whole_pages=is_whole):
             refusal = refusal or "; ".join(reasons)
             continue
         try:

@@ -103,9 +103,15 @@ def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def reasons_against(call: CudnnCall, arch: str) -> tuple[str, ...]:
-    """Why cuDNN must not be asked for this one of the ways to say a call."""
-    if call.page_size and not call.decodes:
+def reasons_against(call: CudnnCall, arch: str, *, whole_pages: bool = False) -> tuple[str, ...]:
+    """Why cuDNN must not be asked for this one of the ways to say a call.
+
+    Args:
+      call: as cuDNN would be asked.
+      arch: of the device, "sm90".
+      whole_pages: whether nothing but live keys stands in the pages that its kernels may read.
+    """
+    if call.page_size and not (call.decodes or whole_pages):
         # Right, but for what it makes of NaN behind the last key of a page (H200, 9.19 and 9.28).
         return (
             "keys in pages: for all but a plain, single query of each row cuDNN's kernel "

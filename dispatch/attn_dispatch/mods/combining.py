@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attn_dispatch.api import MaskMod, ScoreMod
 from attn_dispatch.mods.checks import RowNumber
+from attn_dispatch.one_call import MaskMod, ScoreMod
 
 
 def all_of(*masks: MaskMod) -> MaskMod:

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from attn_dispatch.api import MaskMod
 from attn_dispatch.mods.checks import check_array, check_int
+from attn_dispatch.one_call import MaskMod
 
 
 def prefix_lm(prefix_lengths: ArrayLike) -> MaskMod:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from attn_dispatch.api import MaskMod
 from attn_dispatch.call.values import known_values
 from attn_dispatch.mods.checks import RowNumber, check_array
+from attn_dispatch.one_call import MaskMod
 
 
 def tree_mask(parents: ArrayLike, cache_length: ArrayLike = 0) -> MaskMod:

@@ -23,7 +23,8 @@ def gathered_spec(spec: AttentionSpec) -> AttentionSpec:
     others = [x for x in spec.operands if x.name not in _IN_PAGES]
     operands = (others[0], key, value, *others[1:])
     names = tuple(x.name for x in operands)
-    return AttentionSpec(replace(spec.options, operands=names), operands)
+    options = replace(spec.options, operands=names, whole_pages=False)
+    return AttentionSpec(options, operands)
 
 
 def gathered(spec: AttentionSpec, operands: Arrays) -> dict[str, jax.Array]:
@@ -77,11 +78,14 @@ def flat_pages(pages: jax.Array) -> jax.Array:
 def flat_table(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     """The page table [B, M] int32 of all pools' pages one after the other.
 
-    Entries past a length name the pool's first page, whatever they were: kernels may read them.
+    Entries past a length name the pool's first page, whatever they were: kernels may read them. Of
+    a call on whole pages they are as they are given.
     """
     pools, pages = spec.shape("key_pages")[:2]
     first = pages * (jnp.arange(spec.batch, dtype=jnp.int32) // (spec.batch // pools))
-    table = jnp.where(_is_reached(spec, operands), operands["page_table"], 0)
+    table = operands["page_table"]
+    if not spec.options.whole_pages:
+        table = jnp.where(_is_reached(spec, operands), table, 0)
     return jnp.clip(table, 0, pages - 1) + first[:, None]
 
 

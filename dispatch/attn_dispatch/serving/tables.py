@@ -59,7 +59,7 @@ def new_tables(slots: int, pages_per_slot: int, num_pages: int, page_size: int) 
       slots: B, the most sequences at a time.
       pages_per_slot: M; a sequence has at most M · page_size keys.
       num_pages: P, of the arrays that `new_pages` makes.
-      page_size: keys in a page; for cuDNN a power of two.
+      page_size: keys in a page; for cuDNN a power of two, or a multiple of 8.
 
     Raises:
       ValueError: a number below 1.

@@ -9,25 +9,36 @@ runs, and `explain` says by which.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import jax
+
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadGradientsApart
+from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
+from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
+from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
+from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
 from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesAsMask, SlopesAsBias
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.empty import NoScores
-from attn_dispatch.core.rewrites.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.mask_as_lengths import MaskModAsLengths
 from attn_dispatch.core.rewrites.mask_from_out import MaskFromOut
 from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap, ScoreModAsSlopes
 from attn_dispatch.core.rewrites.mods_as_arrays import MaskModAsMask, SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
-from attn_dispatch.core.rewrites.near_keys import NearKeys
 from attn_dispatch.core.rewrites.padded import PackedAsPadded
-from attn_dispatch.core.rewrites.pages import PagesGathered
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite, forward_of
+from attn_dispatch.core.rewrites.rewrite import (
+    Arrays,
+    Calls,
+    Compute,
+    InTwo,
+    Rewrite,
+    forward_of,
+)
 from attn_dispatch.core.rewrites.row_bias import RowBias
 from attn_dispatch.core.rewrites.sinks import SinksAfterwards
 from attn_dispatch.core.rewrites.value_columns import ValueColumns
@@ -36,7 +47,12 @@ from attn_dispatch.core.rewrites.wide_heads import WiderHeads
 _OF_THE_CALLERS_BIAS = NarrowBias()
 _GO_BY_LSE = (GradientApart, ReadGradientsApart, RowBias)
 
-_FOR_DECODING = (NearKeys(), QueriesAsHeads())
+_FOR_DECODING: tuple[Rewrite, ...] = (
+    SinksAfterwards(is_beside_cache=True),
+    NearKeys(),
+    WholePages(),
+    QueriesAsHeads(),
+)
 
 _PREFERRED: tuple[Rewrite, ...] = (MaskModAsLengths(),)
 
@@ -54,7 +70,8 @@ REWRITES: tuple[Rewrite, ...] = (
     ReadGradientsApart(),
     RowBias(),
     SinksAfterwards(),
-    *_FOR_DECODING,
+    *_FOR_DECODING[1:],
+    SmallerPages(),
     PagesGathered(),
     MaximumApart(),
     SlopesAsBias(),
@@ -83,10 +100,13 @@ class Chain:
     """The rewrites that bring a call to the kernel, each with the call that it rewrites."""
 
     steps: tuple[tuple[Rewrite, AttentionSpec], ...]
+    """And of one that wants another call beside its inner one how that goes: `beside`."""
     spec: AttentionSpec
     """The call that the kernel is asked for."""
     reasons: tuple[str, ...]
     """Why it does not run that one either."""
+    beside: tuple[tuple[AttentionSpec, Chain], ...] = ()
+    """The calls that some of the rewrites want beside."""
 
     @property
     def may_fall_back(self) -> bool:
@@ -107,7 +127,13 @@ class Chain:
         if i == len(self.steps):
             return dict(kernel(self.spec, operands))
         rewrite, spec = self.steps[i]
-        inner = Calls(lambda _, x: self._step(i + 1, dict(x), kernel, xla), xla)
+
+        def beside(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
+            chain = dict(self.beside)[spec]
+            results = chain.compute(dict(operands), kernel, xla)
+            return dict(zip(spec.result_names, results, strict=True))
+
+        inner = Calls(lambda _, x: self._step(i + 1, dict(x), kernel, xla), xla, beside)
         results = rewrite.compute(spec, operands, inner)
         return {name: results[name] for name in spec.result_names}
 
@@ -156,9 +182,24 @@ def _chain(
 ) -> Chain:
     """With exactly these of the rewrites that move dropout, unless None."""
     steps: list[tuple[Rewrite, AttentionSpec]] = []
+    others: dict[AttentionSpec, Chain] = {}
+
+    def reasons_of(rewrite: Rewrite, spec: AttentionSpec, inner: AttentionSpec) -> tuple[str, ...]:
+        """Against what a rewrite makes of a call."""
+        left = reasons_against(inner)
+        other = rewrite.beside(spec) if isinstance(rewrite, InTwo) else None
+        if other is None:
+            return left
+        if other not in others:
+            others[other] = rewritten(
+                other, reasons_against, preferred=preferred, may_fall_back=False
+            )
+        return left + tuple(x for x in others[other].reasons if x not in left)
+
     for rewrite in REWRITES:
         inner = rewrite.inner(spec) if rewrite.name == first else None
         if inner is not None:
+            reasons_of(rewrite, spec, inner)
             steps.append((rewrite, spec))
             spec = inner
     reasons, before = reasons_against(spec), -1
@@ -166,7 +207,7 @@ def _chain(
         inner = rewrite.inner(spec)
         if inner is None or not (moves is None or rewrite.name in moves):
             continue
-        left = reasons_against(inner)
+        left = reasons_of(rewrite, spec, inner)
         if set(left) <= set(reasons):
             steps.append((rewrite, spec))
             spec, reasons = inner, left
@@ -184,11 +225,11 @@ def _chain(
             inner = rewrite.inner(spec)
             if inner is None or inner in (x for _, x in steps):
                 continue
-            left = reasons_against(inner)
+            left = reasons_of(rewrite, spec, inner)
             if is_wanted or not set(reasons) <= set(left):
                 steps.append((rewrite, spec))
                 spec, reasons = inner, left
-    return Chain(tuple(steps), spec, reasons)
+    return Chain(tuple(steps), spec, reasons, tuple(others.items()))
 
 
 def _has_left_sinks_out(

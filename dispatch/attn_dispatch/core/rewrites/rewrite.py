@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -39,6 +39,8 @@ class Calls:
     """By the implementation for which the call is rewritten: its `inner` call."""
     xla: Compute
     """Any call, by XLA."""
+    beside: Compute
+    """By that implementation, the call that `InTwo.beside` asks for."""
 
 
 class Rewrite(Protocol):
@@ -60,6 +62,15 @@ class Rewrite(Protocol):
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         """The results of `spec`, at least, by name; of a spec that has an inner one."""
+        ...
+
+
+@runtime_checkable
+class InTwo(Rewrite, Protocol):
+    """One that may need another call by the same implementation, beside its inner one."""
+
+    def beside(self, spec: AttentionSpec) -> AttentionSpec | None:
+        """That call, of a spec that has an inner one; None where it needs none."""
         ...
 
 

@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.cache.few_queries import MOST
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_, gradients_without
+from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 
 
@@ -21,9 +23,11 @@ from attn_dispatch.semantics.sinks_grad import sinks_grad
 class SinksAfterwards:
     name: str = "sinks: put into out and lse afterwards"
     moves_dropout: bool = False
+    is_beside_cache: bool = False
+    """Only where it keeps kernels for decoding, and those that read pages, in the running."""
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if not spec.has("sinks"):
+        if not spec.has("sinks") or (self.is_beside_cache and not _is_beside_cache(spec)):
             return None
         gradients = gradients_without(spec, "sinks")
         # By the sum of its scores a row is known: lse is wanted, whoever wants it.
@@ -39,6 +43,12 @@ class SinksAfterwards:
         if "sinks" in spec.options.gradients:
             results["sinks"] = sinks_grad(spec, operands)
         return results
+
+
+def _is_beside_cache(spec: AttentionSpec) -> bool:
+    if spec.is_backward or not spec.has("key_value_seq_lengths") or is_packed(spec):
+        return False
+    return not spec.options.dropout_rate and (spec.is_paged or spec.seq_len_q <= MOST)
 
 
 def with_sinks(results: Arrays, sinks: jax.Array) -> Arrays:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.few_queries import MOST
+from attn_dispatch.core.rewrites.cache.few_queries import MOST
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
@@ -30,14 +30,18 @@ class NearKeys:
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
         o, (left, right) = spec.options, spec.band
-        if spec.is_backward or left is None or spec.seq_len_q > MOST or is_packed(spec):
+        if spec.is_backward or left is None or is_packed(spec):
             return None
         if not spec.has("key_value_seq_lengths") or o.causal_alignment != "bottom_right":
             return None
         if any(map(spec.has, _BY_PAIR)) or o.mods or right not in (None, 0) or spec.is_empty:
             return None
-        reached = left + spec.seq_len_q
-        if o.needs_keep or reached * _LEAST_SAVED > spec.seq_len_kv:
+        reached, least = left + spec.seq_len_q, _LEAST_SAVED
+        if spec.seq_len_q > MOST:
+            if not spec.is_paged:
+                return None  # an array goes packed, as it is
+            least = 1  # else all of them are copied
+        if o.needs_keep or reached * least > spec.seq_len_kv:
             return None
         rows = (spec.batch, reached, spec.num_kv_heads)
         arrays = {

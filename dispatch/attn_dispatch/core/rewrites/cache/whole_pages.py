@@ -1,0 +1,251 @@
+"""A call beside a cache as one on whole pages, which all queries of a row see, and on the rest.
+
+With anything more than a scale, or with several queries, kernels multiply by what stands past a
+length, and 0 · NaN is NaN (cuDNN, H200, 9.19 and 9.28). So a kernel is given *whole* pages alone:
+those of which every query of the row sees every key. There is no band then, and no length inside of
+a page; past the last whole page the table names it again, which has nothing but live keys. A table
+that begins with the first whole page leaves out what is left of a window.
+
+What is left at either end, fewer keys than a page and the queries have together, is copied. XLA
+attends to it for a few queries; else a kernel does, as to an array with lengths. What comes of both
+is merged by lse. Pages are cut into blocks of at most 64 keys beforehand, and an array is blocks
+too (blocks.py): neither is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
+from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
+from attn_dispatch.core.rewrites.rewrite import LENGTHS, Arrays, Calls, changed, for_
+from attn_dispatch.semantics.merge import merged
+from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.pages import keys_at
+from attn_dispatch.semantics.row_ids import is_packed, row_lengths
+from attn_dispatch.semantics.wrong import marked
+
+_BY_PAIR = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
+
+_TILE = 256
+"""A table has room for a multiple of so many keys. Kernels read it in tiles of 128, past its end if
+they must, and of whatever stands there they read a page (H200, 9.19: NaN where 5 pages of 64 were
+all of a row, and none where 3 pages of 128 were)."""
+
+_LEAST_WHOLE = 4
+"""A window has at least so many blocks: else the keys that it reaches are copied (near_keys.py)."""
+
+
+@dataclass(frozen=True)
+class WholePages:
+    name: str = "cache: whole pages by the kernel, the keys at their ends apart"
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        plan = _Plan.of(spec)
+        if plan is None:
+            return None
+        without = () if spec.is_paged else ("key", "value")
+        return changed(
+            spec,
+            without=without,
+            arrays=plan.blocks.arrays(spec, plan.columns),
+            is_causal=False,
+            window=(None, None),
+            needs_lse=True,
+            whole_pages=True,
+        )
+
+    def beside(self, spec: AttentionSpec) -> AttentionSpec | None:
+        """What a kernel computes of the rest: None where XLA does."""
+        plan = _Plan.of(spec)
+        if plan is None or spec.seq_len_q <= MOST or not plan.after:
+            return None
+        return changed(
+            spec,
+            without=IN_BLOCKS if spec.is_paged else (),
+            arrays=_near(spec, plan.after),
+            needs_lse=True,
+        )
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        plan, inner = _Plan.of(spec), self.inner(spec)
+        assert plan is not None and inner is not None
+        ends = _Ends.of(spec, operands, plan)
+        table, count = plan.blocks.table(spec, operands), ends.count[:, None]
+        column = ends.first[:, None] + jnp.minimum(
+            jnp.arange(plan.columns, dtype=jnp.int32)[None], jnp.maximum(count - 1, 0)
+        )
+        given = {
+            **operands,
+            **plan.blocks.pools(spec, operands),
+            "page_table": jnp.take_along_axis(
+                table, jnp.clip(column, 0, plan.blocks.columns - 1), axis=1
+            ),
+            "key_value_seq_lengths": ends.count * plan.blocks.size,
+        }
+        results = calls.kernel(inner, for_(inner, given))
+        t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
+        # What a kernel makes of a row without keys is not said.
+        is_live = (count > 0) & (t < ends.queries[:, None])
+        out, lse = results["out"], jnp.swapaxes(results["lse"], 1, 2)
+        lse = jnp.where(is_live[..., None], lse, -jnp.inf)
+        if (beside := self.beside(spec)) is not None:
+            rest = _by_kernel(spec, operands, plan, ends, beside, calls)
+            out, lse = merged(out, lse, *rest)
+        elif plan.before or plan.after:
+            out, lse = merged(out, lse, *_by_xla(spec, operands, plan, ends, calls))
+        lse = jnp.where((t < ends.queries[:, None])[..., None], lse, -jnp.inf)
+        out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
+        results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
+        return marked(spec, operands, results)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is known before the lengths are."""
+
+    blocks: Blocks
+    columns: int
+    """Room for the most whole blocks of a row, and to the end of a kernel's tile."""
+    before: int
+    """The most keys at their left that some query sees."""
+    after: int
+    """At their right."""
+
+    @staticmethod
+    def of(spec: AttentionSpec) -> _Plan | None:
+        o, (left, right) = spec.options, spec.band
+        if spec.is_backward or spec.is_empty or o.whole_pages or is_packed(spec):
+            return None
+        if not spec.has("key_value_seq_lengths") or any(map(spec.has, _BY_PAIR)):
+            return None
+        if o.mods or o.needs_max or o.needs_keep or 0 in (spec.head_dim, spec.head_dim_v):
+            return None
+        is_open = (left, right) == (None, None)
+        if not is_open and o.causal_alignment != "bottom_right":
+            return None
+        if right is not None and right < 0:
+            return None
+        if spec.seq_len_q <= MOST and is_plain(spec):
+            return None  # few_queries.py does it with fewer keys apart
+        if spec.seq_len_q > MOST and (left is not None or not spec.is_paged):
+            return None  # a window's keys are copied, and an array goes packed
+        blocks = Blocks.of(spec)
+        if blocks is None:
+            return None
+        columns = blocks.columns
+        if left is not None:
+            seen = spec.seq_len_kv if right is None else left + right + 1
+            columns = min(columns, seen // blocks.size)
+            if columns < _LEAST_WHOLE:
+                return None
+        columns = round_up(columns, -(-_TILE // blocks.size))
+        apart = blocks.size - 1 + (0 if is_open else spec.seq_len_q - 1)
+        if spec.seq_len_q > MOST and 2 * apart > spec.seq_len_kv:
+            return None  # all may as well be copied
+        return _Plan(blocks, columns, 0 if left is None else apart, apart)
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Where whole blocks begin and end; int32 [B]."""
+
+    queries: jax.Array
+    keys: jax.Array
+    first: jax.Array
+    """The block with which they begin."""
+    count: jax.Array
+    """How many there are."""
+    size: int
+
+    @staticmethod
+    def of(spec: AttentionSpec, operands: Arrays, plan: _Plan) -> _Ends:
+        queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
+        (left, right), size = spec.band, plan.blocks.size
+        # The first query's last key, and the last query's first.
+        end, begin = keys, jnp.zeros_like(keys)
+        if right is not None:
+            end = jnp.minimum(keys, keys - queries + right + 1)
+        if left is not None:
+            begin = jnp.maximum(keys - 1 - left, 0)
+        end = jnp.where(queries > 0, jnp.maximum(end, 0), 0)
+        first = -(-begin // size)
+        count = jnp.maximum(end // size - first, 0)
+        return _Ends(queries, keys, first, count, size)
+
+    @property
+    def begin(self) -> jax.Array:
+        """The first key of the whole blocks."""
+        return self.first * self.size
+
+    @property
+    def end(self) -> jax.Array:
+        """The key after them."""
+        return (self.first + self.count) * self.size
+
+
+def _near(spec: AttentionSpec, keys: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shapes and dtypes of key and value with so many places."""
+    rows = (spec.batch, keys, spec.num_kv_heads)
+    return {
+        "key": ((*rows, spec.head_dim), spec.dtype),
+        "value": ((*rows, spec.head_dim_v), spec.dtype),
+    }
+
+
+def _by_kernel(
+    spec: AttentionSpec,
+    operands: Arrays,
+    plan: _Plan,
+    ends: _Ends,
+    beside: AttentionSpec,
+    calls: Calls,
+) -> tuple[jax.Array, jax.Array]:
+    """out [B, T, N, V] and lse [B, T, N] over the keys after the whole blocks."""
+    places = ends.end[:, None] + jnp.arange(plan.after, dtype=jnp.int32)[None]
+    key, value = keys_at(spec, operands, places)
+    lengths = jnp.maximum(ends.keys - ends.end, 0)
+    near = {"key": key, "value": value, "key_value_seq_lengths": lengths}
+    if spec.has("query_seq_lengths"):
+        near["query_seq_lengths"] = ends.queries
+    results = calls.beside(beside, for_(beside, {**operands, **near}))
+    return results["out"], jnp.swapaxes(results["lse"], 1, 2)
+
+
+def _by_xla(
+    spec: AttentionSpec, operands: Arrays, plan: _Plan, ends: _Ends, calls: Calls
+) -> tuple[jax.Array, jax.Array]:
+    """out [B, T, N, V] and lse [B, T, N] over the keys at both ends of the whole blocks."""
+    (left, right), length = spec.band, plan.before + plan.after
+    before, after = (jnp.arange(x, dtype=jnp.int32)[None] for x in (plan.before, plan.after))
+    begin = (ends.begin - plan.before)[:, None]
+    places = jnp.concatenate([begin + before, ends.end[:, None] + after], axis=1)
+    key, value = keys_at(spec, operands, places)
+    t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None, :, None]
+    diagonal = (ends.keys - ends.queries)[:, None, None] + t
+    place, keys = places[:, None], ends.keys[:, None, None]
+    may_attend = (place >= 0) & (place < keys) & (t < ends.queries[:, None, None])
+    if left is not None:
+        may_attend &= place >= diagonal - left
+    if right is not None:
+        may_attend &= place <= diagonal + right
+    # 0 · NaN of what stands past a length would be NaN.
+    is_read = may_attend.any(axis=1)[..., None, None]
+    near = {name: jnp.where(is_read, x, 0) for name, x in (("key", key), ("value", value))}
+    mask = ((spec.batch, 1, spec.seq_len_q, length), "bool")
+    rest = changed(
+        spec,
+        without=(*IN_BLOCKS, *LENGTHS),
+        arrays=_near(spec, length) | {"mask": mask},
+        is_causal=False,
+        window=(None, None),
+        needs_lse=True,
+    )
+    given = {**operands, **near, "mask": may_attend[:, None]}
+    results = calls.xla(rest, for_(rest, given))
+    return results["out"], jnp.swapaxes(results["lse"], 1, 2)

@@ -1,0 +1,144 @@
+"""Whole pages for the kernel and their ends apart: nothing changes, and no kernel sees padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import explain
+from attn_dispatch.conformance.cache_cases import CACHE
+from attn_dispatch.conformance.case import Case
+from attn_dispatch.core.rewrites.cache import whole_pages
+from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
+from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
+from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
+from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
+from attn_dispatch.core.rewrites.sinks import SinksAfterwards
+from backend import needs_cudnn
+from test_paged import by_xla, kernel, rewritten_alone
+
+NAMED = {case.name: case for case in CACHE}
+
+
+def differs(case: Case, compute: Any, rewrite: Any = None) -> bool | None:
+    """Whether the rewrite gives other results than the call; None where it does not apply."""
+    results = rewritten_alone(rewrite or WholePages(), case, compute)
+    if results is None:
+        return None
+    found, expected = results
+    for name, x in found.items():
+        x, y = (np.asarray(z, np.float32) for z in (x, expected[name]))
+        same = (np.isnan(x) == np.isnan(y)).all() and ((x == -np.inf) == (y == -np.inf)).all()
+        if not same or not np.allclose(x, y, atol=0.02, rtol=0.01, equal_nan=True):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("compute", [by_xla, kernel], ids=["xla", "cudnn"])
+def test_it_changes_nothing(compute):
+    """By XLA, and by what stands for cuDNN's kernels, which multiply by all that is in a page."""
+    found = 0
+    for name, case in NAMED.items():
+        is_chosen = name.startswith(("cache/whole", "cache/chunk_t17", "cache/chunk_t300_page64"))
+        if is_chosen and not (case.sinks and compute is kernel):
+            is_different = differs(case, compute)
+            assert not is_different, name
+            found += is_different is not None
+    assert found >= 24
+
+
+def test_pages_of_no_power_of_two_are_cut():
+    for name in ("cache/whole_plain_t1_page24", "cache/whole_cap_t33_page24"):
+        assert differs(NAMED[name], by_xla, SmallerPages()) is False
+
+
+_OF_ENDS = whole_pages._Ends.of
+
+
+def _broken(**changes: Any) -> Any:
+    def of(*args: Any) -> Any:
+        ends = _OF_ENDS(*args)
+        fields = {name: change(getattr(ends, name)) for name, change in changes.items()}
+        return replace(ends, **fields)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"count": lambda x: x + 1},
+        {"count": lambda x: jnp.maximum(x - 1, 0)},
+        {"first": lambda x: x + 1},
+        {"first": lambda x: jnp.maximum(x - 1, 0)},
+        {"first": jnp.zeros_like},
+        {"keys": lambda x: jnp.maximum(x - 1, 0)},
+        {"queries": lambda x: jnp.maximum(x - 1, 0)},
+    ],
+    ids=["a page more", "a page less", "a page late", "a page early", "table not rotated",
+         "a key less", "a query less"],
+)  # fmt: skip
+def test_what_is_wrong_is_noticed(wrong, monkeypatch):
+    monkeypatch.setattr(whole_pages._Ends, "of", staticmethod(_broken(**wrong)))
+    names = ("cap_t1_page64", "cap_and_window_t3_page64", "plain_t33_page64")
+    assert any(differs(NAMED[f"cache/whole_{x}"], kernel) for x in names)
+
+
+@pytest.mark.parametrize("what", ["tile", "own"])
+def test_a_table_that_lets_the_kernel_read_other_pages_is_noticed(what, monkeypatch):
+    """One that ends inside of a tile, and one that names another row's page past the length."""
+    if what == "tile":
+        monkeypatch.setattr(whole_pages, "_TILE", 1)
+        case = NAMED["cache/whole_plain_t33_page64"]
+    else:
+        monkeypatch.setattr(whole_pages.jnp, "minimum", lambda x, y: x + 0 * y)
+        case = NAMED["cache/whole_cap_t1_page64"]
+    assert differs(case, kernel)
+
+
+W, Q, S = (x.name for x in (WholePages(), QueriesAsHeads(), SinksAfterwards()))
+
+
+@needs_cudnn
+@pytest.mark.parametrize("target", ["sm80", "sm90", "sm100"])
+@pytest.mark.parametrize(
+    ("t", "page", "options", "expected"),
+    [
+        (1, 16, {"logits_soft_cap": 30.0}, (W,)),
+        (1, 0, {"logits_soft_cap": 30.0}, (W,)),
+        (4, 16, {"logits_soft_cap": 30.0}, (W, Q)),
+        (1, 16, {"local_window_size": (5000, 0)}, (W,)),
+        (4, 0, {"local_window_size": (5000, 0)}, (W, Q)),
+        (16, 16, {}, (Q,)),
+        (4, 0, {"sinks": 1}, (S, Q)),
+        (1, 0, {"sinks": 1}, (S,)),
+        (256, 16, {}, (W,)),
+        (256, 16, {"sinks": 1}, (S, W)),
+        (256, 16, {"local_window_size": (1023, 0)}, (NearKeys().name,)),
+        (1, 24, {}, (SmallerPages().name,)),
+        (256, 24, {}, (W,)),
+        (256, 3, {}, (PagesGathered().name,)),
+    ],
+    ids=str,
+)
+def test_how_cudnn_takes_them(target, t, page, options, expected):
+    struct, b, n, k, s = jax.ShapeDtypeStruct, 4, 32, 8, 6144
+    given: dict[str, Any] = {"key_value_seq_lengths": struct((b,), jnp.int32)} | options
+    if "sinks" in given:
+        given["sinks"] = struct((n,), jnp.float32)
+    if page:
+        pools = {x: struct((900, page, k, 128), jnp.bfloat16) for x in ("key_pages", "value_pages")}
+        given |= pools | {"page_table": struct((b, s // page), jnp.int32)}
+        arrays = ()
+    else:
+        arrays = (struct((b, s, k, 128), jnp.bfloat16),) * 2
+        given |= {"is_causal": True, "causal_alignment": "bottom_right"}
+    query = struct((b, t, n, 128), jnp.bfloat16)
+    found = explain(query, *arrays, target=target, **given).forward[0]
+    assert (found.implementation, found.reasons, found.rewrites) == ("cudnn", (), expected)
