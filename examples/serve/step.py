@@ -111,32 +111,20 @@ class _Places:
         return out[None]
 
 
-@functools.partial(jax.jit, static_argnames=("config", "longest_cache"), donate_argnames="state")
-def step(
-    params: Params,
-    state: State,
-    work: Work,
-    sampling: Sampling,
-    config: Config,
-    longest_cache: int,
-) -> tuple[jax.Array, jax.Array, State]:
-    """What follows, and the state with what was accepted in it.
+def advance(
+    params: Params, state: State, work: Work, config: Config, longest_cache: int
+) -> tuple[jax.Array, State]:
+    """float32 logits [B, D, V] after each of a slot's tokens, and the state with all of them in it.
+
+    Of a slot whose prompt this step reads, those after the chunk are in the first column.
 
     Args:
       longest_cache: the most tokens that a slot has then; few different ones, for each is planned.
-
-    Returns:
-      int32 [B, D + 1]: after each of a slot's tokens the one that follows, of a slot whose prompt
-      this step read the first of its answer in the first column; and in the last how many of the
-      draft's were right. Those that were not are taken back.
-      bool []: there were too few pages, and nothing was changed.
-      The state.
     """
-    lengths_of_chunk = work.chunk_length * (
-        jnp.arange(work.number.shape[0], dtype=jnp.int32) == work.chunk_slot
-    )
+    slots = jnp.arange(work.number.shape[0], dtype=jnp.int32)
+    of_chunks = jnp.where(slots == work.chunk_slot, work.chunk_length, 0)
     tables = serving.free(state.tables, work.ended)
-    tables = serving.grow(tables, work.number + lengths_of_chunk)
+    tables = serving.grow(tables, work.number + of_chunks)
     places = _Places(tables, work, longest_cache)
     rotary = rotary_angles(places.positions(), config)
     num_pages = tables.references.shape[0]
@@ -156,18 +144,37 @@ def step(
     carry = (params["embed"][tokens][None], state.key_pages, state.value_pages)
     layers = (params["layers"], jnp.arange(config.layers, dtype=jnp.int32))
     (x, key_pages, value_pages), _ = jax.lax.scan(layer, carry, layers)
-    of_drafts, of_chunk = places.split(x)
+    x, of_chunk = places.split(x)
     if work.chunk.shape[0]:
-        is_read = lengths_of_chunk[:, None] > 0
         last = of_chunk[jnp.maximum(work.chunk_length - 1, 0)]
-        of_drafts = of_drafts.at[:, 0].set(jnp.where(is_read, last, of_drafts[:, 0]))
-    # After a prompt's last token, or after each of those that answer it.
-    positions = jnp.maximum(tables.lengths - jnp.maximum(work.number, 1), 0)[:, None]
-    positions = positions + jnp.arange(work.tokens.shape[1])
-    following = choose(logits_of(of_drafts, params, config), sampling, positions)
-    drafted = jnp.arange(work.tokens.shape[1] - 1) < (work.number - 1)[:, None]
-    is_right = (following[:, :-1] == work.tokens[:, 1:]) & drafted
+        x = x.at[:, 0].set(jnp.where(of_chunks[:, None] > 0, last, x[:, 0]))
+    return logits_of(x, params, config), State(tables, key_pages, value_pages)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "longest_cache"), donate_argnames="state")
+def step(
+    params: Params,
+    state: State,
+    work: Work,
+    sampling: Sampling,
+    config: Config,
+    longest_cache: int,
+) -> tuple[jax.Array, jax.Array, State]:
+    """What follows, and the state with what was accepted in it.
+
+    Returns:
+      int32 [B, D + 1]: the tokens after each of a slot's, where `advance` has their logits; and in
+      the last column how many tokens of the draft were right. Those that were not are taken back.
+      bool []: there were too few pages, and nothing was changed.
+      The state.
+    """
+    logits, state = advance(params, state, work, config, longest_cache)
+    tables, drafts = state.tables, jnp.maximum(work.number - 1, 0)
+    first = jnp.maximum(tables.lengths - 1 - drafts, 0)[:, None]
+    column = jnp.arange(work.tokens.shape[1], dtype=jnp.int32)[None]
+    following = choose(logits, sampling, first + column)
+    is_right = (following[:, :-1] == work.tokens[:, 1:]) & (column[:, :-1] < drafts[:, None])
     right = jnp.cumprod(is_right, axis=1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
-    tables = serving.shrink(tables, jnp.maximum(work.number - 1, 0) - right)
+    tables = serving.shrink(tables, drafts - right)
     found = jnp.concatenate([following, right[:, None]], axis=1)
-    return found, tables.failed, State(tables, key_pages, value_pages)
+    return found, tables.failed, dataclasses.replace(state, tables=tables)
