@@ -189,13 +189,17 @@ STEPS = st.one_of(
     st.tuples(st.just("fork"), ONE_SLOT, ONE_SLOT),
     st.just(("clear",)),
 )
+WITH_CLEARING = st.tuples(st.booleans(), STEPS)
+"""Whether a failure is cleared before the step: until then little happens."""
 
 
-@given(st.lists(STEPS, min_size=5, max_size=40))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(WITH_CLEARING, min_size=5, max_size=40))
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_sequence_of_steps(steps):
     both = Both(is_jitted=True)
-    for step in steps:
+    for clears, step in steps:
+        if clears:
+            both.do("clear")
         both.do(*step)
         both.check()
     both.do("free", (True,) * SLOTS)

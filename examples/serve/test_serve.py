@@ -52,15 +52,17 @@ def _likeliest(params, tokens, config):
     return logits[0].argmax(-1)
 
 
-def recomputed(params, prompt: list[int], most: int) -> list[int]:
+def recomputed(
+    params, prompt: list[int], most: int, config=CONFIG, end: int = END, length: int = 96
+) -> list[int]:
     """The answer by the whole sequence, each time anew."""
     answer: list[int] = []
     while len(answer) < most:
         tokens = prompt + answer
-        padded = np.zeros(CONFIG.context, np.int32)
+        padded = np.zeros(length, np.int32)
         padded[: len(tokens)] = tokens
-        following = int(_likeliest(params, padded, CONFIG)[len(tokens) - 1])
-        if following == END:
+        following = int(_likeliest(params, padded, config)[len(tokens) - 1])
+        if following == end:
             break
         answer.append(following)
     return answer
@@ -202,15 +204,47 @@ def test_what_can_never_be_answered_is_refused_at_once(params):
     engine.run()
 
 
-def test_the_command_answers():
+def real_model():
     for package in ("gguf", "tokenizers", "rich"):
         pytest.importorskip(package)
     try:
-        gguf_weights.default_path()
+        return gguf_weights.load(gguf_weights.default_path())
     except InputError as error:
         pytest.skip(str(error))
-    command = (sys.executable, "-m", "examples.serve", "--requests", "2", "--tokens", "4")
-    said = subprocess.run(
-        command, cwd=Path(__file__).parents[2], check=True, capture_output=True, text=True
-    ).stdout
-    assert "> Why is the sky blue?" in said and "2 answers, 5 tokens in" in said
+
+
+def test_the_command_answers():
+    real_model()
+    command = (sys.executable, "-m", "examples.serve", "--requests", "2", "--tokens", "8")
+    said = [
+        subprocess.run(
+            (*command, *more), cwd=Path(__file__).parents[2], check=True, capture_output=True,
+            text=True,
+        ).stdout
+        for more in ((), ("--speculate", "4"))
+    ]  # fmt: skip
+    for text in said:
+        assert "> Why is the sky blue?" in text and "2 answers, 10 tokens in" in text
+    answers = [x.partition("> Why is")[2].partition("2 answers")[0] for x in said]
+    assert answers[0] == answers[1]
+
+
+def test_the_real_model_answers_as_if_recomputed():
+    """Three prompts of which parts repeat themselves, by chunks, a prefix and drafts."""
+    checkpoint = real_model()
+    from ..smollm2.tokenizer import build_tokenizer
+
+    config, end = checkpoint.config, checkpoint.vocabulary.end_id
+    params = jax.tree.map(jnp.asarray, checkpoint.weights)
+    tokenizer = build_tokenizer(checkpoint.vocabulary)
+    texts = ("one two three four, one two three four, one two three", "The sea is", "2, 4, 6, 8,")
+    prompts = [tokenizer.encode(f"Go on: {x}").ids for x in texts]
+    engine = Engine(
+        params, config, end, slots=3, page_size=4, num_pages=64, chunk=8, speculate=4,
+        prefix=prompts[0][:3],
+    )  # fmt: skip
+    requests = [Request(x, 12) for x in prompts]
+    assert answered(engine, requests) == [
+        recomputed(params, x, 12, config, end, length=64) for x in prompts
+    ]
+    assert engine.accepted > 0
