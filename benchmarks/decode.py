@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import decode_peers
 import jax
 import jax.numpy as jnp
 from command import arguments, save
@@ -32,6 +33,8 @@ _CELLS = (
     (16, 8192, 32, 32, 128),
     (16, 8192, 32, 1, 128),
     (16, 8192, 32, 8, 64),
+    (16, 8192, 32, 32, 64),
+    (16, 8192, 32, 1, 64),
     (16, 8192, 16, 4, 256),
 )
 """Batch, keys, heads, kv heads, head dim."""
@@ -81,16 +84,17 @@ def calls_of(batch: int, keys: int, heads: int, kv_heads: int, dim: int) -> dict
     for size in _PAGE_SIZES:
         table = jax.random.permutation(seeds[3], batch * keys // size).astype(jnp.int32)
         pages = [x.reshape(-1, size, kv_heads, dim) for x in (key, value)]
-        rest = (*pages, table.reshape(batch, -1))
+        rest = (pages[0], pages[1], table.reshape(batch, -1))
         found[f"pages of {size}"] = (paged, query[1], *rest, full)
         if size == 64:
             found["pages of 64, half"] = (paged, query[1], *rest, half)
             found["pages of 64, 4 queries"] = (paged, query[4], *rest, full)
+            found |= decode_peers.flash_attn3(query, (key, value), rest, full)
     programs = {name: (repeated(call), given) for name, (call, *given) in found.items()}
     return programs | {"copy": (jax.jit(lambda x: x + 1), (key,))}
 
 
-def measured(cell: tuple[int, ...], rounds: int) -> dict[str, float]:
+def measured(cell: tuple[int, ...], rounds: int, torch: decode_peers.Torch) -> dict[str, float]:
     """Microseconds of each call of a cell, and what follows from them."""
     programs, times = calls_of(*cell), {}
     for run, given in programs.values():
@@ -104,21 +108,22 @@ def measured(cell: tuple[int, ...], rounds: int) -> dict[str, float]:
             jax.block_until_ready(result)
             took = (time.perf_counter() - started) / steps / repeats
             times.setdefault(name, []).append(1e6 * took)
-    found = {name: statistics.median(x) for name, x in times.items()}
+    found = {name: statistics.median(x) for name, x in times.items()} | torch.times(cell, rounds)
     # The copy reads and writes as many bytes as keys and values have together.
     return found | {"of the copy's bandwidth": found["copy"] / found["lengths, full"]}
 
 
 def main() -> None:
     args = arguments(__doc__ or "", rounds=7, seconds=0)
-    rows = []
+    rows, torch = [], decode_peers.Torch()
     for cell in _CELLS:
         batch, keys, heads, kv_heads, dim = cell
         name = f"{batch} rows of {keys} keys, {heads}/{kv_heads} heads, d{dim}"
-        row = {x: round(y, 2) for x, y in measured(cell, args.rounds).items()}
+        row = {x: round(y, 2) for x, y in measured(cell, args.rounds, torch).items()}
         print(f"{name}: " + ", ".join(f"{x} {y}" for x, y in row.items()), flush=True)
         rows.append({"cell": name, "us": row})
         save("decode", {"environment": environment(), "rows": rows}, args.results)
+    torch.close()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-from attn_dispatch import dot_product_attention, explain, paged_attention
+from attn_dispatch import api, dot_product_attention, explain, paged_attention
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.cache_cases import CACHE
 from attn_dispatch.conformance.case import Case, spec_of
@@ -142,6 +143,89 @@ def test_what_is_wrong_in_traced_values_is_nan_in_its_own_row(length, page):
     assert np.isnan(found[0]).all() and not np.isnan(found[1:]).any()
 
 
+def windowed(t: int, missing: dict[int, int], window: Any, **options: Any) -> Any:
+    """A traced call without the first `missing[row]` pages of rows, and one that has all of them;
+    what pages hold that no query reaches is NaN."""
+    _, _, key, value, table = cache()
+    without = table.copy()
+    for row, number in missing.items():
+        key, value = (x.at[table[row, :number]].set(jnp.nan) for x in (key, value))
+        without[row, :number] = -1
+    # Page 0 is nobody's, and NaN: entries that are not there must not stand for it.
+    key, value = (
+        jnp.pad(x, ((1, 0), *[(0, 0)] * 3), constant_values=jnp.nan) for x in (key, value)
+    )
+    table = np.where(without < 0, -1, without + 1)
+    call = jax.jit(partial(paged_attention, **options), static_argnames="local_window_size")
+    found = call(queries(B, t), key, value, table, LENGTHS, local_window_size=window)
+    expected = in_the_cache(queries(B, t), local_window_size=window, **options)
+    return jax.tree.map(np.asarray, (found, expected))
+
+
+@pytest.mark.parametrize("t", [1, 2, 9])
+@pytest.mark.parametrize("left", [0, 5, 8, 30])
+def test_pages_behind_a_window_need_not_be_there(t, left):
+    """As many as no query reaches; with one fewer the row is NaN, and no other is."""
+    most = {row: max(int(LENGTHS[row]) - t - left, 0) // PAGE for row in (0, 2)}
+    found, expected = windowed(t, most, (left, 0))
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    found, expected = windowed(t, {0: most[0] + 1, 2: most[2]}, (left, None))
+    assert np.isnan(found[0]).all()
+    np.testing.assert_allclose(found[1:], expected[1:], atol=2e-6)
+
+
+def test_pages_behind_a_window_and_everything_else():
+    """Rows of fewer queries, pools that are mapped, gathered a few rows at a time, traced windows,
+    and what is looked at before the call."""
+    number = np.array([1, 0, 3], np.int32)
+    found, expected = windowed(4, {0: 3, 2: 3}, (8, 0), query_seq_lengths=number, return_lse=True)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6), found, expected)
+    key, value, table = (np.array(x) for x in cache()[2:])
+    table[0, :3] = 99
+    given = (queries(B, 4), key, value)
+    with pytest.raises(ValueError, match="key_value_seq_lengths and the window reach, got 99"):
+        paged_attention(*given, table, LENGTHS, local_window_size=(8, 0))
+    out = paged_attention(
+        *given, table, LENGTHS, local_window_size=(8, 0), query_seq_lengths=number
+    )
+    np.testing.assert_allclose(out, in_the_cache(queries(B, 4), local_window_size=(8, 0),
+                               query_seq_lengths=number), atol=2e-6)  # fmt: skip
+
+    @jax.jit
+    def traced(left, table):
+        return paged_attention(*given, table, LENGTHS, local_window_size=(left, 0))
+
+    assert np.isnan(traced(8, table)[0]).all() and not np.isnan(traced(4, table)).any()
+    mapped = jax.vmap(
+        lambda k, t: paged_attention(given[0], k, value, t, LENGTHS, local_window_size=(4, 0))
+    )
+    two = mapped(np.stack([key, key]), np.stack([table, table]))
+    np.testing.assert_allclose(two[1], traced(4, table), atol=2e-6)
+
+
+@pytest.mark.parametrize("rewrite", [NearKeys(), PagesGathered()], ids=lambda x: x.name)
+@pytest.mark.parametrize("t", [1, 2])
+def test_rewrites_without_the_pages_behind_a_window(rewrite, t):
+    """Row 0 lacks one that it needs; row 2 lacks those that it does not. Page 0 is NaN."""
+    _, _, key, value, table = cache()
+    table += 1
+    table[0, :4], table[2, :4] = -1, 99
+    number = np.array([t, 0, 1], np.int32)
+    arrays = {"query": queries(B, t), "key_pages": key, "value_pages": value, "page_table": table}
+    arrays |= {"key_value_seq_lengths": LENGTHS, "query_seq_lengths": number}
+    operands = {x: jnp.asarray(y) for x, y in arrays.items()}
+    for name in ("key_pages", "value_pages"):
+        operands[name] = jnp.pad(operands[name], ((1, 0), *[(0, 0)] * 3), constant_values=jnp.nan)
+    window: dict[str, Any] = {"local_window_size": (7, 0)}
+    given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
+    spec = api.spec_of(**given, **window)
+    operands |= {x: operands[x][None] for x in ("key_pages", "value_pages")}  # of one pool
+    found = rewrite.compute(spec, operands, Calls(by_xla, by_xla))["out"]
+    expected = in_the_cache(queries(B, t), query_seq_lengths=number, **window)
+    assert np.isnan(found[0]).all()
+    np.testing.assert_allclose(found[1:], expected[1:], atol=2e-6)
+
+
 @pytest.mark.parametrize("missing", ["slots", "queries", "columns", "page", "values", "dims"])
 def test_axes_without_length(missing):
     """Out has what of its shape there is, and is 0; a head dim of 0 leaves the mean of values."""
@@ -195,6 +279,12 @@ def test_vmap_over_queries_tables_and_pools():
     np.testing.assert_allclose(found[0], expected, atol=1e-6)
     expected = paged_attention(query, *(x[1] for x in pools), table, LENGTHS)
     np.testing.assert_allclose(found[1], expected, atol=1e-6)
+    for of_keys, of_values in ((0, None), (None, 0)):
+        one_of_two = jax.vmap(paged_attention, (None, of_keys, of_values, None, None))
+        given = [x if y is None else jnp.stack([2 * x, x])
+                 for x, y in ((key, of_keys), (value, of_values))]  # fmt: skip
+        found = one_of_two(query, *given, table, LENGTHS)
+        np.testing.assert_allclose(found[1], paged_attention(query, key, value, table, LENGTHS))
     thrice = jax.vmap(two, (0, None, None, 0, None))
     tables = np.stack([table] * 3)
     found = thrice(jnp.stack([query] * 3), *pools, tables, LENGTHS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +194,22 @@ def test_a_prefix_is_shared_and_a_fork_goes_its_own_way():
 
 
 def test_what_failed_is_remembered():
-    state = jax.jit(serving.grow)(tables(2), np.array([9, 0, 0, 0]))
-    state = jax.jit(serving.grow)(state, np.array([4, 0, 0, 0]))
-    check(state, [4, 0, 0, 0])
-    with pytest.raises(serving.OutOfPages, match="1 of 2 pages are free, and a slot holds 24 keys"):
-        serving.raise_if_failed(state)
+    """Until it is cleared nothing grows and nothing is written."""
+    grow, write = jax.jit(serving.grow), jax.jit(serving.write)
+    begun = grow(tables(2), np.array([4, 0, 0, 0]))
+    pages = write(jnp.zeros((2, PAGE, K, H)), jnp.ones((SLOTS, 4, K, H)), begun, [4, 0, 0, 0])
+    for tokens in ([5, 0, 0, 0], [1, 0, 0, 0]):
+        state = grow(begun if tokens[0] == 5 else state, np.array(tokens))
+        check(state, [4, 0, 0, 0])
+        after = write(pages, jnp.full((SLOTS, 5, K, H), 7.0), state, np.array(tokens))
+        np.testing.assert_array_equal(after, pages)
+    message = "1 of 2 pages are free, and a slot holds 24 keys"
+    for call in (lambda: serving.raise_if_failed(state), lambda: serving.grow(state, [1, 0, 0, 0])):
+        with pytest.raises(serving.OutOfPages, match=message):
+            call()
+    state = grow(replace(state, failed=jnp.zeros((), bool)), np.array([1, 0, 0, 0]))
+    check(state, [5, 0, 0, 0])
+    assert not state.failed
 
 
 @pytest.mark.parametrize(

@@ -47,15 +47,16 @@ def paged_attention(
     What stands past a sequence's length reaches nothing, neither keys nor entries of the table. A
     sequence without keys has an output of 0 and an lse of -inf, and so have queries past a length
     and tokens of no sequence. Lengths and cu_seqlens are checked as in the other calls; a traced
-    one that is wrong, and a page that is not there in the part of the table that the length
-    reaches, makes the rows of its sequence NaN.
+    one that is wrong, and a page that is not there, makes the rows of its sequence NaN. Pages past
+    the length, and with local_window_size those that no query of the sequence reaches, need not be
+    there (`serving.free_behind`).
 
     Args:
       query: [B, T, N, H], or with cu_seqlens_q [tokens, N, H]; float16, bfloat16, float32, or
         float64 under x64.
       key_pages: [P, page, K, H], query's dtype.
       value_pages: [P, page, K, V], query's dtype. Sequences may share pages.
-      page_table: [B, M] integers, from 0 to P - 1 as far as the lengths reach.
+      page_table: [B, M] integers, from 0 to P - 1 as far as the lengths and the window reach.
       key_value_seq_lengths: [B] integers from 0 to M · page: the keys of each sequence.
       query_seq_lengths: [B] integers from 0 to T; queries at or past the length are padding.
       cu_seqlens_q: [B + 1] integers, ascending from 0 to at most the number of tokens: sequence b

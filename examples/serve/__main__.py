@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ..smollm2 import gguf_weights
 from ..smollm2.tokenizer import build_tokenizer, chat_prompt
-from .engine import Engine, Request
+from .engine import Engine
+from .request import Request
 
 QUESTIONS = (
     "Why is the sky blue?", "Name three rivers of Europe.", "What is 17 plus 25?",
@@ -21,14 +22,13 @@ QUESTIONS = (
     "Who wrote Hamlet?", "Give me a rhyme on 'light'.",
 )  # fmt: skip
 
+SHAPES = """A step is compiled for each of its shapes, of which there are few: with a chunk of a
+prompt or without, with drafts or without, for caches of 16 pages, 32, 64, and so on to the longest
+answer. Rates leave compilation out."""
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m examples.serve", description=__doc__)
-    parser.add_argument("--requests", type=int, default=12, help="default: %(default)s")
-    parser.add_argument("--tokens", type=int, default=40, help="of the longest answer")
-    parser.add_argument("--slots", type=int, default=8, help="requests at a time")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    args = parser.parse_args()
+    args = _parse()
     console = Console()
     with console.status("Reading and dequantizing the weights"):
         checkpoint = gguf_weights.load(gguf_weights.default_path())
@@ -40,17 +40,24 @@ def main() -> None:
     with console.status("Compiling, and reading what all prompts begin with"):
         engine = Engine(
             params, checkpoint.config, checkpoint.vocabulary.end_id, slots=args.slots,
-            prefix=prompts[0][:common],
+            prefix=prompts[0][:common], speculate=args.speculate,
         )  # fmt: skip
     requests = [
         # A long tail: one in four answers may be long.
-        Request(prompts[i % len(prompts)], args.tokens if i % 4 == 0 else args.tokens // 4 or 1,
-                args.temperature)
+        Request(
+            prompts[i % len(prompts)], args.tokens if i % 4 == 0 else args.tokens // 4 or 1,
+            args.temperature, args.top_k, args.top_p, args.seed + i,
+        )
         for i in range(args.requests)
     ]  # fmt: skip
     for request in requests:
         engine.add(request)
-    made, started = 0, time.perf_counter()
+    compiled_before, started, made = engine.compile_seconds, time.perf_counter(), 0
+
+    def rate() -> float:
+        seconds = time.perf_counter() - started - (engine.compile_seconds - compiled_before)
+        return made / seconds
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("tokens", total=sum(x.most for x in requests))
@@ -59,19 +66,45 @@ def main() -> None:
             nonlocal made
             made += 1
             text = tokenizer.decode(requests[0].answer).replace("\n", " ")[-60:]
-            rate = made / (time.perf_counter() - started)
-            progress.update(task, advance=1, description=f"{rate:,.0f} tokens/s  {text}")
+            progress.update(task, advance=1, description=f"{rate():,.0f} tokens/s  {text}")
 
         engine.on_token = on_token
         engine.run()
-    seconds = time.perf_counter() - started
     for i, request in enumerate(requests[: len(QUESTIONS)]):
         console.print(f"\n> {QUESTIONS[i]}\n{tokenizer.decode(request.answer)}", markup=False)
+    drafts = ""
+    if engine.drafted:
+        share = engine.accepted / engine.drafted
+        drafts = f"; {share:.0%} of {engine.drafted} drafted tokens were right"
     console.print(
-        f"\n{len(requests)} answers, {made} tokens in {engine.steps} steps, {made / seconds:,.1f} "
-        f"tokens/s with compilation; {engine.free_pages} pages are free",
+        f"\n{len(requests)} answers, {made} tokens in {engine.steps} steps, {rate():,.1f} tokens/s"
+        f"{drafts}; {engine.compile_seconds:.1f} s of compilation; {engine.free_pages} pages are "
+        "free",
         highlight=False,
     )
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.serve", description=__doc__, epilog=SHAPES
+    )
+    number = {"type": int, "metavar": "N"}
+    parser.add_argument("--requests", **number, default=12, help="default: %(default)s")
+    parser.add_argument("--tokens", **number, default=40, help="of the longest answer")
+    parser.add_argument("--slots", **number, default=8, help="requests at a time")
+    parser.add_argument(
+        "--speculate", **number, default=0, choices=range(8),
+        help="draft up to N tokens, 0 to 7, by looking up what followed the last ones before; "
+        "answers stay the same",
+    )  # fmt: skip
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
+    parser.add_argument("--top-k", **number, default=0, help="draw from the N likeliest; 0: all")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P",
+        help="draw from the fewest that have probability P together",
+    )  # fmt: skip
+    parser.add_argument("--seed", **number, default=0)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

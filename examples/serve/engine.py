@@ -1,13 +1,13 @@
 """Continuous batching: requests join and leave while others go on.
 
-A step has one token of each sequence that is being answered, and beside them a chunk of a prompt. A
-request is let in when there are pages for all that it may become, so that none runs out. Slot 0
-holds what all prompts begin with: its full pages are shared.
+A step has one token of each sequence that is being answered, or a draft of several, and beside them
+a chunk of a prompt. admission.py says who is let in, step.py is the step.
 """
 
-import collections
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +16,14 @@ import numpy as np
 from attn_dispatch import serving
 
 from ..smollm2.model import Config, InputError, Params
-from .step import State, step
+from .admission import Admission
+from .drafts import lookup
+from .request import Request
+from .sampling import Sampling
+from .step import State, Work, step
 
-
-@dataclasses.dataclass
-class Request:
-    """A prompt and what became of it."""
-
-    prompt: list[int]
-    most: int
-    """The most tokens of the answer."""
-    temperature: float = 0.0
-    answer: list[int] = dataclasses.field(default_factory=list)
-    done: int = 0
-    """Tokens of the prompt that are in the cache."""
-
-    @property
-    def is_decoding(self) -> bool:
-        return self.done == len(self.prompt)
+LEAST_PAGES = 16
+"""Caches of fewer pages are computed as ones of so many."""
 
 
 class Engine:
@@ -49,8 +39,8 @@ class Engine:
         page_size: int = 16,
         num_pages: int = 1024,
         chunk: int = 64,
+        speculate: int = 0,
         prefix: Sequence[int] = (),
-        seed: int = 0,
     ) -> None:
         """A model and its cache.
 
@@ -58,26 +48,30 @@ class Engine:
           slots: the most requests at a time.
           page_size, num_pages: of the cache.
           chunk: the most tokens of a prompt in a step.
+          speculate: the most tokens of a draft, up to 7; 0 drafts nothing.
           prefix: what prompts have in common at their beginning, or nothing.
-          seed: of sampling.
         """
+        if not 0 <= speculate <= 7:
+            raise InputError(f"drafts of {speculate} tokens; there may be 0 to 7")
         self._params, self._config, self._end_id = params, config, end_id
-        self._page_size, self._chunk, self._num_pages = page_size, chunk, num_pages
-        dtype = params["embed"].dtype.name
-        self._state = State.new(config, slots + 1, num_pages, page_size, dtype)
-        self._slots: list[Request | None] = [None] * (slots + 1)
-        self._waiting: collections.deque[Request] = collections.deque()
+        self._chunk, self._speculate = chunk, speculate
+        self._state = State.new(
+            config, slots + 1, num_pages, page_size, params["embed"].dtype.name
+        )  # fmt: skip
+        self._admission = Admission(slots, page_size, num_pages, prefix)
         self._share = jax.jit(serving.share_prefix, donate_argnums=0)
-        self._free = jax.jit(serving.free, donate_argnums=0)
-        self._key, self.steps, self.on_token = jax.random.key(seed), 0, lambda request: None
-        self.on_token: Callable[[Request], object]
-        self._prefix = list(prefix)
-        self._reserved = [0] * (slots + 1)
-        if self._prefix:
-            self._reserved[0] = self._pages(len(self._prefix))
-            self._slots[0] = Request(self._prefix, 0)
-            while not self._slots[0].is_decoding:
+        self._programs: dict[tuple[int, ...], Any] = {}
+        self._sampling = self._sampling_now()
+        self.on_token: Callable[[Request], object] = lambda request: None
+        self.steps = self.drafted = self.accepted = 0
+        self.compile_seconds = 0.0
+        if prefix:
+            while not self._slots[0].is_decoding:  # pyright: ignore[reportOptionalMemberAccess]
                 self.step()
+
+    @property
+    def _slots(self) -> list[Request | None]:
+        return self._admission.slots
 
     def add(self, request: Request) -> None:
         """Let a request wait its turn.
@@ -86,65 +80,69 @@ class Engine:
           InputError: it can never be answered: the prompt is empty, or too long for the model or
             the cache.
         """
-        longest = len(request.prompt) + request.most
-        room = (self._num_pages - self._reserved[0]) * self._page_size
+        longest, room = len(request.prompt) + request.most, self._admission.room
         if not request.prompt or longest > min(self._config.context, room):
             raise InputError(
                 f"a prompt of {len(request.prompt)} tokens and {request.most} new ones; there must "
                 f"be one, and the model knows {self._config.context}, the cache {room} tokens"
             )
-        self._waiting.append(request)
+        self._admission.waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request that is being answered: its pages are free."""
+        self._admission.end(self._slots.index(request))
 
     def run(self) -> None:
         """Answer all requests."""
-        while self._waiting or any(self._slots[1:]):
+        while not self._admission.is_idle:
             self.step()
 
     def step(self) -> None:
-        """One step of all sequences that are there."""
+        """One step of all sequences that are there.
+
+        Raises:
+          OutOfPages: a sequence cannot grow. All are as they were; `cancel` one, and go on.
+        """
         self._let_in()
         tokens = [self._next_tokens(slot) for slot in range(len(self._slots))]
-        longest = max(map(len, tokens))
-        size = len(self._slots) if longest == 1 else len(self._slots) + self._chunk
-        cu_seqlens = np.cumsum([0, *map(len, tokens)]).astype(np.int32)
-        flat = np.zeros(size, np.int32)
-        flat[: cu_seqlens[-1]] = [x for new in tokens for x in new]
-        temperature = [x.temperature if x else 0.0 for x in self._slots]
-        self._key, key = jax.random.split(self._key)
-        following, self._state = step(
-            self._params, self._state, jnp.asarray(flat), jnp.asarray(cu_seqlens),
-            jnp.asarray(temperature, jnp.float32), key, self._config,
-            longest=1 if longest == 1 else self._chunk, longest_cache=self._longest_cache(tokens),
-        )  # fmt: skip
+        work, longest = self._work(tokens)
+        program = self._program(work, longest)
+        found, failed, self._state = program(self._params, self._state, work, self._sampling)
+        self._admission.ended[:] = False
+        if failed:
+            tables = dataclasses.replace(self._state.tables, failed=jnp.zeros((), bool))
+            self._state = dataclasses.replace(self._state, tables=tables)
+            raise serving.OutOfPages(
+                f"expected pages for {sum(map(len, tokens))} more tokens, got {self.free_pages} "
+                f"free ones of {self._admission.page_size} tokens"
+            )
         self.steps += 1
-        self._take(tokens, np.asarray(following))
+        found = np.asarray(found)
+        for slot, new in enumerate(tokens):
+            if new:
+                self._take(slot, new, found[slot])
 
     @property
     def free_pages(self) -> int:
-        return int(self._state.tables.free_pages)
+        tables = serving.free(self._state.tables, self._admission.ended)
+        return int(tables.free_pages)
 
     def _let_in(self) -> None:
-        for slot in range(1, len(self._slots)):
-            if not self._waiting or self._slots[slot] is not None:
-                continue
-            request = self._waiting[0]
-            shared = self._shared(request.prompt)
-            needed = self._pages(len(request.prompt) + request.most) - shared // self._page_size
-            if sum(self._reserved) + needed > self._num_pages:
-                return
-            self._slots[slot], self._reserved[slot] = self._waiting.popleft(), needed
-            if shared:
-                tables = self._share(self._state.tables, 0, slot, shared)
-                self._state = dataclasses.replace(self._state, tables=tables)
-                request.done = shared
+        before = list(self._slots)
+        for slot, number in self._admission.let_in():
+            tables = self._share(self._state.tables, 0, slot, number)
+            self._state = dataclasses.replace(self._state, tables=tables)
+        if before != self._slots:
+            self._sampling = self._sampling_now()
 
-    def _shared(self, prompt: list[int]) -> int:
-        """How many tokens of a prompt are in the pages of slot 0; its last token never is."""
-        pairs = zip(self._prefix, prompt[:-1], strict=False)
-        same = next((i for i, (x, y) in enumerate(pairs) if x != y), None)
-        if same is None:
-            same = min(len(self._prefix), len(prompt) - 1)
-        return same // self._page_size * self._page_size
+    def _sampling_now(self) -> Sampling:
+        slots = [x or Request([], 0) for x in self._slots]
+        return Sampling(
+            jnp.array([x.temperature for x in slots], jnp.float32),
+            jnp.array([x.top_k for x in slots], jnp.int32),
+            jnp.array([x.top_p for x in slots], jnp.float32),
+            jnp.array([x.seed for x in slots], jnp.uint32),
+        )
 
     def _next_tokens(self, slot: int) -> list[int]:
         """What a slot adds in this step: of prompts, that of the first slot that has one left."""
@@ -152,41 +150,70 @@ class Engine:
         if request is None:
             return []
         if request.is_decoding:
-            return request.answer[-1:] if slot else []
+            last = request.answer[-1:] if slot else []
+            # The last token of an answer is not read, so no draft is longer than what is left.
+            most = min(self._speculate, request.most - len(request.answer) - 1)
+            return last + lookup(request.prompt + request.answer, most) if most > 0 else last
         reading = (i for i, x in enumerate(self._slots) if x and not x.is_decoding)
         if slot != next(reading):
             return []
         return request.prompt[request.done : request.done + self._chunk]
 
-    def _take(self, tokens: list[list[int]], following: np.ndarray) -> None:
-        ended = np.zeros(len(self._slots), bool)
-        for slot, request in enumerate(self._slots):
-            if request is None or not tokens[slot]:
-                continue
-            if not request.is_decoding:
-                request.done += len(tokens[slot])
-            if slot == 0 or not request.is_decoding:
-                continue
-            is_end = int(following[slot]) == self._end_id
-            if not is_end and request.most:
-                request.answer.append(int(following[slot]))
-                self.on_token(request)
-            if is_end or len(request.answer) >= request.most:
-                ended[slot], self._slots[slot], self._reserved[slot] = True, None, 0
-        if ended.any():
-            tables = self._free(self._state.tables, jnp.asarray(ended))
-            self._state = dataclasses.replace(self._state, tables=tables)
-
-    def _longest_cache(self, tokens: list[list[int]]) -> int:
-        """The most tokens that a slot may have, as a power of two of pages: few are planned for."""
+    def _work(self, tokens: list[list[int]]) -> tuple[Work, int]:
+        """A step of these tokens, and the most tokens that a slot has then: as a power of two of
+        pages, since each is a program of its own."""
+        reading = [i for i, x in enumerate(self._slots) if x and not x.is_decoding]
+        chunk_slot = reading[0] if reading else 0
+        chunk = np.zeros(self._chunk if reading else 0, np.int32)
+        of_chunk = tokens[chunk_slot] if reading else []
+        chunk[: len(of_chunk)] = of_chunk
+        answers = [[] if reading and i == chunk_slot else x for i, x in enumerate(tokens)]
+        width = 1 if max(map(len, answers)) <= 1 else self._speculate + 1
+        drafts = np.zeros((len(tokens), width), np.int32)
+        for row, new in zip(drafts, answers, strict=True):
+            row[: len(new)] = new
+        work = Work(
+            drafts, np.array([len(x) for x in answers], np.int32), chunk, np.int32(chunk_slot),
+            np.int32(len(of_chunk)), self._admission.ended.copy(),
+        )  # fmt: skip
         lengths = [
             x.done + len(x.answer) + len(new)
             for x, new in zip(self._slots, tokens, strict=True)
             if x
         ]
-        pages = self._pages(max(lengths, default=1))
+        pages = max(self._admission.pages(max(lengths, default=1)), LEAST_PAGES)
         room = self._state.tables.table.shape[1]
-        return min(1 << max(pages - 1, 0).bit_length(), room) * self._page_size
+        return work, min(1 << (pages - 1).bit_length(), room) * self._admission.page_size
 
-    def _pages(self, tokens: int) -> int:
-        return -(-tokens // self._page_size)
+    def _program(self, work: Work, longest: int) -> Any:
+        """The step compiled for these shapes, each once."""
+        shapes = (work.tokens.shape[1], work.chunk.shape[0], longest)
+        if shapes not in self._programs:
+            started = time.perf_counter()
+            self._programs[shapes] = step.lower(
+                self._params, self._state, work, self._sampling, self._config, longest
+            ).compile()
+            self.compile_seconds += time.perf_counter() - started
+        return self._programs[shapes]
+
+    def _take(self, slot: int, tokens: list[int], found: np.ndarray) -> None:
+        """Add what follows a slot's tokens to its answer, as far as its draft was right."""
+        request, right = self._slots[slot], 0
+        assert request is not None
+        if not request.is_decoding:
+            request.done += len(tokens)
+        else:
+            right = int(found[-1])
+            self.drafted += len(tokens) - 1
+            self.accepted += right
+        if slot == 0 or not request.is_decoding:
+            return
+        is_end = False
+        for token in found[: right + 1].tolist():
+            is_end = token == self._end_id
+            if is_end or not request.most:
+                break
+            request.answer.append(token)
+            self.on_token(request)
+        if is_end or len(request.answer) >= request.most:
+            self._admission.end(slot)

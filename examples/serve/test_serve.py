@@ -10,9 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attn_dispatch import serving
+
 from ..smollm2 import gguf_weights, model
 from ..smollm2.model import Config, InputError
-from .engine import Engine, Request
+from .drafts import lookup
+from .engine import Engine
+from .request import Request
+from .sampling import Sampling, choose
 
 CONFIG = Config(
     layers=2, heads=4, kv_heads=2, head_dim=8, width=24, ffn_width=32, vocab=50, context=96,
@@ -47,15 +52,17 @@ def _likeliest(params, tokens, config):
     return logits[0].argmax(-1)
 
 
-def recomputed(params, prompt: list[int], most: int) -> list[int]:
+def recomputed(
+    params, prompt: list[int], most: int, config=CONFIG, end: int = END, length: int = 96
+) -> list[int]:
     """The answer by the whole sequence, each time anew."""
     answer: list[int] = []
     while len(answer) < most:
         tokens = prompt + answer
-        padded = np.zeros(CONFIG.context, np.int32)
+        padded = np.zeros(length, np.int32)
         padded[: len(tokens)] = tokens
-        following = int(_likeliest(params, padded, CONFIG)[len(tokens) - 1])
-        if following == END:
+        following = int(_likeliest(params, padded, config)[len(tokens) - 1])
+        if following == end:
             break
         answer.append(following)
     return answer
@@ -68,13 +75,17 @@ def prompts(count: int, prefix: list[int] | None = None) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize(("chunk", "has_prefix"), [(5, True), (64, False)])
-def test_answers_are_those_of_full_recomputation(params, chunk, has_prefix):
+@pytest.mark.parametrize(
+    ("chunk", "has_prefix", "speculate"),
+    [(5, True, 0), (64, False, 0), (5, True, 7), (64, False, 3)],
+)
+def test_answers_are_those_of_full_recomputation(params, chunk, has_prefix, speculate):
     """50 prompts of any lengths; some answers end early, most of a few tokens, some of many."""
     prefix = list(range(3, 26)) if has_prefix else []
     engine = Engine(
-        params, CONFIG, END, slots=6, page_size=4, num_pages=80, chunk=chunk, prefix=prefix
-    )
+        params, CONFIG, END, slots=6, page_size=4, num_pages=80, chunk=chunk, prefix=prefix,
+        speculate=speculate,
+    )  # fmt: skip
     free_before = engine.free_pages
     requests = [Request(x, most=30 if i % 5 == 0 else 6) for i, x in enumerate(prompts(50, prefix))]
     for request in requests:
@@ -83,10 +94,14 @@ def test_answers_are_those_of_full_recomputation(params, chunk, has_prefix):
     for request in requests:
         assert request.answer == recomputed(params, request.prompt, request.most)
     assert engine.free_pages == free_before
+    if speculate:
+        assert 0 < engine.accepted < engine.drafted
 
 
 def test_a_thousand_requests_leave_no_page(params):
-    engine = Engine(params, CONFIG, END, slots=20, page_size=4, num_pages=120, chunk=30)
+    engine = Engine(
+        params, CONFIG, END, slots=20, page_size=4, num_pages=120, chunk=30, speculate=2
+    )
     for i, prompt in enumerate(prompts(1000)):
         engine.add(Request(prompt, most=1 + i % 4, temperature=float(i % 2)))
     engine.run()
@@ -96,13 +111,88 @@ def test_a_thousand_requests_leave_no_page(params):
 def test_sampling_is_the_same_for_the_same_seed(params):
     answers = []
     for seed in (0, 0, 1):
-        engine = Engine(params, CONFIG, END, slots=3, page_size=4, num_pages=60, seed=seed)
-        requests = [Request(x, most=12, temperature=2.0) for x in prompts(4)]
+        engine = Engine(params, CONFIG, END, slots=3, page_size=4, num_pages=60)
+        requests = [Request(x, most=12, temperature=2.0, seed=seed) for x in prompts(4)]
         for request in requests:
             engine.add(request)
         engine.run()
         answers.append([x.answer for x in requests])
     assert answers[0] == answers[1] != answers[2]
+
+
+def answered(engine, requests) -> list[list[int]]:
+    for request in requests:
+        engine.add(request)
+    engine.run()
+    return [x.answer for x in requests]
+
+
+@pytest.mark.parametrize("speculate", [0, 4])
+def test_who_draws_beside_whom_and_by_drafts_changes_nothing(params, speculate):
+    """Also the likeliest of one token, and of a probability that the first has alone."""
+
+    def asked() -> list[Request]:
+        kinds = ({}, {"temperature": 0.7}, {"temperature": 2.0, "top_k": 5},
+                 {"temperature": 1.0, "top_p": 0.6}, {"temperature": 3.0, "top_k": 1},
+                 {"temperature": 3.0, "top_p": 1e-6})  # fmt: skip
+        return [Request(x * 2, 20, seed=i % 3, **kinds[i % 6]) for i, x in enumerate(prompts(12))]
+
+    alone = Engine(params, CONFIG, END, slots=1, page_size=4, num_pages=60)
+    expected = answered(alone, asked())
+    engine = Engine(params, CONFIG, END, slots=7, page_size=4, num_pages=200, speculate=speculate)
+    requests = asked()
+    assert answered(engine, requests) == expected
+    for request in requests[4::6] + requests[5::6]:
+        assert request.answer == recomputed(params, request.prompt, request.most)
+    drawn = [x.answer for x in requests if x.top_k == 5 or 0.5 < x.top_p < 1]
+    assert drawn != [recomputed(params, x.prompt, 20) for x in requests if x.answer in drawn]
+
+
+def test_out_of_pages_is_said_and_changes_nothing(params):
+    """More were let in than there is room for; when one leaves the others go on as if alone."""
+    engine = Engine(params, CONFIG, END, slots=3, page_size=4, num_pages=12, speculate=3)
+    engine._admission._needed = lambda request: 0
+    requests = [Request(x[:8], 24) for x in prompts(3)]
+    for request in requests:
+        engine.add(request)
+    with pytest.raises(serving.OutOfPages, match="free ones of 4 tokens"):
+        engine.run()
+    with pytest.raises(serving.OutOfPages, match="free ones of 4 tokens"):
+        engine.run()
+    left = [x for x in requests if x in engine._slots]
+    for request in left[1:]:
+        engine.cancel(request)
+    engine.run()
+    for request in [x for x in requests if x not in left[1:]]:
+        assert request.answer == recomputed(params, request.prompt, 24)
+    assert engine.free_pages == 12
+
+
+def test_drafts_are_what_followed_the_last_tokens_before():
+    assert lookup([1, 2, 3, 9, 1, 2, 3], 2) == [9, 1]
+    assert lookup([5, 2, 3, 8, 1, 2, 3, 9, 4, 2, 3], 3) == [9, 4, 2]  # the latest of two
+    assert lookup([7, 2, 3, 8, 1, 1, 2, 3], 5) == [8, 1, 1, 2, 3]
+    assert lookup([1, 2, 3], 3) == lookup([], 3) == lookup([4, 4, 1], 3) == []
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    logits = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05]))[None, None]
+
+    def shares(**options) -> np.ndarray:
+        of = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | options
+        sampling = Sampling(
+            jnp.full(1, of["temperature"], jnp.float32), jnp.full(1, of["top_k"], jnp.int32),
+            jnp.full(1, of["top_p"], jnp.float32), jnp.zeros(1, jnp.uint32),
+        )  # fmt: skip
+        drawn = choose(jnp.tile(logits, (1, 4000, 1)), sampling, jnp.arange(4000)[None])
+        return np.bincount(np.asarray(drawn)[0], minlength=4) / 4000
+
+    np.testing.assert_allclose(shares(), [0.5, 0.3, 0.15, 0.05], atol=0.03)
+    np.testing.assert_allclose(shares(top_k=2), [0.625, 0.375, 0, 0], atol=0.03)
+    np.testing.assert_allclose(shares(top_p=0.7), [0.625, 0.375, 0, 0], atol=0.03)
+    np.testing.assert_allclose(shares(top_p=0.4), [1, 0, 0, 0])
+    wide = np.sqrt([0.5, 0.3, 0.15, 0.05])
+    np.testing.assert_allclose(shares(temperature=2.0), wide / wide.sum(), atol=0.03)
 
 
 def test_what_can_never_be_answered_is_refused_at_once(params):
@@ -114,15 +204,47 @@ def test_what_can_never_be_answered_is_refused_at_once(params):
     engine.run()
 
 
-def test_the_command_answers():
+def real_model():
     for package in ("gguf", "tokenizers", "rich"):
         pytest.importorskip(package)
     try:
-        gguf_weights.default_path()
+        return gguf_weights.load(gguf_weights.default_path())
     except InputError as error:
         pytest.skip(str(error))
-    command = (sys.executable, "-m", "examples.serve", "--requests", "2", "--tokens", "4")
-    said = subprocess.run(
-        command, cwd=Path(__file__).parents[2], check=True, capture_output=True, text=True
-    ).stdout
-    assert "> Why is the sky blue?" in said and "2 answers, 5 tokens in" in said
+
+
+def test_the_command_answers():
+    real_model()
+    command = (sys.executable, "-m", "examples.serve", "--requests", "2", "--tokens", "8")
+    said = [
+        subprocess.run(
+            (*command, *more), cwd=Path(__file__).parents[2], check=True, capture_output=True,
+            text=True,
+        ).stdout
+        for more in ((), ("--speculate", "4"))
+    ]  # fmt: skip
+    for text in said:
+        assert "> Why is the sky blue?" in text and "2 answers, 10 tokens in" in text
+    answers = [x.partition("> Why is")[2].partition("2 answers")[0] for x in said]
+    assert answers[0] == answers[1]
+
+
+def test_the_real_model_answers_as_if_recomputed():
+    """Three prompts of which parts repeat themselves, by chunks, a prefix and drafts."""
+    checkpoint = real_model()
+    from ..smollm2.tokenizer import build_tokenizer
+
+    config, end = checkpoint.config, checkpoint.vocabulary.end_id
+    params = jax.tree.map(jnp.asarray, checkpoint.weights)
+    tokenizer = build_tokenizer(checkpoint.vocabulary)
+    texts = ("one two three four, one two three four, one two three", "The sea is", "2, 4, 6, 8,")
+    prompts = [tokenizer.encode(f"Go on: {x}").ids for x in texts]
+    engine = Engine(
+        params, config, end, slots=3, page_size=4, num_pages=64, chunk=8, speculate=4,
+        prefix=prompts[0][:3],
+    )  # fmt: skip
+    requests = [Request(x, 12) for x in prompts]
+    assert answered(engine, requests) == [
+        recomputed(params, x, 12, config, end, length=64) for x in prompts
+    ]
+    assert engine.accepted > 0

@@ -7,6 +7,7 @@ are float32 whatever that dtype is.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -72,12 +73,18 @@ def forward(
 
 
 def decode_step(
-    params: Params, cache: Cache, token: jax.Array, lengths: jax.Array, config: Config
+    params: Params,
+    cache: Cache,
+    token: jax.Array,
+    lengths: jax.Array,
+    config: Config,
+    attention: Callable[..., jax.Array] = attn_dispatch.dot_product_attention,
 ) -> tuple[jax.Array, Cache]:
     """Logits [B, V] after one more token [B] per row, and the cache [L, B, S, K, H] with it.
 
     `lengths` [B] counts the positions each row has in the cache already; what the cache holds
-    beyond them has no influence, so it need not be zero.
+    beyond them has no influence, so it need not be zero. `attention` is called as
+    `attn_dispatch.dot_product_attention` would be.
     """
     rotary = rotary_angles(lengths[:, None], config)
     rows = jnp.arange(token.shape[0])
@@ -90,9 +97,7 @@ def decode_step(
         )
         # The lengths keep the shapes static while the cache fills. The implementation is left to
         # the library, since not every one accepts lengths; it warns where it has to fall back.
-        attended = attn_dispatch.dot_product_attention(
-            query, new.key, new.value, key_value_seq_lengths=lengths + 1
-        )
+        attended = attention(query, new.key, new.value, key_value_seq_lengths=lengths + 1)
         return finish(x, attended, weights, config), new
 
     x, cache = jax.lax.scan(layer, params["embed"][token[:, None]], (params["layers"], cache))

@@ -124,7 +124,9 @@ def normalise(
     limits = Limits(lengths, max_segments, max_seq_lens)
     check_values(arrays | {"local_window_size": sides}, limits)
     if "page_table" in given:
-        check_pages(arrays, *given["key_pages"].shape[:2])
+        pages, page_size = given["key_pages"].shape[:2]
+        least_left = window[0] if sides is None else 0
+        check_pages(arrays, pages, page_size, shape.seq_len_q, least_left)
     dropout_rate = check_dropout(dropout_rate, "dropout_key" in given)
     dropout_impl = None
     if "dropout_key" in given and dropout_rate > 0:

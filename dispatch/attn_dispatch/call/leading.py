@@ -88,17 +88,17 @@ class LeadingCall:
     def _is_repeated(self, name: str) -> bool:
         """Whether an operand is shared along some of the dims only, and repeated along them."""
         leading = self.leading(name)
-        is_shared = all(size == 1 for size in leading)
+        is_shared = name not in _PAGES and all(size == 1 for size in leading)
         return not is_shared and leading != self._unshared(name)
 
     def _unshared(self, name: str) -> tuple[int, ...]:
         """The leading dims of an operand that is shared along none that it need not be."""
         if is_mod_operand(name):
             return self.leading("mods_start")
-        if name in _PAGES:  # of as many rows as share it there is one pool
-            leading = self.leading(name)
-            own = max((i + 1 for i, size in enumerate(leading) if size != 1), default=0)
-            return self.dims[:own] + leading[own:]
+        if name in _PAGES:  # of as many rows as share both there is one pool
+            pools = [self.leading(x) for x in _PAGES]
+            own = max((i + 1 for x in pools for i, size in enumerate(x) if size != 1), default=0)
+            return self.dims[:own] + self.leading(name)[own:]
         return self.dims if name in SHAREABLE else self.leading(name)
 
     def _folded_shape(self, name: str) -> tuple[int, ...]:

@@ -180,8 +180,16 @@ def check_cu_seqlens_q(given: Any, tokens: int, longest: int) -> None:
         _check_cu_seqlens("q", known, tokens, longest)
 
 
-def check_pages(arrays: Mapping[str, Any], pages: int, page_size: int) -> None:
-    """Check the page table [B, M] of a call as far as its lengths reach, where it may be looked at.
+def check_pages(
+    arrays: Mapping[str, Any], pages: int, page_size: int, queries: int, left: int | None
+) -> None:
+    """Check the page table [B, M] of a call where its queries need it, if it may be looked at.
+
+    Args:
+      arrays: the arguments as given, by name.
+      pages, page_size: how many there are, and the keys in each.
+      queries: T.
+      left: how far the window reaches to the left, at least; None: it is open.
 
     Raises:
       ValueError: a page is not among the pages.
@@ -189,12 +197,20 @@ def check_pages(arrays: Mapping[str, Any], pages: int, page_size: int) -> None:
     table, lengths = (known_values(arrays[x]) for x in ("page_table", "key_value_seq_lengths"))
     if table is None or lengths is None:
         return
-    is_read = page_size * np.arange(table.shape[1]) < lengths.reshape(-1, 1)
+    begins, ends = page_size * np.arange(table.shape[1]), lengths.reshape(-1, 1)
+    is_read, reach = begins < ends, ""
+    if left is not None:
+        number = known_values(arrays.get("query_seq_lengths"))
+        if number is None:
+            # A tracer's may be 0.
+            number = np.array(queries if arrays.get("query_seq_lengths") is None else 0)
+        is_read &= begins + page_size > ends - left - number.reshape(-1, 1)
+        reach = " and the window"
     wrong = table[is_read & ((table < 0) | (table >= pages))]
     if wrong.size:
         raise ValueError(
-            f"page_table: expected pages from 0 to {pages - 1} as far as key_value_seq_lengths "
-            f"reach, got {wrong[0]}"
+            f"page_table: expected pages from 0 to {pages - 1} as far as key_value_seq_lengths"
+            f"{reach} reach, got {wrong[0]}"
         )
 
 

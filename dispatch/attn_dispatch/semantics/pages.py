@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -32,14 +33,13 @@ def gathered(spec: AttentionSpec, operands: Arrays) -> dict[str, jax.Array]:
 
     What stands past a length is anything, of some page or other.
     """
-    table = flat_table(spec, operands)
+    table = _table_to_gather(spec, operands)
     found = {name: x for name, x in operands.items() if name not in _IN_PAGES}
     # Without a table this is how a row is said to be wrong.
     lengths = operands["key_value_seq_lengths"]
     found["key_value_seq_lengths"] = jnp.where(lacks_pages(spec, operands), -1, lengths)
     for name in ("key", "value"):
-        pages = flat_pages(operands[f"{name}_pages"])
-        rows = jnp.take(pages, table, axis=0, mode="clip")
+        rows = _at_pages(spec, operands[f"{name}_pages"], table)
         found[name] = rows.reshape(spec.batch, spec.seq_len_kv, *rows.shape[-2:])
     return found
 
@@ -49,21 +49,22 @@ def keys_at(
 ) -> tuple[jax.Array, jax.Array]:
     """The keys and values [B, L, K, ·] at some places [B, L] of each row, paged or not.
 
-    Of a place that is not there, those of another.
+    Of a place that is not there, those of another; of one in a page behind the window 0.
     """
     if not spec.is_paged:
         rows = jnp.arange(spec.batch, dtype=jnp.int32)[:, None]
         at = jnp.clip(places, 0, spec.seq_len_kv - 1)
         return operands["key"][rows, at], operands["value"][rows, at]
     number = jnp.clip(places // spec.page_size, 0, spec.shape("page_table")[1] - 1)
-    page = jnp.take_along_axis(flat_table(spec, operands), number, axis=1)
+    page = jnp.take_along_axis(_table_to_gather(spec, operands), number, axis=1)
     inside = places % spec.page_size
-    key, value = (flat_pages(operands[name])[page, inside] for name in _IN_PAGES[:2])
+    key, value = (_at_pages(spec, operands[name], page, inside) for name in _IN_PAGES[:2])
     return key, value
 
 
 def lacks_pages(spec: AttentionSpec, operands: Arrays) -> jax.Array:
-    """bool [B]: as far as its length reaches, the row's table has a page that is not there."""
+    """bool [B]: the row's table has a page that is not there, and that one of its queries needs:
+    before the row's length, and not behind its window."""
     table, pages = operands["page_table"], spec.shape("key_pages")[1]
     is_missing = (table < 0) | (table >= pages)
     return (is_missing & _is_reached(spec, operands)).any(axis=1)
@@ -78,8 +79,8 @@ def flat_pages(pages: jax.Array) -> jax.Array:
 def flat_table(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     """The page table [B, M] int32 of all pools' pages one after the other.
 
-    Entries past a length name the pool's first page, whatever they were: kernels may read them. Of
-    a call on whole pages they are as they are given.
+    Entries past a length, and behind the window, name the pool's first page, whatever they were:
+    kernels may read them. Of a call on whole pages they are as they are given.
     """
     pools, pages = spec.shape("key_pages")[:2]
     first = pages * (jnp.arange(spec.batch, dtype=jnp.int32) // (spec.batch // pools))
@@ -89,7 +90,43 @@ def flat_table(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     return jnp.clip(table, 0, pages - 1) + first[:, None]
 
 
+def first_reached(spec: AttentionSpec, operands: Arrays) -> jax.Array | None:
+    """int32 [B]: no query of the row attends to a key before this one; None without a window.
+
+    The diagonal ends at the last query and the last key; below 0 all keys may be reached.
+    """
+    if spec.has("window"):
+        left = jnp.minimum(operands["window"][:, 0], spec.seq_len_q + spec.seq_len_kv)
+    elif (left := spec.band[0]) is None:
+        return None
+    queries = spec.seq_len_q
+    if spec.has("query_seq_lengths"):
+        queries = jnp.clip(operands["query_seq_lengths"], 0, queries)
+    return operands["key_value_seq_lengths"] - queries - left
+
+
 def _is_reached(spec: AttentionSpec, operands: Arrays) -> jax.Array:
-    """bool [B, M]: some of the page's keys are before the row's length."""
+    """bool [B, M]: the page has keys before the row's length and not behind its window."""
     begins = spec.page_size * jnp.arange(spec.shape("page_table")[1], dtype=jnp.int32)[None]
-    return begins < operands["key_value_seq_lengths"][:, None]
+    is_reached = begins < operands["key_value_seq_lengths"][:, None]
+    first = first_reached(spec, operands)
+    return is_reached if first is None else is_reached & (begins + spec.page_size > first[:, None])
+
+
+def _table_to_gather(spec: AttentionSpec, operands: Arrays) -> jax.Array:
+    """As `flat_table`; with a window the one after the last page where no query reaches.
+
+    What is behind a window counts as keys that are masked: there another sequence's NaN would go
+    through.
+    """
+    table = flat_table(spec, operands)
+    if first_reached(spec, operands) is None:
+        return table
+    return jnp.where(_is_reached(spec, operands), table, math.prod(spec.shape("key_pages")[:2]))
+
+
+def _at_pages(spec: AttentionSpec, pages: jax.Array, *at: jax.Array) -> jax.Array:
+    """The pages [C, P, page, K, ·], or places in them, that a table to gather names; 0 for none."""
+    if spec.band[0] is None and not spec.has("window"):
+        return flat_pages(pages).at[at].get(mode="clip")
+    return flat_pages(pages).at[at].get(mode="fill", fill_value=0)

@@ -72,6 +72,8 @@ def _deciding(spec: AttentionSpec) -> AttentionSpec:
         scale=1.0,
         max_segments=spec.options.max_segments,
         max_seq_lens=spec.options.max_seq_lens,
+        # Pages behind it need not be there.
+        window=spec.options.window if spec.is_paged else (None, None),
     )
     return AttentionSpec(options, shapes)
 

@@ -8,17 +8,17 @@ written in place.
 
 from attn_dispatch.semantics.merge import merged as merge
 from attn_dispatch.serving.pages import copy_pages, new_pages, write
+from attn_dispatch.serving.sharing import fork, share_prefix
 from attn_dispatch.serving.tables import (
     OutOfPages,
     PageTables,
-    fork,
     free,
     grow,
     new_tables,
     raise_if_failed,
-    share_prefix,
     shrink,
 )
+from attn_dispatch.serving.windows import free_behind
 
 __all__ = [
     "OutOfPages",
@@ -26,6 +26,7 @@ __all__ = [
     "copy_pages",
     "fork",
     "free",
+    "free_behind",
     "grow",
     "merge",
     "new_pages",

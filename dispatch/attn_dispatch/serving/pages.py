@@ -17,7 +17,14 @@ def new_pages(
     """Pages [P, page, K, H] of zeros, for the keys or the values of a layer.
 
     On a mesh shard K, as the kv heads of the model are: `PartitionSpec(None, None, "model")`.
+
+    Raises:
+      ValueError: a number below 1.
     """
+    given = {"num_pages": num_pages, "page_size": page_size, "kv_heads": kv_heads}
+    for name, x in (given | {"head_dim": head_dim}).items():
+        if x < 1:
+            raise ValueError(f"{name}: expected 1 or more, got {x}")
     return jnp.zeros((num_pages, page_size, kv_heads, head_dim), dtype, device=sharding)
 
 
@@ -31,7 +38,8 @@ def write(
 ) -> jax.Array:
     """Pages with the last keys, or values, of each sequence written: those it has grown by.
 
-    In place where pages are donated to the jitted function around it.
+    In place where pages are donated to the jitted function around it. Where `tables.failed` nothing
+    is written.
 
     Args:
       pages: [P, page, K, H].
@@ -45,7 +53,12 @@ def write(
       ValueError: shapes that do not go together.
     """
     new = jnp.asarray(new)
-    slots = tables.lengths.shape[0]
+    slots, least = tables.lengths.shape[0], tables.references.shape[0]
+    if pages.ndim != 4 or pages.shape[1] != tables.page_size or pages.shape[0] < least:
+        raise ValueError(
+            f"pages: expected [P, page, K, H] as tables have them, {least} or more pages of "
+            f"{tables.page_size} keys, got {list(pages.shape)}"
+        )
     if cu_seqlens is None:
         if new.ndim != 4 or new.shape[0] != slots or new.shape[2:] != pages.shape[2:]:
             raise ValueError(
@@ -53,6 +66,7 @@ def write(
                 f"{list(new.shape)}"
             )
         number = jnp.full(slots, new.shape[1]) if tokens is None else jnp.asarray(tokens)
+        _check_integers("tokens", number, slots)
         within = jnp.arange(new.shape[1], dtype=jnp.int32)[None]
         slot = jnp.arange(slots, dtype=jnp.int32)[:, None]
         place = (tables.lengths - number)[:, None] + within
@@ -63,19 +77,40 @@ def write(
                 f"new: expected [tokens, {pages.shape[2]}, {pages.shape[3]}] with cu_seqlens, and "
                 f"no tokens, got {list(new.shape)}{'' if tokens is None else ' and tokens'}"
             )
-        ends = jnp.asarray(cu_seqlens, jnp.int32)
+        ends = jnp.asarray(cu_seqlens)
+        _check_integers("cu_seqlens", ends, slots + 1)
+        ends = ends.astype(jnp.int32)
         row = jnp.arange(new.shape[0], dtype=jnp.int32)
         index = jnp.searchsorted(ends, row, side="right").astype(jnp.int32) - 1
         slot = jnp.clip(index, 0, slots - 1)
         place = tables.lengths[slot] - (ends[slot + 1] - row)
         is_new = (index >= 0) & (index < slots) & (place >= 0)
     column = jnp.clip(place // tables.page_size, 0, tables.table.shape[1] - 1)
+    # Sequences that could not grow would lose their last keys.
+    is_new &= ~tables.failed
     page = jnp.where(is_new, tables.table[slot, column], -1)
     # A negative index would count from the end: what goes nowhere is put past it.
     page = jnp.where(page < 0, pages.shape[0], page)
     return pages.at[page, place % tables.page_size].set(new.astype(pages.dtype), mode="drop")
 
 
+def _check_integers(name: str, x: jax.Array, number: int) -> None:
+    if not jnp.issubdtype(x.dtype, jnp.integer) or x.shape != (number,):
+        raise ValueError(f"{name}: expected integers [{number}], got {x.dtype.name}{list(x.shape)}")
+
+
 def copy_pages(pages: jax.Array, from_page: ArrayLike, to_page: ArrayLike) -> jax.Array:
-    """Pages with one copied to another, or several to several, as `fork` says."""
+    """Pages [P, ...] with one copied to another, or several to several, as `fork` says.
+
+    Raises:
+      ValueError: from_page and to_page are not integers of the same shape.
+    """
+    start, end = jnp.asarray(from_page), jnp.asarray(to_page)
+    if start.shape != end.shape or any(
+        not jnp.issubdtype(x.dtype, jnp.integer) for x in (start, end)
+    ):
+        raise ValueError(
+            "from_page, to_page: expected integers of one shape, got "
+            f"{start.dtype.name}{list(start.shape)} and {end.dtype.name}{list(end.shape)}"
+        )
     return pages.at[jnp.asarray(to_page)].set(pages[jnp.asarray(from_page)])

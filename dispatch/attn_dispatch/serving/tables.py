@@ -32,13 +32,15 @@ class PageTables:
     """The state of a cache, but for its pages; a pytree. B slots, M pages a slot, P pages."""
 
     table: jax.Array
-    """int32 [B, M], `page_table` of `paged_attention`; -1 where a sequence has no page."""
+    """int32 [B, M], `page_table` of `paged_attention`; -1 where a sequence has no page: past its
+    length, and where `free_behind` has given it back."""
     lengths: jax.Array
     """int32 [B], its `key_value_seq_lengths`: the keys of each sequence."""
     references: jax.Array
     """int32 [P]: how many sequences have the page."""
     failed: jax.Array
-    """bool []: something traced could not be done, and changed nothing. See `raise_if_failed`."""
+    """bool []: something traced could not be done, and changed nothing. Until it is False again
+    nothing grows, and nothing is written: see `raise_if_failed`."""
     page_size: int
     """Keys in a page; static."""
 
@@ -80,7 +82,8 @@ def new_tables(slots: int, pages_per_slot: int, num_pages: int, page_size: int) 
 def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
     """Make room for so many more keys, which count as there: `write` them before they are read.
 
-    All sequences grow or none does.
+    All sequences grow or none does, which then have what they had, and where tables have failed
+    before none does either.
 
     Args:
       tables: the state.
@@ -102,10 +105,12 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
     free_pages = _free_pages(tables)
     taken = jnp.take(free_pages, order, mode="clip")
     table = jnp.where(is_new, taken, tables.table)
-    references = _counted(tables.references, taken, is_new, 1)
+    references = counted(tables.references, taken, is_new, 1)
     too_long = (want > tables.table.shape[1]).any()
     is_impossible = too_long | (needed.sum() > tables.free_pages) | (tokens < 0).any()
+    is_impossible |= tables.failed
     if not isinstance(is_impossible, Tracer) and is_impossible:
+        raise_if_failed(tables)
         if too_long:
             slot = int(jnp.argmax(want))
             raise OutOfPages(
@@ -119,7 +124,7 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
             f"{tables.references.shape[0]}, got {int(needed.sum())}"
         )
     grown = replace(tables, table=table, lengths=lengths, references=references)
-    return _unless(is_impossible, tables, grown)
+    return unless(is_impossible, tables, grown)
 
 
 def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
@@ -130,23 +135,31 @@ def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
       tokens: [B] integers, 0 or more; of more than there are, all.
 
     Raises:
-      ValueError: tokens are not [B]; or a sequence would end inside a page that others have too,
-        where nothing could be written. In traced code nothing is raised then, nothing changes, and
-        `failed` is True from then on.
+      ValueError: tokens are not [B], or below 0; or a sequence would end inside a page that others
+        have too, or that `free_behind` has given back, where nothing could be written. In traced
+        code nothing is raised of values, nothing changes, and `failed` is True from then on.
     """
     tokens = _of_slots("tokens", tables, tokens)
     lengths = jnp.clip(tables.lengths - tokens, 0, tables.lengths)
     last = jnp.maximum(tables.pages_of(lengths) - 1, 0)
     page = jnp.take_along_axis(tables.table, last[:, None], axis=1)[:, 0]
-    is_shared = tables.references[jnp.maximum(page, 0)] > 1
-    is_wrong = is_shared & (lengths % tables.page_size > 0) & (lengths < tables.lengths)
-    if not isinstance(is_wrong, Tracer) and is_wrong.any():
+    cannot_write = (page < 0) | (tables.references[jnp.maximum(page, 0)] > 1)
+    is_wrong = cannot_write & (lengths % tables.page_size > 0) & (lengths < tables.lengths)
+    is_impossible = is_wrong.any() | (tokens < 0).any()
+    if not isinstance(is_impossible, Tracer) and is_impossible:
+        if (tokens < 0).any():
+            raise ValueError(f"tokens: expected 0 or more, got {int(tokens.min())}")
         slot = int(jnp.argmax(is_wrong))
-        raise ValueError(
-            f"tokens: slot {slot} would keep {int(lengths[slot])} keys, and end inside page "
-            f"{int(page[slot])}, which other sequences have too"
+        where = (
+            "a page that was given back behind a window"
+            if page[slot] < 0
+            else f"page {int(page[slot])}, which other sequences have too"
         )
-    return _unless(is_wrong.any(), tables, _cut(tables, lengths))
+        raise ValueError(
+            f"tokens: expected a number after which each sequence ends in a page of its own; slot "
+            f"{slot} would keep {int(lengths[slot])} keys, and end inside {where}"
+        )
+    return unless(is_impossible, tables, cut(tables, lengths))
 
 
 def free(tables: PageTables, slots: ArrayLike) -> PageTables:
@@ -156,78 +169,18 @@ def free(tables: PageTables, slots: ArrayLike) -> PageTables:
       tables: the state.
       slots: bool [B].
     """
-    slots = jnp.asarray(slots)
-    if slots.dtype != jnp.bool_ or slots.shape != tables.lengths.shape:
-        raise ValueError(
-            f"slots: expected bool {list(tables.lengths.shape)}, got "
-            f"{slots.dtype.name}{list(slots.shape)}"
-        )
-    return _cut(tables, jnp.where(slots, 0, tables.lengths))
-
-
-def share_prefix(
-    tables: PageTables, source: ArrayLike, target: ArrayLike, tokens: ArrayLike
-) -> PageTables:
-    """Begin a sequence with the full pages of another that hold its first keys.
-
-    The target then has `tokens` rounded down to whole pages; the rest is the caller's to write.
-
-    Args:
-      tables: the state.
-      source: the slot of the sequence that is there.
-      target: another slot, whose sequence, if it has one, ends.
-      tokens: how many keys the two have in common; the source has as many.
-    """
-    tables = _cut(tables, tables.lengths.at[target].set(0))
-    length = jnp.minimum(jnp.asarray(tokens, jnp.int32), tables.lengths[source])
-    pages = length // tables.page_size
-    is_shared = jnp.arange(tables.table.shape[1]) < pages
-    row = jnp.where(is_shared, tables.table[source], NO_PAGE)
-    return replace(
-        tables,
-        table=tables.table.at[target].set(row),
-        lengths=tables.lengths.at[target].set(pages * tables.page_size),
-        references=_counted(tables.references, row, is_shared, 1),
-    )
-
-
-def fork(
-    tables: PageTables, source: ArrayLike, target: ArrayLike
-) -> tuple[PageTables, jax.Array, jax.Array]:
-    """Let a second sequence go on from where one is, to sample another continuation.
-
-    Full pages are shared. The last one, if it is not full, is the target's own, and must be copied:
-    `copy_pages(pages, from_page, to_page)` for each array of pages.
-
-    Args:
-      tables: the state.
-      source: the slot of the sequence that is there.
-      target: another slot, whose sequence, if it has one, ends.
-
-    Returns:
-      The state, and the pages to copy from and to, int32 []: the same one where there is nothing to
-      copy.
-
-    Raises:
-      OutOfPages: as for `grow`.
-    """
-    length = tables.lengths[source]
-    shared = share_prefix(tables, source, target, length)
-    rest = length - shared.lengths[target]
-    grown = grow(shared, jnp.zeros_like(tables.lengths).at[target].set(rest))
-    grown = _unless(grown.failed & ~tables.failed, tables, grown)
-    last = jnp.maximum(tables.pages_of(length) - 1, 0)
-    from_page, to_page = grown.table[source, last], grown.table[target, last]
-    is_copied = (rest > 0) & ~grown.failed
-    return grown, from_page, jnp.where(is_copied, to_page, from_page)
+    return cut(tables, jnp.where(slots_given(tables, slots), 0, tables.lengths))
 
 
 def raise_if_failed(tables: PageTables) -> None:
     """Raise what traced code could not.
 
+    The sequences have what they had before that. To go on, free some and begin anew with
+    `dataclasses.replace(tables, failed=jnp.zeros((), bool))`.
+
     Raises:
       OutOfPages: since the tables were made something ran out of pages, or would have shrunk into a
-        page that is shared.
+        page that is shared or given back, or a number of tokens or a window was below 0.
     """
     if tables.failed:
         number, room = tables.references.shape[0], tables.table.shape[1] * tables.page_size
@@ -237,7 +190,7 @@ def raise_if_failed(tables: PageTables) -> None:
         )
 
 
-def _cut(tables: PageTables, lengths: jax.Array) -> PageTables:
+def cut(tables: PageTables, lengths: jax.Array) -> PageTables:
     """The sequences with these lengths, which are not longer than they are."""
     have, keep = tables.pages_of(tables.lengths), tables.pages_of(lengths)
     column = jnp.arange(tables.table.shape[1], dtype=jnp.int32)[None]
@@ -246,15 +199,15 @@ def _cut(tables: PageTables, lengths: jax.Array) -> PageTables:
         tables,
         table=jnp.where(is_dropped, NO_PAGE, tables.table),
         lengths=lengths,
-        references=_counted(tables.references, tables.table, is_dropped, -1),
+        references=counted(tables.references, tables.table, is_dropped, -1),
     )
 
 
-def _counted(
+def counted(
     references: jax.Array, pages: jax.Array, is_counted: jax.Array, change: int
 ) -> jax.Array:
-    """References with those pages that count, of any shape, changed."""
-    at = jnp.where(is_counted, pages, references.shape[0])
+    """References with those pages that count, and are there, of any shape, changed."""
+    at = jnp.where(is_counted & (pages >= 0), pages, references.shape[0])
     return references.at[at].add(change, mode="drop")
 
 
@@ -265,9 +218,21 @@ def _free_pages(tables: PageTables) -> jax.Array:
     return jnp.zeros(number, jnp.int32).at[at].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
 
 
-def _unless(failed: jax.Array, before: PageTables, after: PageTables) -> PageTables:
+def unless(failed: jax.Array, before: PageTables, after: PageTables) -> PageTables:
+    """The state after something, or that before it, with `failed`, where it could not be done."""
     kept = jax.tree.map(lambda x, y: jnp.where(failed, x, y), before, after)
     return replace(kept, failed=before.failed | failed)
+
+
+def slots_given(tables: PageTables, slots: ArrayLike) -> jax.Array:
+    """Slots by their mask, bool [B]."""
+    slots = jnp.asarray(slots)
+    if slots.dtype != jnp.bool_ or slots.shape != tables.lengths.shape:
+        raise ValueError(
+            f"slots: expected bool {list(tables.lengths.shape)}, got "
+            f"{slots.dtype.name}{list(slots.shape)}"
+        )
+    return slots
 
 
 def _of_slots(name: str, tables: PageTables, x: ArrayLike) -> jax.Array:

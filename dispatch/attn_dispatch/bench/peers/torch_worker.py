@@ -69,13 +69,13 @@ def _prepared(asked: dict[str, Any]) -> tuple[Callable[[], object], dict[str, An
 
     cell, direction = asked["cell"], asked["direction"]
     backend = getattr(SDPBackend, _BACKENDS[asked["backend"]])
-    size = (cell["batch"], cell["seq_len"])
+    lengths = [cell.get("queries", cell["seq_len"]), *[cell["seq_len"]] * 2]
     heads = (cell["num_heads"], cell["num_kv_heads"], cell["num_kv_heads"], cell["num_heads"])
     dims = (cell["head_dim"], cell["head_dim"], cell["head_dim_v"], cell["head_dim_v"])
     # [B, T, N, H] seen as [B, N, T, H]: as a model's projections leave them.
     q, k, v, out_grad = (
-        torch.randn(*size, n, h, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
-        for n, h in zip(heads, dims, strict=True)
+        torch.randn(cell["batch"], t, n, h, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for t, n, h in zip([*lengths, lengths[0]], heads, dims, strict=True)
     )
     needs_grad = direction != "forward"
     for x in (q, k, v):

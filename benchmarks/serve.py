@@ -1,0 +1,348 @@
+"""Serving a small model: continuous batching, decoding, and what the host costs.
+
+usage: python benchmarks/serve.py [--rounds N] [--results FOLDER] [--parts load decode]
+
+The model has SmolLM2-135M's shapes and random weights, in bfloat16 on a GPU; elsewhere a tiny one
+in float32. "load" answers the same requests, whose answers are long-tailed (log-normal), by
+examples/serve and by a padded static batch: prompts padded to the longest, a dense cache, steps
+until the longest answer of the batch is done. "decode" makes 100 tokens for each row of a full
+batch in one program, and as a call for each token: on our pages, on a dense cache by our call, and
+by jax.nn's on cuDNN. Device time is the profiler's, of fewer tokens; "gap" is the share of a step's
+wall time in which no kernel ran.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch import dot_product_attention
+from attn_dispatch.bench.device_time import busy_in
+from attn_dispatch.conformance.environment import environment
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from command import save
+from examples.serve.engine import Engine
+from examples.serve.request import Request
+from examples.serve.sampling import Sampling
+from examples.serve.step import State, Work, step
+from examples.smollm2.model import Cache, Config, decode_step
+from examples.smollm2.model import forward as forward_pass
+from examples.smollm2.random_weights import SMOLLM2_135M, drawn
+
+NO_END = -1
+"""No token ends an answer: all are as long as they may be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    config: Config
+    dtype: str
+    slots: int
+    requests: int
+    most: int
+    """The longest answer."""
+    prompt: int
+    """The longest prompt."""
+    page: int
+    steps: int
+    """Tokens made in "decode"."""
+    context: int
+    """Keys of each row when it begins."""
+
+
+GPU = Size(SMOLLM2_135M, "bfloat16", 64, 768, 1024, 192, 64, 100, 1024)
+TINY = Size(
+    dataclasses.replace(
+        SMOLLM2_135M, layers=2, heads=4, kv_heads=2, head_dim=16, width=64, ffn_width=64,
+        vocab=128, context=256,
+    ),
+    "float32", 8, 48, 64, 24, 16, 20, 64,
+)  # fmt: skip
+
+
+def requests_of(size: Size) -> list[Request]:
+    rng = np.random.default_rng(0)
+    answers = np.clip(rng.lognormal(np.log(size.most / 32), 1.3, size.requests), 1, size.most)
+    return [
+        Request(rng.integers(0, size.config.vocab, rng.integers(8, size.prompt + 1)).tolist(), n)
+        for n in np.ceil(answers).astype(int).tolist()
+    ]
+
+
+def continuous(size: Size, params: Any) -> tuple[list[list[int]], float, dict[str, Any]]:
+    """Answers, seconds without compilation, and facts."""
+    per_request = -(-(size.prompt + size.most) // size.page)
+    engine = Engine(
+        params, size.config, NO_END, slots=size.slots, page_size=size.page,
+        num_pages=size.slots * per_request // 2, chunk=size.prompt,
+    )  # fmt: skip
+    requests = requests_of(size)
+    for request in requests:
+        engine.add(request)
+    started = time.perf_counter()
+    engine.run()
+    seconds = time.perf_counter() - started - engine.compile_seconds
+    facts = {"steps": engine.steps, "compile_seconds": engine.compile_seconds}
+    return [x.answer for x in requests], seconds, facts
+
+
+@partial(jax.jit, static_argnames=("config", "room"))
+def _prefill(params: Any, tokens: jax.Array, lengths: jax.Array, config: Config, room: int):
+    """The first tokens [B] of the answers to prompts [B, T], and a cache with room."""
+    logits, cache = forward_pass(params, tokens, config)
+    last = logits[jnp.arange(len(lengths)), lengths - 1]
+    return last.argmax(-1).astype(jnp.int32), cache.padded_to(room)
+
+
+@partial(jax.jit, static_argnames=("config", "attention"), donate_argnames="cache")
+def _decode(
+    params: Any, cache: Cache, token: jax.Array, lengths: jax.Array, config: Config,
+    attention: Callable[..., jax.Array],
+):  # fmt: skip
+    logits, cache = decode_step(params, cache, token, lengths, config, attention)
+    return logits.argmax(-1).astype(jnp.int32), cache, lengths + 1
+
+
+def jax_nn(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, key_value_seq_lengths: jax.Array
+) -> jax.Array:
+    on_gpu = jax.default_backend() == "gpu"
+    return jax.nn.dot_product_attention(
+        query, key, value, query_seq_lengths=jnp.ones_like(key_value_seq_lengths),
+        key_value_seq_lengths=key_value_seq_lengths, implementation="cudnn" if on_gpu else "xla",
+    )  # fmt: skip
+
+
+def static_batches(size: Size, params: Any) -> tuple[list[list[int]], float, dict[str, Any]]:
+    requests, room = requests_of(size), size.prompt + size.most
+    answers: list[list[int]] = []
+    seconds = compiling = 0.0
+    steps = 0
+    for first in range(0, len(requests), size.slots):
+        batch = requests[first : first + size.slots]
+        tokens = np.zeros((size.slots, size.prompt), np.int32)
+        lengths = np.ones(size.slots, np.int32)
+        for row, request in enumerate(batch):
+            tokens[row, : len(request.prompt)] = request.prompt
+            lengths[row] = len(request.prompt)
+        if not first:  # compile
+            started = time.perf_counter()
+            token, cache = _prefill(params, tokens, lengths, size.config, room)
+            jax.block_until_ready(
+                _decode(
+                    params, cache, token, jnp.asarray(lengths), size.config, dot_product_attention
+                )
+            )
+            compiling = time.perf_counter() - started
+        started = time.perf_counter()
+        token, cache = _prefill(params, tokens, lengths, size.config, room)
+        made, at = [token], jnp.asarray(lengths)
+        for _ in range(max(x.most for x in batch) - 1):
+            token, cache, at = _decode(params, cache, token, at, size.config, dot_product_attention)
+            made.append(token)
+        found = np.stack([np.asarray(x) for x in made], axis=1)
+        seconds += time.perf_counter() - started
+        steps += len(made)
+        answers += [row[: x.most].tolist() for row, x in zip(found, batch, strict=False)]
+    return answers, seconds, {"steps": steps, "compile_seconds": compiling}
+
+
+def load(size: Size, rounds: int) -> dict[str, Any]:
+    params = drawn(size.config, size.dtype)
+    useful = sum(x.most for x in requests_of(size))
+    found: dict[str, Any] = {"requests": size.requests, "slots": size.slots, "tokens": useful}
+    ways = {"continuous": continuous, "static": static_batches}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    answers = {}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            answers[name], took, facts = way(size, params)
+            seconds[name].append(took)
+            found[name] = facts
+            print(f"{name}: {useful / took:,.0f} tokens/s, {facts}", flush=True)
+    for name, x in seconds.items():
+        found[name] |= {"seconds": x, "tokens_per_second": useful / statistics.median(x)}
+    same = [x == y for x, y in zip(*answers.values(), strict=True)]
+    found["same_answers"] = sum(same) / len(same)
+    first = [x[0] == y[0] for x, y in zip(*answers.values(), strict=True)]
+    found["same_first_tokens"] = sum(first) / len(first)
+    rates = [found[x]["tokens_per_second"] for x in ways]
+    found["ratio"] = rates[0] / rates[1]
+    print(f"ratio {found['ratio']:.2f}, same answers {found['same_answers']:.3f}", flush=True)
+    return found
+
+
+def _on_pages(size: Size) -> tuple[Any, Callable[..., Any]]:
+    """State and step of all rows full, on pages in any order."""
+    pages_each = -(-(size.context + size.steps) // size.page)
+    state = State.new(
+        dataclasses.replace(size.config, context=pages_each * size.page), size.slots,
+        size.slots * pages_each, size.page, size.dtype,
+    )  # fmt: skip
+    order = np.random.default_rng(0).permutation(size.slots * pages_each)
+    full = -(-size.context // size.page)
+    table = order.reshape(size.slots, pages_each).astype(np.int32)
+    used = np.where(np.arange(pages_each) < full, table, -1)
+    tables = dataclasses.replace(
+        state.tables,
+        table=jnp.asarray(used),
+        lengths=jnp.full(size.slots, size.context, jnp.int32),
+        references=jnp.zeros(order.size, jnp.int32).at[used[used >= 0]].set(1),
+    )
+    b = size.slots
+    sampling = Sampling(*(jnp.zeros(b, x) for x in (jnp.float32, jnp.int32)),
+                        jnp.ones(b, jnp.float32), jnp.zeros(b, jnp.uint32))  # fmt: skip
+
+    def one(params: Any, state: State, token: jax.Array) -> tuple[State, jax.Array]:
+        work = Work(
+            token[:, None], jnp.ones(b, jnp.int32), jnp.zeros(0, jnp.int32), jnp.int32(0),
+            jnp.int32(0), jnp.zeros(b, bool),
+        )  # fmt: skip
+        found, _, state = step(
+            params, state, work, sampling, size.config, pages_each * size.page
+        )  # fmt: skip
+        return state, found[:, 0]
+
+    return dataclasses.replace(state, tables=tables), one
+
+
+def _on_dense(size: Size, attention: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
+    c = size.config
+    shape = (c.layers, size.slots, size.context + size.steps, c.kv_heads, c.head_dim)
+    cache = Cache(*(jnp.zeros(shape, size.dtype) for _ in range(2)))
+    lengths = jnp.full(size.slots, size.context, jnp.int32)
+
+    def one(params: Any, state: Any, token: jax.Array) -> Any:
+        token, cache, lengths = _decode(params, *state[:1], token, state[1], c, attention)
+        return (cache, lengths), token
+
+    return (cache, lengths), one
+
+
+def profiled(run: Callable[[], object]) -> dict[str, Any]:
+    """Seconds in which a kernel ran, kernels, and launches of graphs and kernels by the host; the
+    reason alone where the profiler fails."""
+    try:
+        return _profiled(run)
+    except Exception as error:  # whatever it raises, it costs these numbers alone
+        return {"reason": f"the profiler failed: {error}"[:300]}
+
+
+def _profiled(run: Callable[[], object]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        options = jax.profiler.ProfileOptions()
+        options.host_tracer_level = 1
+        options.python_tracer_level = 0
+        started = time.perf_counter()
+        with jax.profiler.trace(folder, profiler_options=options):
+            started = time.perf_counter()
+            run()
+            wall = time.perf_counter() - started
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(path))
+        found: dict[str, Any] = {"profiled_wall_seconds": wall}
+        names: dict[str, int] = {}
+        for plane in data.planes:
+            if plane.name.startswith("/device:GPU"):
+                busy, reason = busy_in(plane.lines)
+                found |= {"busy_seconds": busy, "reason": reason}
+                found["kernels"] = sum(
+                    1 for x in plane.lines if x.name.startswith("Stream") for _ in x.events
+                )
+            else:
+                for line in plane.lines:
+                    for event in line.events:
+                        if "Launch" in event.name or "ommand" in event.name:
+                            names[event.name] = names.get(event.name, 0) + 1
+        found["launches"] = dict(sorted(names.items(), key=lambda x: -x[1])[:12])
+    return found
+
+
+def decode(size: Size, rounds: int) -> dict[str, Any]:
+    params = drawn(size.config, size.dtype)
+    ways = {"pages": _on_pages, "dense, ours": partial(_on_dense, attention=dot_product_attention),
+            "dense, jax.nn": partial(_on_dense, attention=jax_nn)}  # fmt: skip
+    found: dict[str, Any] = {
+        "rows": size.slots, "context": size.context, "steps": size.steps
+    }  # fmt: skip
+    for name, make in ways.items():
+        found[name] = _decoded(size, params, make, rounds, name)
+    return found
+
+
+def _decoded(
+    size: Size, params: Any, make: Callable[..., Any], rounds: int, name: str
+) -> dict[str, Any]:
+    _, one = make(size)
+    token = jnp.zeros(size.slots, jnp.int32)
+    few = min(size.steps, 10)
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=2)
+    def together(steps: int, params: Any, state: Any, token: jax.Array):
+        return jax.lax.fori_loop(0, steps, lambda _, x: one(params, *x), (state, token))
+
+    single = jax.jit(one, donate_argnums=1)
+
+    def apart(steps: int, params: Any, state: Any, token: jax.Array):
+        for _ in range(steps):
+            state, token = single(params, state, token)
+        return state, token
+
+    row: dict[str, Any] = {}
+    for kind, run in {"one program": together, "a call each": apart}.items():
+
+        def timed(steps: int, run: Any = run) -> float:
+            state = jax.block_until_ready(make(size)[0])
+            started = time.perf_counter()
+            jax.block_until_ready(run(steps, params, state, token))
+            return time.perf_counter() - started
+
+        timed(size.steps), timed(few)
+        times = [timed(size.steps) for _ in range(rounds)]
+        wall = statistics.median(times)
+        row[kind] = {"seconds": times, "tokens_per_second": size.steps * size.slots / wall}
+        state = jax.block_until_ready(make(size)[0])
+        row[kind] |= profiled(partial(_waited_for, run, few, params, state, token))
+        row[kind]["profiled_steps"] = few
+        if row[kind].get("busy_seconds"):
+            row[kind]["gap"] = 1 - row[kind]["busy_seconds"] / few / (wall / size.steps)
+        told = {x: row[kind].get(x) for x in ("gap", "kernels", "launches", "reason")}
+        print(f"{name}, {kind}: {row[kind]['tokens_per_second']:,.0f} tokens/s, "
+              f"{1e3 * wall / size.steps:.3f} ms a step, {told}", flush=True)  # fmt: skip
+    return row
+
+
+def _waited_for(call: Callable[..., Any], *arguments: Any) -> Any:
+    return jax.block_until_ready(call(*arguments))
+
+
+def main() -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--results", type=Path, help="folder for the JSON")
+    parser.add_argument("--parts", nargs="+", default=["load", "decode"])
+    args = parser.parse_args()
+    size = GPU if jax.default_backend() == "gpu" else TINY
+    report: dict[str, Any] = {"environment": environment()}
+    for part in args.parts:
+        report[part] = {"load": load, "decode": decode}[part](size, args.rounds)
+        save("serve", report, args.results)
+
+
+if __name__ == "__main__":
+    main()

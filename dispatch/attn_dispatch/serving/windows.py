@@ -1,0 +1,55 @@
+"""Pages that a sliding window has left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from attn_dispatch.serving.tables import NO_PAGE, PageTables, counted, slots_given, unless
+
+
+def free_behind(
+    tables: PageTables, window: ArrayLike, slots: ArrayLike | None = None
+) -> PageTables:
+    """Give back the pages that no later query's window reaches; what is left keeps its place.
+
+    Such a page has only keys before `lengths - window`: the next query stands at `lengths`, and
+    `local_window_size=(window, ...)` of `paged_attention` lets it attend to keys from there on. A
+    sequence then has about `window / page_size + 1` pages, however long it is; its length still
+    ends at the table's last column. Call it when a step is done, and of drafts when those refused
+    are taken back: `shrink` moves the window back, to pages that may be gone.
+
+    Args:
+      tables: the state. All its layers have this window, or a narrower one; layers with other
+        windows, or none, want tables of their own.
+      window: integers, 0 or more, [] or [B]: the window's left side.
+      slots: bool [B]: the sequences that give back pages; by default all.
+
+    Raises:
+      ValueError: window or slots are something else. In traced code nothing is raised of a window
+        below 0, nothing changes, and `failed` is True from then on.
+    """
+    window = jnp.asarray(window)
+    shapes = [list(shape) for shape in ((), tables.lengths.shape)]
+    if not jnp.issubdtype(window.dtype, jnp.integer) or list(window.shape) not in shapes:
+        raise ValueError(
+            f"window: expected integers {shapes[0]} or {shapes[1]}, got "
+            f"{window.dtype.name}{list(window.shape)}"
+        )
+    is_impossible = (window < 0).any()
+    if not isinstance(is_impossible, Tracer) and is_impossible:
+        raise ValueError(f"window: expected 0 or more, got {int(window.min())}")
+    ends = tables.page_size * (1 + jnp.arange(tables.table.shape[1], dtype=jnp.int32))[None]
+    first = tables.lengths - window.astype(jnp.int32)
+    is_freed = (ends <= first.reshape(-1, 1)) & (tables.table >= 0)
+    if slots is not None:
+        is_freed &= slots_given(tables, slots)[:, None]
+    freed = replace(
+        tables,
+        table=jnp.where(is_freed, NO_PAGE, tables.table),
+        references=counted(tables.references, tables.table, is_freed, -1),
+    )
+    return unless(is_impossible, tables, freed)

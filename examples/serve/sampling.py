@@ -1,0 +1,58 @@
+"""Which token follows: the likeliest, or one drawn from the likely ones."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How each slot's tokens are chosen; all [B]."""
+
+    temperature: jax.Array
+    """float32; 0 takes the likeliest token."""
+    top_k: jax.Array
+    """int32: only so many of the likeliest are drawn from; 0 for all."""
+    top_p: jax.Array
+    """float32: only the fewest that have this probability together; 1 for all."""
+    seed: jax.Array
+    """uint32. A token depends on it and its position alone, not on who else is being answered."""
+
+
+def choose(logits: jax.Array, sampling: Sampling, positions: jax.Array) -> jax.Array:
+    """The tokens int32 [B, D] after the positions [B, D], of float32 logits [B, D, V]."""
+
+    def drawn() -> jax.Array:
+        temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1)
+        scaled = _likely(logits / temperature[:, None, None], sampling)
+        noise = jax.vmap(jax.vmap(_noise, (None, 0, None)), (0, 0, None))(
+            sampling.seed, positions, logits.shape[-1]
+        )
+        is_drawn = sampling.temperature[:, None, None] > 0
+        return jnp.where(is_drawn, scaled + noise, logits).argmax(-1).astype(jnp.int32)
+
+    def likeliest() -> jax.Array:
+        return logits.argmax(-1).astype(jnp.int32)
+
+    # Sorting the vocabulary would be a large part of a step that draws nothing.
+    return jax.lax.cond((sampling.temperature > 0).any(), drawn, likeliest)
+
+
+def _noise(seed: jax.Array, position: jax.Array, size: int) -> jax.Array:
+    key = jax.random.fold_in(jax.random.key(seed), position)
+    return jax.random.gumbel(key, (size,))
+
+
+def _likely(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    """-inf for the tokens that top_k or top_p leave out."""
+    ordered = -jnp.sort(-logits, axis=-1)
+    size = logits.shape[-1]
+    last = jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, size), size) - 1
+    least = jnp.take_along_axis(ordered, last[:, None, None], axis=-1)
+    share = jax.nn.softmax(jnp.where(ordered >= least, ordered, -jnp.inf), axis=-1)
+    before = jnp.cumsum(share, axis=-1) - share
+    is_kept = (before < sampling.top_p[:, None, None]) & (ordered >= least)
+    least = jnp.where(is_kept, ordered, jnp.inf).min(-1, keepdims=True)
+    return jnp.where(logits >= least, logits, -jnp.inf)
