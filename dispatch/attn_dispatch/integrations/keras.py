@@ -24,7 +24,7 @@ from keras.src.layers.attention.grouped_query_attention import GroupedQueryAtten
 from keras.src.layers.attention.multi_head_attention import MultiHeadAttention
 from keras.src.random.seed_generator import draw_seed
 
-from attn_dispatch import api
+from attn_dispatch.api import dot_product_attention as attend
 from attn_dispatch.core import select
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.patching import Patch, original
@@ -109,7 +109,7 @@ def dot_product_attention(
         mask = _with_heads(as_bool(backend.convert_to_tensor(mask)), full)
     if attn_logits_soft_cap is not None:
         options["score_mod"] = _soft_cap(float(attn_logits_soft_cap))
-    return api.dot_product_attention(
+    return attend(
         query,
         key,
         value,
