@@ -21,6 +21,7 @@ FLOORS = (
         "cli",
         "conformance",
         "implementation",
+        "integrations",
         "mods",
         "planning",
         "serving",

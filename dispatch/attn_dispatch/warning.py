@@ -26,8 +26,6 @@ class AttentionShardingWarning(UserWarning):
     """A call's arrays are sharded, and devices compute more of it than their share."""
 
 
-
-
 def _folder(file: str) -> str:
     return os.path.dirname(os.path.abspath(file)) + os.sep
 

@@ -106,7 +106,9 @@ def by_formula(kept: list[Any]) -> Callable[..., jax.Array]:
             scores = jnp.where(options["mask"], scores, -jnp.inf)
         assert not options.get("is_causal")
         weights = jax.nn.softmax(scores) * keep / (1 - options["dropout_rate"])
-        return jnp.einsum("...nts,...snh->...tnh", weights, value).reshape(*batch, *query.shape[-3:-1], -1)
+        return jnp.einsum("...nts,...snh->...tnh", weights, value).reshape(
+            *batch, *query.shape[-3:-1], -1
+        )
 
     return attend
 

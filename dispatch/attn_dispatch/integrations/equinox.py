@@ -1,7 +1,7 @@
 """Equinox: `MultiheadAttention` by our call, new or in the place of layers that there are.
 
-    layer = MultiheadAttention(num_heads=8, query_size=512, num_kv_heads=2, key=key)
-    model = replace_attention(model)  # every eqx.nn.MultiheadAttention of a model
+layer = MultiheadAttention(num_heads=8, query_size=512, num_kv_heads=2, key=key)
+model = replace_attention(model)  # every eqx.nn.MultiheadAttention of a model
 """
 
 from __future__ import annotations
@@ -152,9 +152,7 @@ def _like(layer: eqx.nn.MultiheadAttention) -> MultiheadAttention:
 
 def _narrower(linear: eqx.nn.Linear, out_features: int, key: jax.Array) -> eqx.nn.Linear:
     dtype, use_bias = linear.weight.dtype, linear.bias is not None
-    return eqx.nn.Linear(
-        linear.in_features, out_features, use_bias=use_bias, dtype=dtype, key=key
-    )
+    return eqx.nn.Linear(linear.in_features, out_features, use_bias=use_bias, dtype=dtype, key=key)
 
 
 def _heads(linear: eqx.nn.Linear, x: jax.Array, num_heads: int) -> jax.Array:

@@ -1,6 +1,6 @@
 """Penzai: attention layers whose weights are never made, in the place of those that there are.
 
-    model = replace_attention(model)  # every pz.nn.Attention and pz.nn.KVCachingAttention
+model = replace_attention(model)  # every pz.nn.Attention and pz.nn.KVCachingAttention
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def _axes(scores: Any, combine: Any) -> dict[str, Any]:
     kv_seqs = [x for x, y in made.items() if key.get(of_keys[0] if of_keys else "") == y]
     value_dims = [x for x, y in value.items() if y not in weights.values()]
     lists = (contracted, of_keys, seqs, kv_seqs, value_dims)
-    keys_of_values = [x for x, y in value.items() if weights.get(kv_seqs[0] if kv_seqs else "") == y]
+    keys_of_values = [
+        x for x, y in value.items() if weights.get(kv_seqs[0] if kv_seqs else "") == y
+    ]
     groups = tuple(x for x in alone if x not in seqs)
     fits = all(len(x) == 1 for x in lists) and keys_of_values == seqs
     if not fits or set(out) != {*seqs, *heads, *groups, *value_dims} or set(made) != set(weights):
