@@ -72,7 +72,7 @@ def test_equinox_dropout_and_process_heads():
     class Own(eqx.nn.MultiheadAttention):
         pass
 
-    with pytest.raises(ValueError, match="expected a model with eqx.nn.MultiheadAttention"):
+    with pytest.raises(ValueError, match=r"expected a model with eqx\.nn\.MultiheadAttention"):
         replace_attention({"a": Own(N, D, key=jax.random.key(0)), "b": layer})
 
 
@@ -133,13 +133,14 @@ def test_penzai_transformers(record_property: Any):
         steps = []
         for model in (own, ours, None):
             cached = pz.select(own if model is None else model).at_instances_of(pz.nn.Attention)
-            cached = cached.apply(
-                lambda x, k=kv_heads: pz.nn.KVCachingAttention.from_uncached(
-                    x, "seq", T, {"batch": 2, "projection": 8}
-                    | ({} if k == 1 else {"heads" if groups == 1 else "head_groups": k}),
-                    cache_end_index_key="end",
+            shared = {} if kv_heads == 1 else {"heads" if groups == 1 else "head_groups": kv_heads}
+
+            def with_cache(x, sizes=shared | {"batch": 2, "projection": 8}):
+                return pz.nn.KVCachingAttention.from_uncached(
+                    x, "seq", T, sizes, cache_end_index_key="end"
                 )
-            )  # fmt: skip
+
+            cached = cached.apply(with_cache)
             if model is None:  # caches first, and ours in the place of layers that have them
                 cached = replace_attention(cached)
             free, variables = pz.unbind_variables(cached)
@@ -177,7 +178,9 @@ def test_penzai_steps_that_are_not_known():
 
     from attn_dispatch.integrations.penzai import replace_attention
 
-    with pytest.raises(ValueError, match="expected a model with pz.nn.Attention in it, got none"):
+    with pytest.raises(
+        ValueError, match=r"expected a model with pz\.nn\.Attention in it, got none"
+    ):
         replace_attention(pz.nn.Identity())
     identity = pz.nn.Identity()
     layer = pz.nn.Attention(identity, identity, identity, identity, identity)

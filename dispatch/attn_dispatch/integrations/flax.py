@@ -29,9 +29,9 @@ _DEFAULT = (None, "default", jax.lax.Precision.DEFAULT)
 
 
 def attention_fn(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
+    query: Any,
+    key: Any,
+    value: Any,
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
