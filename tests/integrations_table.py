@@ -64,7 +64,7 @@ def table(cells: Cells) -> str:
 
     jax_version = importlib.metadata.version("jax")
     lines = [
-        f"Each framework's own layer and ours, of the same parameters, on XLA with JAX {jax_version}"
+        f"Each framework's own layer and ours, of the same parameters, on XLA, JAX {jax_version},"
         " on a CPU, in",
         "float32: values and all gradients within 1e-5; ten steps of Adam; a cache step by step; "
         "how often a remat",
