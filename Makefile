@@ -47,7 +47,7 @@ serve: $(VENV)/demo-packages
 	$(BIN)/python -m examples.serve $(SERVE)
 
 test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/cudnn-9.12 \
-    $(VENV)/amd-aiter $(VENV)/jax-source
+    $(VENV)/amd-aiter $(VENV)/jax-source $(VENV)/framework-packages
 	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
 	  ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter \
 	  ATTN_DISPATCH_JAX_SOURCE=$(ATTN_DISPATCH_JAX_SOURCE) LD_PRELOAD="$(JEMALLOC) $$LD_PRELOAD" \
@@ -106,6 +106,14 @@ $(VENV)/test-packages: pyproject.toml | $(VENV)/jax
 	@# jax.export serialises with flatbuffers, JAX's tests need absl-py, docs are drawn with matplotlib.
 	@# pytest-xdist keeps the order of files, which tests/conftest.py decides, from 3.7 on.
 	$(PIP) 'pytest>=8' 'pytest-xdist>=3.7' 'hypothesis>=6.100' flatbuffers absl-py rich matplotlib shtab
+	touch $@
+
+# What tests/integrations compares with, the newest of each. Their own requirements that attention
+# does without (orbax, tensorstore, …) are left out, so that it takes seconds.
+FRAMEWORKS ?= flax equinox dm-haiku optax keras penzai
+$(VENV)/framework-packages: pyproject.toml | $(VENV)/jax
+	$(PIP) --no-deps $(FRAMEWORKS)
+	$(PIP) absl-py chex h5py jaxtyping jmp msgpack namex optree ordered-set rich tabulate treescope
 	touch $@
 
 $(VENV)/demo-packages: examples/smollm2/requirements.txt | $(VENV)/jax

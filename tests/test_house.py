@@ -22,6 +22,7 @@ FLOORS = (
         "commands",
         "conformance",
         "implementation",
+        "integrations",
         "mods",
         "pictures",
         "one_call",

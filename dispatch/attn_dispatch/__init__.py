@@ -1,6 +1,6 @@
 """One attention call for JAX: cuDNN on NVIDIA, AITER on AMD, XLA everywhere else."""
 
-from attn_dispatch import mods, serving
+from attn_dispatch import integrations, mods, serving
 from attn_dispatch._version import __version__
 from attn_dispatch.aiter import register as register_aiter_calls
 from attn_dispatch.api import (
@@ -31,6 +31,7 @@ __all__ = [
     "dropout_mask",
     "explain",
     "fallback",
+    "integrations",
     "mods",
     "paged_attention",
     "ragged_dot_product_attention",

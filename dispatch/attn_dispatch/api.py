@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from attn_dispatch import settings
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call
+from attn_dispatch.call.foreign_names import check_names, hints_at_foreign_names
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
@@ -29,6 +30,7 @@ from attn_dispatch.programs.tracing import Mod, trace
 _READ_BY_MODS = ("score_mod_args", "mask_mod_args")
 
 
+@hints_at_foreign_names
 def dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -191,6 +193,7 @@ def dot_product_attention(
     )
 
 
+@hints_at_foreign_names
 def ragged_dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -442,6 +445,7 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _NamedCall:
         function = paged_attention
     elif "cu_seqlens_q" in kwargs:
         function = ragged_dot_product_attention
+    check_names(function, kwargs)
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return _NamedCall(function, bound.arguments)

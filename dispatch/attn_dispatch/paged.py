@@ -9,12 +9,14 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from attn_dispatch.call.arguments import Call
+from attn_dispatch.call.foreign_names import hints_at_foreign_names
 from attn_dispatch.call.paged_arguments import check_ragged, cut_table
 from attn_dispatch.call.static_arguments import Window
 from attn_dispatch.one_call import ScoreMod, normal_form, run
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
 
 
+@hints_at_foreign_names
 def paged_attention(
     query: ArrayLike,
     key_pages: ArrayLike,

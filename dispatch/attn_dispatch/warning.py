@@ -26,11 +26,11 @@ class AttentionShardingWarning(UserWarning):
     """A call's arrays are sharded, and devices compute more of it than their share."""
 
 
-_INSIDE = tuple(
-    os.path.dirname(os.path.abspath(file)) + os.sep
-    for file in (__file__, jax.__file__, jaxlib.__file__)
-    if file
-)
+def _folder(file: str) -> str:
+    return os.path.dirname(os.path.abspath(file)) + os.sep
+
+
+_inside = [_folder(file) for file in (__file__, jax.__file__, jaxlib.__file__) if file]
 _BETWEEN = tuple(os.sep + name for name in ("contextlib.py", "functools.py"))
 """Files of Python's own that calls inside of JAX go through."""
 
@@ -52,12 +52,18 @@ def forget() -> None:
     _said.clear()
 
 
+def calls_go_through(file: str | None) -> None:
+    """A package with this `__init__` makes calls for its users: lines are theirs, not its own."""
+    if file and (folder := _folder(file)) not in _inside:
+        _inside.append(folder)
+
+
 def caller() -> Line | None:
-    """The innermost line outside of this package and JAX that is being run."""
-    frame = sys._getframe()
+    """The innermost line outside of this package, JAX and what calls go through."""
+    frame, inside = sys._getframe(), (*_inside, "<")
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((*_INSIDE, "<")) and not file.endswith(_BETWEEN):
+        if not file.startswith(inside) and not file.endswith(_BETWEEN):
             return file, frame.f_lineno
         frame = frame.f_back
     return None

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.conventions import warn_of_conventions
+from attn_dispatch.call.dense_masks import warn_of_dense_mask
 from attn_dispatch.call.masks_as_windows import with_window
-from attn_dispatch.call.shapes import PAGED, CallShape, check_paged, check_qkv
+from attn_dispatch.call.shapes import PAGED, CallShape, check_paged, check_qkv, swapped
 from attn_dispatch.call.spec import AttentionOptions, CausalAlignment, mod_operands
 from attn_dispatch.call.static_arguments import (
     Side,
@@ -168,6 +169,7 @@ def normalise(
         is_top_left=options.causal_alignment == "top_left",
         has_soft_cap=options.logits_soft_cap is not None,
     )
+    warn_of_dense_mask(arrays, shape, options)
     return Call(options, tuple(operands.values()))
 
 
@@ -189,7 +191,8 @@ def _score_shaped(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     ):
         raise ValueError(
             f"{name}: expected a shape that broadcasts to [batch, heads, queries, keys] "
-            f"{list(full)}, got {list(x.shape)}{_of_batch_and_keys(name, x, full)}"
+            f"{list(full)}, got {list(x.shape)}"
+            + (_of_batch_and_keys(name, x, full) or swapped(shape, x.shape))
         )
     x = x.reshape((1,) * (rank - x.ndim) + x.shape)
     return x if shape.leading else x[0]

@@ -34,26 +34,26 @@ def warn_of_conventions(
     if not all(isinstance(x, int) for x in (*leading, queries, keys, kv_heads)):
         return  # a symbol of jax.export: nobody knows
     if is_causal and is_top_left and queries == 1 and keys > 1:
-        _say(
+        say(
             "is_causal=True with one query and several keys: top-left causality lets it attend key "
             '0 alone. For a cache pass causal_alignment="bottom_right", with key_value_seq_lengths '
             "where it is not full"
         )
     if kv_heads > max(keys, _MANY_HEADS):
-        _say(
+        say(
             f"key has {keys} keys of {kv_heads} heads: arrays are [batch, length, heads, dim]; of "
             "[batch, heads, length, dim] pass jnp.swapaxes(x, -3, -2)"
         )
     for name in ("mask", "bias"):
         if name in given and leading[-1:] == (queries,) and queries > 1:
             if given[name].shape == (queries, keys):
-                _say(
+                say(
                     f"{name}: [{queries}, {keys}] is taken for [queries, keys], and the batch is "
                     f"{queries} too. If it is [batch, keys] pass {name}[:, None, None, :]; else "
                     f"{name}[None, None] says that it is not"
                 )
     if has_soft_cap and "bias" in given:
-        _say(
+        say(
             "logits_soft_cap with bias: the score is capped, then the bias is added. Code that "
             "caps score + bias, as tokamax does, means another function, which no argument asks for"
         )
@@ -62,12 +62,12 @@ def warn_of_conventions(
 def warn_of_ids(name: str, ids: np.ndarray, line: Line | None) -> None:
     """Warn of the call at this line where every row of known ids [..., L] begins with 0."""
     if ids.size and (ids[..., 0] == 0).all():
-        _say(
+        say(
             f"{name}: every row begins with id 0, which is padding and attends nothing. Where ids "
             "count from 0 add 1 to them",
             line,
         )
 
 
-def _say(message: str, line: Line | None = None) -> None:
+def say(message: str, line: Line | None = None) -> None:
     warn_once(message, AttentionConventionWarning, line)

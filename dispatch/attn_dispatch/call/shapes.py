@@ -47,7 +47,7 @@ def check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> CallShape:
             f"value: expected key's batch dims, length and heads {[*leading, s, k]}, "
             f"got {list(value.shape[:-1])}"
         )
-    _check_heads(n, "key", k)
+    _check_heads(n, "key", k, _SWAPPED if t == s and n != k else "")
     return CallShape(tuple(leading), t, s, n, k, h)
 
 
@@ -91,9 +91,22 @@ def _check_dtypes(arrays: Mapping[str, jax.Array]) -> None:
             raise ValueError(f"{name}: expected query's dtype {wanted.name}, got {x.dtype.name}")
 
 
-def _check_heads(query_heads: int, keys: str, kv_heads: int) -> None:
+def swapped(shape: CallShape, scores: tuple[int, ...]) -> str:
+    """A hint, if the shape of a mask or bias fits query and key with heads and length swapped."""
+    full = (*shape.leading, shape.seq_len_q, shape.num_heads, shape.num_kv_heads)
+    pairs = list(zip(scores[::-1], full[::-1], strict=False))
+    fits = len(scores) <= len(full) and all(x in (1, y) for x, y in pairs)
+    return _SWAPPED if fits and sum(x != 1 for x in scores) > 1 else ""
+
+
+_SWAPPED = (
+    "; these look like [batch, heads, length, dim]: of such arrays pass jnp.swapaxes(x, -3, -2)"
+)
+
+
+def _check_heads(query_heads: int, keys: str, kv_heads: int, hint: str = "") -> None:
     if (query_heads % kv_heads if kv_heads else query_heads) != 0:
         raise ValueError(
             f"query: expected the number of heads to be a multiple of {keys}'s {kv_heads}, got "
-            f"{query_heads} (arrays are [batch, length, heads, dim])"
+            f"{query_heads} (arrays are [batch, length, heads, dim]){hint}"
         )

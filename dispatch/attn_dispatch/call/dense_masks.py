@@ -1,0 +1,83 @@
+"""Dense masks that say no more than causality or lengths do: said once, with what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from attn_dispatch.call.conventions import say
+from attn_dispatch.call.shapes import CallShape
+from attn_dispatch.call.spec import AttentionOptions
+from attn_dispatch.call.values import known_values
+
+_LEAST_PAIRS = 2**14
+"""A mask of fewer pairs costs next to nothing."""
+_MOST = 2**20
+"""Larger masks are not looked at: it would take longer than a tenth of a millisecond."""
+_OTHER_COUNTS = ("query_segment_ids", "key_value_segment_ids", "cu_seqlens_q", "page_table")
+
+
+def warn_of_dense_mask(
+    arrays: Mapping[str, Any], shape: CallShape, options: AttentionOptions
+) -> None:
+    """Warn of a mask, where its values are known, for which the call has cheaper arguments.
+
+    Args:
+      arrays: the arrays of the call as the caller gave them, by name.
+      shape: of query and key.
+      options: those of the call.
+    """
+    given = arrays.get("mask")
+    if given is None or any(arrays.get(x) is not None for x in _OTHER_COUNTS):
+        return
+    sizes = (shape.seq_len_q, shape.seq_len_kv)
+    if not all(isinstance(x, int) for x in sizes) or sizes[0] * sizes[1] < _LEAST_PAIRS:
+        return
+    if np.size(given) > _MOST or (mask := known_values(given)) is None:
+        return
+    instead = _as_causal(mask, arrays, shape, options) or _as_lengths(mask, arrays, shape)
+    if instead:
+        say(
+            f"mask: {list(mask.shape)} says no more than {instead}, by which kernels skip what is "
+            "hidden instead of reading a mask of it"
+        )
+
+
+def _as_causal(
+    mask: np.ndarray, arrays: Mapping[str, Any], shape: CallShape, options: AttentionOptions
+) -> str | None:
+    t, s = shape.seq_len_q, shape.seq_len_kv
+    if mask.shape[-2:] != (t, s):
+        return None
+    mask = mask.reshape(-1, t, s)
+    if options.causal_alignment == "top_left" and _is_diagonal(mask, 0):
+        return "is_causal=True"
+    has_lengths = any(arrays.get(f"{x}_seq_lengths") is not None for x in ("query", "key_value"))
+    is_free = options.window == (None, None) and not options.is_causal and not has_lengths
+    if s > t and is_free and "alibi_slopes" not in options.operands and _is_diagonal(mask, s - t):
+        return 'is_causal=True with causal_alignment="bottom_right"'
+    return None
+
+
+def _is_diagonal(mask: np.ndarray, offset: int) -> bool:
+    """Whether of each mask [masks, T, S] query i attends to the keys up to i + offset."""
+    first = mask[0, 0]
+    if not first[: offset + 1].all() or first[offset + 1 :].any():
+        return False
+    return bool((mask == np.tri(*mask.shape[1:], k=offset, dtype=bool)).all())
+
+
+def _as_lengths(mask: np.ndarray, arrays: Mapping[str, Any], shape: CallShape) -> str | None:
+    """Whether it is alike for all heads and queries, and keys are hidden at the end alone."""
+    if arrays.get("key_value_seq_lengths") is not None or mask.ndim < 2:
+        return None
+    if mask.shape[-1] != shape.seq_len_kv or (mask.ndim > 2 and mask.shape[-3] != 1):
+        return None
+    rows = mask.reshape(-1, *mask.shape[-2:])
+    first = rows[:, 0]
+    descends = (first[:, :-1] >= first[:, 1:]).all()
+    if not descends or first.all() or not first.any() or not (rows == first[:, None]).all():
+        return None
+    return "key_value_seq_lengths, the number of keys [batch]"

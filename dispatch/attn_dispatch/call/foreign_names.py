@@ -1,0 +1,159 @@
+"""Arguments by the names that other libraries give them: an error that says the name here."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_WITHOUT = "has no counterpart"
+_RAGGED = "ragged_dot_product_attention takes cu_seqlens_q and cu_seqlens_kv"
+_BY_SHAPE = "is read from the shapes: query heads are a multiple of key's"
+_AXES = "arrays are [batch, length, heads, dim]; of [batch, heads, length, dim] pass "
+_AXES += "jnp.swapaxes(x, -3, -2)"
+_LENGTHS = "is key_value_seq_lengths: the numbers of keys [batch]"
+
+NAMES = {
+    "q": "is query",
+    "k": "is key",
+    "v": "is value",
+    "queries": "is query",
+    "keys": "is key",
+    "values": "is value",
+    "key_": "is key",
+    "softmax_scale": "is scale",
+    "sm_scale": "is scale",
+    "scale_factor": "is scale",
+    "scaling_factor": "is scale",
+    "scaling": "is scale",
+    "causal": "is is_causal",
+    "is_causal_mask": "is is_causal",
+    "use_causal_mask": "is is_causal",
+    "causal_mask": "is is_causal",
+    "causal_offset": 'is causal_alignment="bottom_right" with key_value_seq_lengths',
+    "window": "is local_window_size, both ends seen and None where a side is open",
+    "window_size": "is local_window_size, both ends seen and None where a side is open",
+    "sliding_window": "is local_window_size, both ends seen: (W - 1, 0) for W keys with its own",
+    "sliding_window_size": "is local_window_size, both ends seen: (W - 1, 0) for W keys with its "
+    "own",
+    "attn_mask": "is mask (bool, True = attend), or bias for what is added to the scores",
+    "attention_mask": "is mask (bool, True = attend), or bias for what is added to the scores",
+    "key_padding_mask": f"{_LENGTHS}, or mask=~key_padding_mask[:, None, None, :]",
+    "padding_mask": f"{_LENGTHS}, or mask=padding_mask[:, None, None, :], True = attend",
+    "kv_mask": f"{_LENGTHS}, or mask=kv_mask[:, None, None, :]",
+    "attn_bias": "is bias",
+    "ab": "is bias",
+    "segment_ids": "is query_segment_ids and key_value_segment_ids, ids from 1 on, 0 is padding",
+    "decoder_segment_ids": "is query_segment_ids and key_value_segment_ids, ids from 1 on, 0 is "
+    "padding",
+    "q_segment_ids": "is query_segment_ids, ids from 1 on, 0 is padding",
+    "kv_segment_ids": "is key_value_segment_ids, ids from 1 on, 0 is padding",
+    "max_segments_per_seq": "is max_segments",
+    "cu_seqlens": _RAGGED,
+    "cu_seqlens_q": _RAGGED,
+    "cu_seqlens_k": f"is cu_seqlens_kv; {_RAGGED}",
+    "cu_seqlens_kv": _RAGGED,
+    "max_seqlen": "is max_seqlen_q and max_seqlen_kv of ragged_dot_product_attention",
+    "max_seqlen_q": "is max_seqlen_q of ragged_dot_product_attention",
+    "max_seqlen_k": "is max_seqlen_kv of ragged_dot_product_attention",
+    "max_seqlen_kv": "is max_seqlen_kv of ragged_dot_product_attention",
+    "q_seqlen": "is query_seq_lengths",
+    "kv_seqlen": "is key_value_seq_lengths",
+    "kv_lengths": "is key_value_seq_lengths",
+    "lengths": "is query_seq_lengths and key_value_seq_lengths",
+    "seq_lens": "is query_seq_lengths and key_value_seq_lengths",
+    "cache_seqlens": "is key_value_seq_lengths",
+    "seqused_k": "is key_value_seq_lengths",
+    "block_tables": "is page_table of paged_attention",
+    "block_table": "is page_table of paged_attention",
+    "page_indices": "is page_table of paged_attention",
+    "softcap": "is logits_soft_cap",
+    "soft_cap": "is logits_soft_cap",
+    "logit_cap": "is logits_soft_cap",
+    "attn_logits_soft_cap": "is logits_soft_cap",
+    "dropout": "is dropout_rate, with dropout_key",
+    "dropout_p": "is dropout_rate, with dropout_key",
+    "dropout_rng": "is dropout_key",
+    "dropout_seed": "is dropout_key, a JAX PRNG key",
+    "prng": "is dropout_key",
+    "prng_key": "is dropout_key",
+    "deterministic": "has no counterpart: leave dropout_rate at 0; deterministic_backward asks for "
+    "gradients that are bit-equal",
+    "broadcast_dropout": "has no counterpart: each pair is dropped on its own",
+    "training": "has no counterpart: leave dropout_rate at 0 where nothing is dropped",
+    "inference": "has no counterpart: leave dropout_rate at 0 where nothing is dropped",
+    "precision": "has no counterpart: jax.default_matmul_precision around the program is honoured",
+    "preferred_element_type": "has no counterpart: scores and sums are float32",
+    "force_fp32_for_softmax": "has no counterpart: the softmax is float32's",
+    "attention_dtype": "has no counterpart: cast query, key and value",
+    "dtype": "has no counterpart: cast query, key and value",
+    "logits_sink": "is sinks",
+    "logit_sink": "is sinks",
+    "s_aux": "is sinks",
+    "learnable_sink": "is sinks",
+    "return_softmax_lse": "is return_lse",
+    "return_attn_probs": f"{_WITHOUT}: kernels make no probabilities; return_lse has the logarithm "
+    "of their denominator",
+    "return_attention_scores": f"{_WITHOUT}: kernels make no probabilities; return_lse has the "
+    "logarithm of their denominator",
+    "need_weights": f"{_WITHOUT}: kernels make no probabilities; return_lse has the logarithm of "
+    "their denominator",
+    "enable_gqa": _BY_SHAPE,
+    "num_kv_heads": _BY_SHAPE,
+    "num_key_value_heads": _BY_SHAPE,
+    "layout": _AXES,
+    "qkv_layout": _AXES,
+    "flash_attention": 'is implementation: "cudnn", "aiter", "xla"',
+    "backend": 'is implementation: "cudnn", "aiter", "xla"',
+    "module": f"{_WITHOUT}; attn_dispatch.integrations.flax has an attention_fn",
+    "mask_fn": "is mask_mod(b, n, t, s), a function of scalars",
+}
+"""By the foreign name, what it is here."""
+
+
+def hints_at_foreign_names(call: Callable[P, R]) -> Callable[P, R]:
+    """The call, with a TypeError for a name that it has not which says what it is here."""
+    own = inspect.signature(call).parameters.keys()
+
+    @functools.wraps(call)
+    def hinting(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not kwargs.keys() <= own:
+            check_names(call, kwargs)
+        return call(*args, **kwargs)
+
+    return hinting
+
+
+def check_names(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Check the names of a call's arguments.
+
+    Raises:
+      TypeError: the call has no such argument; says of each which it is here, if that is known.
+    """
+    own = inspect.signature(call).parameters
+    if foreign := [name for name in given if name not in own]:
+        hints = [_hint(name, given[name], own) for name in foreign]
+        raise TypeError(
+            f"{call.__name__}() got an unexpected keyword argument "
+            + "; ".join(f"{name!r}{hint}" for name, hint in zip(foreign, hints, strict=True))
+        )
+
+
+def _hint(name: str, value: Any, own: Iterable[str]) -> str:
+    if name in NAMES:
+        hint = f": here it {NAMES[name]}" if NAMES[name].split()[0] in ("is", "has") else ""
+        hint = hint or f": {NAMES[name]}"
+        if name.startswith("window") and _is_open(value):
+            hint += f"; {value} is none: leave it out"
+        return hint
+    near = difflib.get_close_matches(name, own, 1, 0.75)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def _is_open(value: Any) -> bool:
+    return isinstance(value, int | tuple) and value in (-1, (-1, -1))

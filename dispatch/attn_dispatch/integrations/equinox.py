@@ -1,0 +1,160 @@
+"""Equinox: `MultiheadAttention` by our call, new or in the place of layers that there are.
+
+layer = MultiheadAttention(num_heads=8, query_size=512, num_kv_heads=2, key=key)
+model = replace_attention(model)  # every eqx.nn.MultiheadAttention of a model
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.api import dot_product_attention
+from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.warning import calls_go_through
+
+calls_go_through(eqx.__file__)
+
+
+class MultiheadAttention(eqx.nn.MultiheadAttention):
+    """`equinox.nn.MultiheadAttention`, with all heads in one call.
+
+    The same arguments, parameters (of the same key the same) and dtypes. The dropout mask is
+    another than Equinox draws of the same key.
+    """
+
+    num_kv_heads: int = eqx.field(static=True)
+
+    def __init__(
+        self, num_heads: int, *args: Any, num_kv_heads: int | None = None, key: Any, **kwargs: Any
+    ) -> None:
+        """Make a layer.
+
+        Args:
+          num_heads, args, key, kwargs: as for `equinox.nn.MultiheadAttention`.
+          num_kv_heads: heads of key and value, each for num_heads // num_kv_heads query heads; as
+            many as query heads if None.
+
+        Raises:
+          ValueError: num_heads is not a multiple of num_kv_heads.
+        """
+        super().__init__(num_heads, *args, key=key, **kwargs)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if self.num_kv_heads == num_heads:
+            return
+        if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads: expected a divisor of {num_heads}, got {num_kv_heads}")
+        _, key_key, value_key, _ = jax.random.split(key, 4)
+        self.key_proj = _narrower(self.key_proj, self.num_kv_heads * self.qk_size, key_key)
+        self.value_proj = _narrower(self.value_proj, self.num_kv_heads * self.vo_size, value_key)
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key_: jax.Array,
+        value: jax.Array,
+        mask: jax.Array | None = None,
+        *,
+        key: jax.Array | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+        process_heads: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> jax.Array:
+        """Attend.
+
+        Args:
+          query: [T, query_size]; key_: [S, key_size]; value: [S, value_size].
+          mask: [T, S] or [N, T, S], True = attend.
+          key: for dropout; inference, deterministic, process_heads: as in Equinox.
+          options: further arguments of `attn_dispatch.dot_product_attention`, such as is_causal.
+
+        Returns:
+          [T, output_size].
+
+        Raises:
+          RuntimeError: there is dropout and no key.
+          ValueError: shapes do not fit together.
+        """
+        if deterministic is not None:
+            inference = deterministic
+            warnings.warn("MultiheadAttention: pass inference, not deterministic", stacklevel=2)
+        heads = (
+            _heads(self.query_proj, query, self.num_heads),
+            _heads(self.key_proj, key_, self.num_kv_heads),
+            _heads(self.value_proj, value, self.num_kv_heads),
+        )
+        if process_heads is not None:
+            shapes = [x.shape for x in heads]
+            heads = process_heads(*heads)
+            if [x.shape for x in heads] != shapes:
+                raise ValueError(
+                    f"process_heads: expected heads of the shapes {shapes}, got "
+                    f"{[x.shape for x in heads]}"
+                )
+        with jax.numpy_dtype_promotion("standard"):
+            dtype = jnp.result_type(*heads)
+        rate = self._dropout_rate(inference)
+        if rate and key is None:
+            raise RuntimeError("MultiheadAttention: expected a key, because there is dropout")
+        out = dot_product_attention(
+            *(x.astype(dtype) for x in heads),
+            mask=None if mask is None else as_bool(mask),
+            dropout_rate=rate,
+            dropout_key=key if rate else None,
+            **options,
+        )
+        return jax.vmap(self.output_proj)(out.reshape(out.shape[0], -1))
+
+    def _dropout_rate(self, inference: bool | None) -> float:
+        is_off = self.dropout.inference if inference is None else inference
+        return 0.0 if is_off else float(self.dropout.p)
+
+
+def replace_attention(model: Any) -> Any:
+    """The model with ours in the place of every `equinox.nn.MultiheadAttention`.
+
+    Parameters stay what and where they are. Subclasses of Equinox's layer stay as they are.
+
+    Raises:
+      ValueError: there is no such layer.
+    """
+    found = []
+
+    def is_theirs(x: Any) -> bool:
+        return type(x) is eqx.nn.MultiheadAttention
+
+    def replaced(x: Any) -> Any:
+        if not is_theirs(x):
+            return x
+        found.append(x)
+        return _like(x)
+
+    model = jax.tree.map(replaced, model, is_leaf=is_theirs)
+    if not found:
+        raise ValueError("replace_attention: expected a model with eqx.nn.MultiheadAttention in it")
+    return model
+
+
+def _like(layer: eqx.nn.MultiheadAttention) -> MultiheadAttention:
+    ours = object.__new__(MultiheadAttention)
+    for field in fields(layer):
+        object.__setattr__(ours, field.name, getattr(layer, field.name))
+    object.__setattr__(ours, "num_kv_heads", layer.num_heads)
+    return ours
+
+
+def _narrower(linear: eqx.nn.Linear, out_features: int, key: jax.Array) -> eqx.nn.Linear:
+    dtype, use_bias = linear.weight.dtype, linear.bias is not None
+    return eqx.nn.Linear(linear.in_features, out_features, use_bias=use_bias, dtype=dtype, key=key)
+
+
+def _heads(linear: eqx.nn.Linear, x: jax.Array, num_heads: int) -> jax.Array:
+    """[L, size] as [L, num_heads, H]."""
+    return jax.vmap(linear)(x).reshape(x.shape[0], num_heads, -1)

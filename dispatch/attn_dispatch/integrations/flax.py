@@ -1,0 +1,140 @@
+"""Flax: an `attention_fn` for NNX's and Linen's multi-head attention.
+
+    nnx.MultiHeadAttention(..., attention_fn=attention_fn)
+    nn.MultiHeadDotProductAttention(..., attention_fn=attention_fn)
+
+Options of ours go along by `functools.partial(attention_fn, local_window_size=(4095, 0))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+from flax.linen.dtypes import promote_dtype as promote_to
+from jax.typing import ArrayLike, DTypeLike
+
+from attn_dispatch.api import dot_product_attention
+from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.integrations.said import say
+from attn_dispatch.warning import calls_go_through
+
+calls_go_through(flax.__file__)
+
+_DEFAULT = (None, "default", jax.lax.Precision.DEFAULT)
+
+
+def attention_fn(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    broadcast_dropout: bool = True,
+    dropout_rng: ArrayLike | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: DTypeLike | None = None,
+    precision: Any = None,
+    module: Any = None,
+    promote_dtype: Callable[..., Any] | None = None,
+    is_causal: bool = False,
+    force_fp32_for_softmax: bool = False,
+    einsum_dot_general: Callable[..., Any] | None = None,
+    qk_attn_weights_einsum: Callable[..., Any] | None = None,
+    attn_weights_value_einsum: Callable[..., Any] | None = None,
+    **options: Any,
+) -> jax.Array:
+    """`flax.nnx.dot_product_attention` and `flax.linen.dot_product_attention`, by our call.
+
+    No counterpart here, which is said once: broadcast_dropout, where there is dropout (each pair is
+    dropped on its own), and precision for float32 (`jax.default_matmul_precision` around the
+    program is honoured). Where the weights are to be kept (`sow_weights=True`), or another einsum
+    computes, Flax's own attention computes the call, which is said as well. The softmax is always
+    float32's.
+
+    Args:
+      query: [..., T, N, H]; key: [..., S, K, H]; value: [..., S, K, V]; promoted as Flax does.
+      bias: floating, broadcastable to [..., N, T, S].
+      mask: the same, bool or numbers: attend where it is not 0.
+      dropout_rng, dropout_rate, deterministic: probabilities are dropped unless deterministic.
+      dtype, promote_dtype: of the computation, as in Flax.
+      module: the module that keeps the weights.
+      is_causal: top-left. Linen has no such argument; give it by `functools.partial`.
+      options: further arguments of `attn_dispatch.dot_product_attention`.
+
+    Returns:
+      [..., T, N, V] in the promoted dtype, float32 with force_fp32_for_softmax for narrower ones.
+
+    Raises:
+      ValueError: as `attn_dispatch.dot_product_attention`; options where Flax computes the call.
+    """
+    einsums = (einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
+    has_einsums = any(x is not None for x in einsums)
+    if module is not None or has_einsums:
+        asked = "another einsum" if has_einsums else "sow_weights"
+        if options:
+            raise ValueError(f"{asked}: expected no options of attn_dispatch, got {list(options)}")
+        say(
+            f"{asked}: Flax's own attention computes this call, because kernels return no weights"
+            + (", nor take an einsum" if has_einsums else "")
+        )
+        theirs: dict[str, Any] = {
+            "bias": bias, "mask": _with_causal(mask, query, key) if is_causal else mask,
+            "broadcast_dropout": broadcast_dropout, "dropout_rng": dropout_rng,
+            "dropout_rate": dropout_rate, "deterministic": deterministic, "dtype": dtype,
+            "precision": precision, "module": module,
+        }  # fmt: skip
+        if isinstance(module, nnx.Module):
+            theirs |= {} if promote_dtype is None else {"promote_dtype": promote_dtype}
+            return nnx.dot_product_attention(query, key, value, **theirs)
+        names = ("einsum_dot_general", "qk_attn_weights_einsum", "attn_weights_value_einsum")
+        theirs |= {x: y for x, y in zip(names, einsums, strict=True) if y is not None}
+        if force_fp32_for_softmax:
+            theirs["force_fp32_for_softmax"] = True
+        return linen.dot_product_attention(query, key, value, **theirs)
+
+    if promote_dtype is None:
+        query, key, value = promote_to(query, key, value, dtype=dtype)
+    else:
+        query, key, value = promote_dtype((query, key, value), dtype=dtype)
+    is_dropped = not deterministic and dropout_rate > 0
+    if is_dropped and broadcast_dropout:
+        say(
+            "broadcast_dropout: each pair of query and key is dropped on its own here, in every "
+            "batch row and head; broadcast_dropout=False says so"
+        )
+    if _asks_for_more(precision) and jnp.finfo(query.dtype).bits > 16:
+        say(
+            f"precision: no counterpart for {precision}; jax.default_matmul_precision around the "
+            "program is honoured"
+        )
+    out = dot_product_attention(
+        query,
+        key,
+        value,
+        bias=bias,
+        mask=None if mask is None else as_bool(mask),
+        is_causal=is_causal,
+        dropout_rate=dropout_rate if is_dropped else 0.0,
+        dropout_key=dropout_rng if is_dropped else None,
+        **options,
+    )
+    widens = force_fp32_for_softmax and jnp.finfo(out.dtype).bits < 32
+    return out.astype(jnp.float32) if widens else out
+
+
+def _with_causal(mask: Any, query: Any, key: Any) -> jax.Array:
+    """The mask with the keys after each query left out as well."""
+    pairs = jnp.tril(jnp.ones((jnp.shape(query)[-3], jnp.shape(key)[-3]), bool))
+    return pairs if mask is None else as_bool(mask) & pairs
+
+
+def _asks_for_more(precision: Any) -> bool:
+    each = precision if isinstance(precision, tuple) else (precision,)
+    return any(x not in _DEFAULT for x in each)

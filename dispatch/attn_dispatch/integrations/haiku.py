@@ -1,0 +1,62 @@
+"""Haiku: `MultiHeadAttention` by our call, with the parameters of Haiku's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.api import dot_product_attention
+from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.warning import calls_go_through
+
+calls_go_through(hk.__file__)
+
+
+class MultiHeadAttention(hk.MultiHeadAttention):
+    """`haiku.MultiHeadAttention`: the same arguments, parameters and names."""
+
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        mask: jax.Array | None = None,
+        **options: Any,
+    ) -> jax.Array:
+        """Attend.
+
+        Args:
+          query: [..., T, D_q]; key: [..., S, D_k]; value: [..., S, D_v].
+          mask: [..., 1 or N, T, S], attend where it is not 0.
+          options: further arguments of `attn_dispatch.dot_product_attention`: is_causal, or
+            dropout_rate with dropout_key=hk.next_rng_key(), which Haiku's own layer has not.
+
+        Returns:
+          [..., T, model_size].
+
+        Raises:
+          ValueError: shapes do not fit together.
+        """
+        if mask is not None and jnp.ndim(mask) != jnp.ndim(query) + 1:
+            raise ValueError(
+                f"mask: expected {jnp.ndim(query) + 1} dims [..., heads, queries, keys], got "
+                f"{list(jnp.shape(mask))}"
+            )
+        heads = (
+            self._linear_projection(query, self.key_size, "query"),
+            self._linear_projection(key, self.key_size, "key"),
+            self._linear_projection(value, self.value_size, "value"),
+        )
+        dtype = jnp.result_type(*heads)
+        out = dot_product_attention(
+            *(x.astype(dtype) for x in heads),
+            mask=None if mask is None else as_bool(mask),
+            **options,
+        )
+        linear = hk.Linear(
+            self.model_size, w_init=self.w_init, with_bias=self.with_bias, b_init=self.b_init
+        )
+        return linear(out.reshape(*out.shape[:-2], -1))

@@ -1,0 +1,222 @@
+"""Keras 3 on JAX: its attention by our call, through a patch.
+
+    with patch_keras():
+        model.fit(...)
+    patch_keras().start()  # for good
+
+`keras.ops.dot_product_attention` and the layers MultiHeadAttention and GroupedQueryAttention are
+computed by ours: those with dropout too, which Keras leaves to separate operations. Keras repeats
+keys and values of grouped queries before it calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from keras.src import backend
+from keras.src.layers.attention.grouped_query_attention import GroupedQueryAttention
+from keras.src.layers.attention.multi_head_attention import MultiHeadAttention
+from keras.src.random.seed_generator import draw_seed
+
+from attn_dispatch.api import dot_product_attention as attend
+from attn_dispatch.core import select
+from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.integrations.patching import Patch, original
+from attn_dispatch.warning import calls_go_through
+
+calls_go_through(keras.__file__)
+
+_COMPUTE = "_compute_attention"
+
+
+def patch_keras() -> Patch:
+    """Keras's attention is ours, for models as they are written.
+
+    flash_attention=True asks for a vendor's kernel or an error with every reason, False for XLA,
+    and None, the default, takes the best. attn_logits_soft_cap is what Keras documents,
+    x / (1 + |x| / cap). Layers that return their scores, attend along several axes, or have no
+    dropout run Keras's own code, which then calls `keras.ops.dot_product_attention` where it can.
+    Dropout draws another mask than Keras's of the same seed.
+
+    Functions that were compiled before the patch stay as they are, and so do layers whose
+    subclass has its own `_compute_attention`. The patch is the whole process's, threads included.
+
+    Returns:
+      A `Patch`, which has not been started.
+
+    Raises:
+      ValueError: Keras runs on another backend than JAX.
+    """
+    if keras.backend.backend() != "jax":
+        raise ValueError(f"patch_keras: expected Keras on jax, got {keras.backend.backend()}")
+    return Patch(
+        {
+            (backend.nn, "dot_product_attention"): dot_product_attention,
+            (MultiHeadAttention, _COMPUTE): _multi_head,
+            (GroupedQueryAttention, _COMPUTE): _grouped_query,
+        }
+    )
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    flash_attention: bool | None = None,
+    attn_logits_soft_cap: float | None = None,
+    **options: Any,
+) -> jax.Array:
+    """What `keras.ops.dot_product_attention` computes, by our call.
+
+    Args:
+      query: [B, T, N, H]; key: [B, S, K, H]; value: [B, S, K, V]; promoted as Keras does.
+      bias: broadcastable to [B, N, T, S].
+      mask: the same, bool or numbers; else [B, T, S], [B, N, S] or [B, S].
+      scale, is_causal: as for `attn_dispatch.dot_product_attention`.
+      flash_attention: see `patch_keras`.
+      attn_logits_soft_cap: c > 0; scores become score / (1 + |score| / c).
+      options: further arguments of `attn_dispatch.dot_product_attention`.
+
+    Returns:
+      [B, T, N, V] in the promoted dtype.
+
+    Raises:
+      ValueError: the call is wrong.
+      NotImplementedError: flash_attention=True, and no kernel runs the call.
+    """
+    arrays = [backend.convert_to_tensor(x) for x in (query, key, value)]
+    if any(x.ndim != 4 for x in arrays):
+        raise ValueError(
+            "dot_product_attention: expected query, key and value with 4 dims, got "
+            f"{[list(x.shape) for x in arrays]}"
+        )
+    dtype = backend.result_type(*(x.dtype for x in arrays))
+    query, key, value = (backend.cast(x, dtype) for x in arrays)
+    if bias is not None:
+        bias = backend.convert_to_tensor(bias, dtype=dtype)
+    if mask is not None:
+        full = (*query.shape[:1], query.shape[2], query.shape[1], key.shape[1])
+        mask = _with_heads(as_bool(backend.convert_to_tensor(mask)), full)
+    if attn_logits_soft_cap is not None:
+        options["score_mod"] = _soft_cap(float(attn_logits_soft_cap))
+    return attend(
+        query,
+        key,
+        value,
+        bias=bias,
+        mask=mask,
+        scale=scale,
+        is_causal=is_causal,
+        implementation=_implementation(flash_attention),
+        **options,
+    )
+
+
+def _multi_head(
+    layer: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attention_mask: Any = None,
+    training: bool | None = None,
+    return_attention_scores: bool = False,
+    **causal: bool,
+) -> Any:
+    if not layer._dropout or return_attention_scores or query.ndim != 4:
+        theirs = original(MultiHeadAttention, _COMPUTE)
+        return theirs(
+            layer, query, key, value, attention_mask, training, return_attention_scores, **causal
+        )
+    arrays = (query, key, value)
+    return _with_dropout(
+        layer, arrays, attention_mask, training, layer._inverse_sqrt_key_dim, **causal
+    )
+
+
+def _grouped_query(
+    layer: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attention_mask: Any = None,
+    training: bool | None = None,
+    **causal: bool,
+) -> Any:
+    if not layer.dropout or layer._return_attention_scores or query.ndim != 4:
+        theirs = original(GroupedQueryAttention, _COMPUTE)
+        return theirs(
+            layer, query, key, value, attention_mask=attention_mask, training=training, **causal
+        )
+    arrays = (query, key, value)
+    return _with_dropout(
+        layer, arrays, attention_mask, training, layer._inverse_sqrt_head_dim, **causal
+    )
+
+
+def _with_dropout(
+    layer: Any,
+    arrays: tuple[jax.Array, ...],
+    mask: Any,
+    training: bool | None,
+    scale: float,
+    use_causal_mask: bool = False,
+) -> tuple[jax.Array, None]:
+    """A layer's attention with its dropout, and no scores."""
+    rate = layer._dropout_layer.rate if training else 0.0
+    if mask is not None and mask.ndim == 3:
+        mask = mask[:, None]  # [B, T, S]
+    out = dot_product_attention(
+        *arrays,
+        mask=mask,
+        scale=scale,
+        is_causal=use_causal_mask,
+        flash_attention=layer._flash_attention,
+        dropout_rate=rate,
+        dropout_key=_key(layer._dropout_layer.seed_generator) if rate else None,
+    )
+    return out, None
+
+
+def _key(seed_generator: Any) -> jax.Array:
+    """The generator's next seed, a raw key, as a key."""
+    return jnp.asarray(draw_seed(seed_generator))
+
+
+def _implementation(flash_attention: bool | None) -> str | tuple[str, ...] | None:
+    if flash_attention is None:
+        return None
+    return tuple(x for x in select.names() if x != "xla") if flash_attention else "xla"
+
+
+@functools.cache
+def _soft_cap(cap: float) -> Callable[..., Any]:
+    def capped(score: Any, *_: Any) -> Any:
+        return score / (1 + jnp.abs(score) / cap)
+
+    return capped
+
+
+def _with_heads(mask: jax.Array, full: tuple[int, ...]) -> jax.Array:
+    """A mask that does not broadcast to [B, N, T, S] as it is, with the axes that it lacks."""
+    if mask.ndim in (2, 3) and not _broadcasts(mask.shape, full):
+        if mask.ndim == 3 and mask.shape[1] == full[1]:
+            return mask[:, :, None]
+        return mask.reshape(mask.shape[0], *(1,) * (4 - mask.ndim), *mask.shape[1:])
+    return mask
+
+
+def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, full) == full
+    except ValueError:
+        return False

@@ -1,0 +1,76 @@
+"""Attributes of other packages, replaced for a while or for good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import RLock
+from typing import Any
+
+Place = tuple[Any, str]
+"""A module or class, and the name of an attribute of it."""
+
+_lock = RLock()
+_originals: dict[tuple[int, str], Any] = {}
+_started: list[Patch] = []
+
+
+class Patch:
+    """Replaces attributes: inside of `with patch:`, or from `patch.start()` to `patch.stop()`.
+
+    What is replaced is replaced for the whole process: other threads see it too. Patches may be
+    nested and may end in any order; the latest that has not ended counts, and after the last one
+    the attributes are what they were.
+    """
+
+    def __init__(self, replacements: Mapping[Place, Any]) -> None:
+        self._replacements = replacements
+        self._started = 0
+
+    def start(self) -> Patch:
+        with _lock:
+            for (owner, name), _ in self._replacements.items():
+                if not any(_has(patch, owner, name) for patch in _started):
+                    _originals[id(owner), name] = getattr(owner, name)
+            _started.append(self)
+            self._started += 1
+            self._settle()
+        return self
+
+    def stop(self) -> None:
+        """End what the latest `start` began.
+
+        Raises:
+          RuntimeError: it has not been started.
+        """
+        with _lock:
+            if not self._started:
+                raise RuntimeError("stop: expected a patch that has been started")
+            latest = max(i for i, patch in enumerate(_started) if patch is self)
+            del _started[latest]
+            self._started -= 1
+            self._settle()
+
+    def __enter__(self) -> Patch:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _settle(self) -> None:
+        """Make each attribute what the latest patch of it says."""
+        for owner, name in self._replacements:
+            patches = [patch for patch in _started if _has(patch, owner, name)]
+            if patches:
+                setattr(owner, name, patches[-1]._replacements[owner, name])
+            else:
+                setattr(owner, name, _originals.pop((id(owner), name)))
+
+
+def original(owner: Any, name: str) -> Any:
+    """The attribute as it is without patches."""
+    with _lock:
+        return _originals.get((id(owner), name)) or getattr(owner, name)
+
+
+def _has(patch: Patch, owner: Any, name: str) -> bool:
+    return (owner, name) in patch._replacements

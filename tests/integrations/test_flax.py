@@ -1,0 +1,205 @@
+"""What Flax says to its attention_fn beside arrays: masks, dtypes, dropout, sow, decoding."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("flax")
+
+from flax import linen, nnx
+
+from attn_dispatch import AttentionConventionWarning
+from attn_dispatch.integrations.flax import attention_fn
+
+B, T, S, N, H = 2, 5, 7, 4, 8
+_rng = np.random.default_rng(3)
+Q, K, V = (_rng.standard_normal((B, x, N, H)).astype(np.float32) for x in (T, S, S))
+PAIRS = (_rng.random((B, N, T, S)) < 0.6) | (np.arange(S) == 0)
+BOTH = pytest.mark.parametrize("theirs", [linen.dot_product_attention, nnx.dot_product_attention])
+
+
+def said(call: Callable[[], Any]) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        result = call()
+    # Flax has its own, of what it is about to change.
+    given = [x for x in given if x.category is AttentionConventionWarning]
+    assert all(x.filename == __file__ for x in given)
+    return result, [str(x.message) for x in given]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "mask",
+    [PAIRS, PAIRS.astype(np.float32), PAIRS.astype(np.int32), PAIRS[:, :1], PAIRS[:, :1, :1],
+     PAIRS[:1], PAIRS[0, 0][None, None]],
+)  # fmt: skip
+@pytest.mark.parametrize("bias", [None, _rng.standard_normal((B, N, T, S)).astype(np.float32)])
+def test_masks_and_biases(theirs: Any, mask: np.ndarray, bias: Any):
+    # NNX hands a mask of numbers to jax.nn only as bools.
+    expected = theirs(Q, K, V, bias, mask)
+    got, messages = said(lambda: attention_fn(Q, K, V, bias, mask))
+    np.testing.assert_allclose(got, expected, atol=2e-6)
+    assert messages == []
+
+
+@BOTH
+def test_further_batch_dims(theirs: Any):
+    q, k, v = (np.stack([x, -x], 1) for x in (Q, K, V))
+    mask = np.stack([PAIRS, PAIRS[::-1]], 1)
+    np.testing.assert_allclose(
+        attention_fn(q, k, v, mask=mask), theirs(q, k, v, mask=mask), atol=2e-6
+    )
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("given", [(jnp.bfloat16, jnp.float32), (jnp.bfloat16,) * 2])
+def test_dtypes(theirs: Any, dtype: Any, given: tuple[Any, Any]):
+    q, k, v = jnp.asarray(Q, given[0]), jnp.asarray(K, given[1]), jnp.asarray(V, given[0])
+    got, expected = (f(q, k, v, dtype=dtype) for f in (attention_fn, theirs))
+    assert got.dtype == expected.dtype
+    np.testing.assert_allclose(
+        got.astype(jnp.float32),
+        expected.astype(jnp.float32),
+        atol=4e-2 if got.dtype == jnp.bfloat16 else 2e-6,
+    )
+
+
+def test_softmax_in_float32():
+    arrays = [jnp.asarray(x, jnp.bfloat16) for x in (Q, K, V)]
+    got, expected = (
+        f(*arrays, force_fp32_for_softmax=True) for f in (attention_fn, linen.dot_product_attention)
+    )
+    assert got.dtype == expected.dtype == jnp.float32
+
+
+def test_what_has_no_counterpart_is_said_once():
+    key = jax.random.key(0)
+    call = functools.partial(attention_fn, Q, K, V, dropout_rng=key, dropout_rate=0.5)
+
+    def twice(**arguments: Any) -> list[str]:
+        return said(lambda: [call(**arguments) for _ in range(2)])[1]
+
+    (message,) = twice()
+    assert message.startswith("broadcast_dropout: each pair of query and key is dropped on its own")
+    assert twice(broadcast_dropout=False) == []
+    assert twice(deterministic=True) == []
+    (message,) = twice(deterministic=True, precision="highest")
+    assert message.startswith("precision: no counterpart for highest")
+    assert twice(deterministic=True, precision=(None, jax.lax.Precision.DEFAULT)) == []
+
+
+def test_deterministic_means_without_dropout():
+    given = {"dropout_rng": jax.random.key(0), "dropout_rate": 0.5}
+    got = attention_fn(Q, K, V, deterministic=True, **given)
+    np.testing.assert_array_equal(got, attention_fn(Q, K, V))
+    with pytest.raises(ValueError, match="dropout_key"):
+        attention_fn(Q, K, V, dropout_rate=0.5, broadcast_dropout=False)
+
+
+def test_options_of_ours_by_partial():
+    near = functools.partial(attention_fn, local_window_size=(1, 0))
+    layer = nnx.MultiHeadAttention(N, 16, decode=False, rngs=nnx.Rngs(0), attention_fn=near)
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    is_near = np.tril(np.ones((T, T), bool)) & ~np.tril(np.ones((T, T), bool), -2)
+    own = nnx.MultiHeadAttention(N, 16, decode=False, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(layer(x), own(x, mask=is_near[None, None]), atol=2e-6)
+    with pytest.raises(TypeError, match="window_size"):
+        functools.partial(attention_fn, window_size=(1, 0))(Q, K, V)
+
+
+def test_weights_that_are_kept_by_nnx(record_property: Any):
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    found = []
+    for more in ({}, {"attention_fn": attention_fn}):
+        layer = nnx.MultiHeadAttention(N, 16, decode=False, rngs=nnx.Rngs(0), **more)
+        out, messages = said(lambda layer=layer: layer(x, sow_weights=True))
+        weights = jax.tree.leaves(nnx.pop(layer, nnx.Intermediate))
+        found.append((out, *weights))
+    assert [m.split(":")[0] for m in messages] == ["sow_weights"]
+    for got, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-6)
+    assert found[0][1].shape == (B, N, T, T)
+    causal, _ = said(lambda: layer(x, sow_weights=True, is_causal=True))
+    weights = jax.tree.leaves(nnx.pop(layer, nnx.Intermediate))[0]
+    np.testing.assert_array_equal(np.triu(np.asarray(weights), 1), 0)
+    np.testing.assert_allclose(causal, layer(x, is_causal=True), atol=2e-6)
+    with pytest.raises(ValueError, match="sow_weights: expected no options of attn_dispatch"):
+        attention_fn(Q, K, V, module=layer, logits_soft_cap=3.0)
+    record_property("cell", ("Flax NNX", "sow", "Flax's own computes it, which is said"))
+
+
+def test_weights_that_are_kept_by_linen(record_property: Any):
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    mask = np.tril(np.ones((T, T), np.float32))[None, None]
+    found = []
+    for more in ({}, {"attention_fn": attention_fn}):
+        layer = linen.MultiHeadDotProductAttention(N, **more)
+        params = layer.init(jax.random.key(0), x)
+        run = functools.partial(layer.apply, params, x, mask=mask, mutable=["intermediates"])
+        found.append(said(lambda run=run: run(sow_weights=True)))
+    assert found[0][1] == []
+    assert [m.split(":")[0] for m in found[1][1]] == ["sow_weights"]
+    for got, expected in zip(*(jax.tree.leaves(x) for x, _ in found), strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-6)
+    record_property("cell", ("Flax Linen", "sow", "Flax's own computes it, which is said"))
+
+
+def test_einsums_that_are_another():
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    einsums = {
+        "qk_attn_weights_einsum_cls": lambda: lambda *a: 2 * jnp.einsum(*a),
+        "attn_weights_value_einsum_cls": lambda: jnp.einsum,
+    }
+    own = linen.MultiHeadDotProductAttention(N, **einsums)
+    params = own.init(jax.random.key(0), x)
+    ours = own.clone(attention_fn=attention_fn)
+    got, messages = said(lambda: ours.apply(params, x))
+    np.testing.assert_allclose(got, own.apply(params, x), atol=2e-6)
+    assert [m.split(":")[0] for m in messages] == ["another einsum"]
+
+
+def test_decoding_with_nnx(record_property: Any):
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    outs = []
+    for more in ({}, {"attention_fn": attention_fn}):
+        layer = nnx.MultiHeadAttention(N, 16, num_kv_heads=2, decode=True, rngs=nnx.Rngs(0), **more)
+        layer.init_cache(x.shape)
+        outs.append([layer(x[:, i : i + 1]) for i in range(T)])
+    np.testing.assert_allclose(np.stack(outs[1]), np.stack(outs[0]), atol=2e-6)
+    record_property("cell", ("Flax NNX", "decode", "the same"))
+
+
+def test_decoding_with_linen(record_property: Any):
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    outs = []
+    for more in ({}, {"attention_fn": attention_fn}):
+        layer = linen.MultiHeadDotProductAttention(N, decode=True, **more)
+        variables = layer.init(jax.random.key(0), x)
+        cache = variables["cache"]
+        steps = []
+        for i in range(T):
+            given = {"params": variables["params"], "cache": cache}
+            out, state = layer.apply(given, x[:, i : i + 1], mutable=["cache"])
+            cache = state["cache"]
+            steps.append(out)
+        outs.append(steps)
+    np.testing.assert_allclose(np.stack(outs[1]), np.stack(outs[0]), atol=2e-6)
+    record_property("cell", ("Flax Linen", "decode", "the same"))
+
+
+def test_a_causal_step_of_decoding_is_said():
+    """Flax hands is_causal on to a single query, for which top-left causality leaves key 0."""
+    layer = nnx.MultiHeadAttention(N, 16, decode=True, rngs=nnx.Rngs(0), attention_fn=attention_fn)
+    layer.init_cache((B, T, 16))
+    _, messages = said(lambda: layer(np.ones((B, 1, 16), np.float32), is_causal=True))
+    assert [m.split(":")[0] for m in messages] == ["is_causal=True with one query and several keys"]

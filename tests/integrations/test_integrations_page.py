@@ -1,0 +1,48 @@
+"""docs/integrations.md: its examples run, and are short."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+PAGE = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
+EXAMPLES = re.findall(r"^## ([^\n]+)|^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+FRAMEWORKS = ("flax", "equinox", "haiku", "keras", "penzai")
+
+
+def examples() -> list[tuple[str, str]]:
+    found, title = [], ""
+    for heading, code in EXAMPLES:
+        title = heading or title
+        if code:
+            found.append((title, code))
+    return found
+
+
+def test_each_integration_has_one():
+    files = Path(__file__).parents[2] / "dispatch" / "attn_dispatch" / "integrations"
+    code = "".join(code for _, code in examples())
+    for name in FRAMEWORKS:
+        assert (files / f"{name}.py").exists()
+        assert f"from attn_dispatch.integrations.{name} import" in code
+    assert "patch_jax_nn" in code
+
+
+@pytest.mark.parametrize(("title", "code"), examples(), ids=lambda x: x.split("\n")[0])
+def test_example(title: str, code: str):
+    for name in FRAMEWORKS:
+        if f"integrations.{name} " in code:
+            pytest.importorskip(name)
+    lines = [x for x in code.splitlines() if x and not x.startswith(("import ", "from "))]
+    assert len(lines) <= 10
+    scope: dict[str, object] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec(compile(code, title, "exec"), scope)
+    assert "out" in scope

@@ -1,0 +1,132 @@
+"""Keras's function and layers under the patch: masks, dtypes, soft cap, dropout, scores."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+pytest.importorskip("keras")
+
+import keras
+from keras.src import backend
+
+from attn_dispatch.integrations.keras import dot_product_attention, patch_keras
+
+B, T, S, N, H = 2, 5, 7, 4, 8
+_rng = np.random.default_rng(3)
+Q, K, V = (_rng.standard_normal((B, x, N, H)).astype(np.float32) for x in (T, S, S))
+PAIRS = (_rng.random((B, N, T, S)) < 0.6) | (np.arange(S) == 0)
+
+if keras.backend.backend() != "jax":
+    pytest.skip("Keras runs on another backend here", allow_module_level=True)
+
+
+def both(*arguments: Any, **options: Any) -> tuple[Any, Any]:
+    theirs = keras.ops.dot_product_attention(*arguments, **options)
+    with patch_keras():
+        return keras.ops.dot_product_attention(*arguments, **options), theirs
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [PAIRS, PAIRS.astype("int32"), PAIRS.astype("float32"), PAIRS[:, :1], PAIRS[:, 0],
+     PAIRS[:, :, 0], PAIRS[:, 0, 0], PAIRS[0, 0]],
+    ids=["pairs", "ints", "floats", "heads_alike", "BTS", "BNS", "BS", "TS"],
+)  # fmt: skip
+def test_masks(mask: np.ndarray):
+    got, expected = both(Q, K, V, mask=mask)
+    np.testing.assert_allclose(got, expected, atol=2e-6)
+
+
+def test_options_and_dtypes():
+    bias = _rng.standard_normal((1, N, T, S))
+    q, k = jnp.asarray(Q, jnp.bfloat16), jnp.asarray(K, jnp.bfloat16)
+    options = {"scale": 0.2, "is_causal": True}
+    for arrays in ((Q, K, V), (q, k, V), (Q, K[:, :, :2], V[:, :, :2])):
+        got, expected = both(*arrays, bias=bias, **options)
+        assert got.dtype == expected.dtype
+        np.testing.assert_allclose(got, expected, atol=2e-6)
+    with patch_keras(), pytest.raises(ValueError, match="4 dims"):
+        keras.ops.dot_product_attention(Q[0], K[0], V[0])
+
+
+def test_which_implementation():
+    """flash_attention=True is a kernel or every reason, never XLA."""
+    with pytest.raises(NotImplementedError, match="cudnn"):
+        jax.block_until_ready(dot_product_attention(Q, K, V, flash_attention=True))
+    jaxpr = str(
+        jax.make_jaxpr(lambda *x: dot_product_attention(*x, flash_attention=False))(Q, K, V)
+    )
+    assert "implementation=('xla',)" in jaxpr
+
+
+def test_the_soft_cap_that_keras_documents():
+    cap = 0.7
+    got = dot_product_attention(Q, K, V, attn_logits_soft_cap=cap)
+    scores = np.einsum("btnh,bsnh->bnts", Q, K) / np.sqrt(H)
+    weights = jax.nn.softmax(scores / (1 + abs(scores) / cap))
+    np.testing.assert_allclose(got, np.einsum("bnts,bsnh->btnh", weights, V), atol=2e-6)
+
+
+def test_scores_and_axes_are_left_to_keras(record_property: Any):
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    layer = keras.layers.MultiHeadAttention(N, 4, dropout=0.3)
+    expected = layer(x, x, return_attention_scores=True, use_causal_mask=True)
+    with patch_keras():
+        got = layer(x, x, return_attention_scores=True, use_causal_mask=True)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+    image = _rng.standard_normal((B, 3, 4, 16)).astype(np.float32)
+    layer = keras.layers.MultiHeadAttention(N, 4, attention_axes=(1, 2))
+    expected = layer(image, image)
+    with patch_keras():
+        np.testing.assert_allclose(layer(image, image), expected, atol=2e-6)
+    record_property("cell", ("Keras 3", "sow", "Keras's own computes returned scores"))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_grouped_queries(rate: float):
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    mask = _rng.random((B, T, T)) < 0.7
+    mask |= np.eye(T, dtype=bool)
+    layer = keras.layers.GroupQueryAttention(4, N, 2, dropout=rate)
+    for options in ({}, {"use_causal_mask": True}, {"attention_mask": mask}):
+        expected = layer(x, x, **options)
+        with patch_keras():
+            np.testing.assert_allclose(layer(x, x, **options), expected, atol=2e-6)
+            dropped = layer(x, x, training=True, **options)
+            assert (abs(np.asarray(dropped - expected)).max() > 0.01) == (rate > 0)
+
+
+def test_fit():
+    x = _rng.standard_normal((16, T, 16)).astype(np.float32)
+    y = np.roll(x, 1, axis=1)
+
+    def losses() -> list[float]:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((T, 16))
+        out = keras.layers.MultiHeadAttention(N, 4)(inputs, inputs, use_causal_mask=True)
+        model = keras.Model(inputs, out)
+        model.compile(optimizer="adam", loss="mse")
+        return model.fit(x, y, batch_size=8, epochs=3, verbose=0).history["loss"]
+
+    expected = losses()
+    with patch_keras():
+        got = losses()
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    assert got[-1] < got[0]
+
+
+def test_the_patch_ends():
+    before = backend.nn.dot_product_attention, keras.layers.MultiHeadAttention._compute_attention
+    patch = patch_keras().start()
+    assert backend.nn.dot_product_attention is dot_product_attention
+    patch.stop()
+    after = backend.nn.dot_product_attention, keras.layers.MultiHeadAttention._compute_attention
+    assert before == after

@@ -1,0 +1,188 @@
+"""What is particular to our layers of Equinox, Haiku and Penzai."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import dot_product_attention
+
+_rng = np.random.default_rng(3)
+T, D, N = 6, 16, 4
+X = _rng.standard_normal((T, D)).astype(np.float32)
+
+
+def test_equinox_layers_have_equinox_parameters():
+    eqx = pytest.importorskip("equinox")
+    from attn_dispatch.integrations.equinox import MultiheadAttention
+
+    options = {"key_size": 8, "value_size": 12, "output_size": 20, "use_query_bias": True}
+    own = eqx.nn.MultiheadAttention(N, D, key=jax.random.key(0), **options)
+    ours = MultiheadAttention(N, D, key=jax.random.key(0), **options)
+    for a, b in zip(*map(jax.tree.leaves, (own, ours)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    mask = (_rng.random((T, 9)) < 0.6) | (np.arange(9) == 0)
+    y = _rng.standard_normal((9, 20)).astype(np.float32)
+    for m in (None, mask, np.stack([mask, ~mask | mask[::-1], mask[::-1], mask])):
+        given = (X, y[:, :8], y[:, 8:], m)
+        np.testing.assert_allclose(ours(*given), own(*given), atol=2e-6)
+
+
+def test_equinox_grouped_queries():
+    pytest.importorskip("equinox")
+    from attn_dispatch.integrations.equinox import MultiheadAttention
+
+    layer = MultiheadAttention(N, D, num_kv_heads=2, key=jax.random.key(0))
+    assert layer.key_proj.weight.shape == layer.value_proj.weight.shape == (2 * D // N, D)
+    heads = (layer.query_proj, layer.key_proj, layer.value_proj)
+    q, k, v = ((X @ x.weight.T).reshape(T, -1, D // N) for x in heads)
+    expected = dot_product_attention(q, k, v, is_causal=True).reshape(T, D)
+    got = layer(X, X, X, is_causal=True)
+    np.testing.assert_allclose(got, expected @ layer.output_proj.weight.T, atol=2e-6)
+    with pytest.raises(ValueError, match="num_kv_heads: expected a divisor of 4, got 3"):
+        MultiheadAttention(N, D, num_kv_heads=3, key=jax.random.key(0))
+
+
+def test_equinox_dropout_and_process_heads():
+    eqx = pytest.importorskip("equinox")
+    from attn_dispatch.integrations.equinox import MultiheadAttention, replace_attention
+
+    layer = MultiheadAttention(N, D, dropout_p=0.5, key=jax.random.key(0))
+    with pytest.raises(RuntimeError, match="expected a key, because there is dropout"):
+        layer(X, X, X)
+    quiet = layer(X, X, X, inference=True)
+    np.testing.assert_array_equal(eqx.nn.inference_mode(layer)(X, X, X), quiet)
+    assert abs(layer(X, X, X, key=jax.random.key(1)) - quiet).max() > 0.01
+    own = eqx.nn.MultiheadAttention(N, D, dropout_p=0.5, key=jax.random.key(0))
+    rope = eqx.nn.RotaryPositionalEmbedding(D // N)
+
+    def turned(q, k, v):
+        return jax.vmap(rope, 1, 1)(q), jax.vmap(rope, 1, 1)(k), v
+
+    options: Any = {"inference": True, "process_heads": turned}
+    np.testing.assert_allclose(layer(X, X, X, **options), own(X, X, X, **options), atol=2e-6)
+    with pytest.raises(ValueError, match="process_heads: expected heads of the shapes"):
+        layer(X, X, X, inference=True, process_heads=lambda q, k, v: (q[:2], k, v))
+
+    class Own(eqx.nn.MultiheadAttention):
+        pass
+
+    with pytest.raises(ValueError, match=r"expected a model with eqx\.nn\.MultiheadAttention"):
+        replace_attention({"a": Own(N, D, key=jax.random.key(0)), "b": layer})
+
+
+def test_haiku_masks():
+    hk = pytest.importorskip("haiku")
+    from attn_dispatch.integrations.haiku import MultiHeadAttention
+
+    def run(kind: Any, mask: Any) -> Any:
+        def forward(x):
+            init = hk.initializers.VarianceScaling(1.0)
+            return kind(N, 8, value_size=4, model_size=5, w_init=init, with_bias=False)(
+                x, x, x, mask
+            )
+
+        model = hk.without_apply_rng(hk.transform(forward))
+        return model.apply(model.init(jax.random.key(0), X), X)
+
+    mask = np.tril(np.ones((1, T, T)))  # numbers, and no batch
+    np.testing.assert_allclose(
+        run(MultiHeadAttention, mask), run(hk.MultiHeadAttention, mask), atol=2e-6
+    )
+    with pytest.raises(ValueError, match="mask: expected 3 dims"):
+        run(MultiHeadAttention, mask[0])
+
+
+def test_penzai_transformers(record_property: Any):
+    """Whole models, causal by positions, and their caches step by step."""
+    pytest.importorskip("penzai")
+    from penzai import pz
+    from penzai.models.transformer.variants import llamalike_common as llama
+
+    from attn_dispatch.integrations.penzai import replace_attention
+
+    window = llama.AttentionTypeSlidingWindowCausal(3)
+    for groups, kv_heads, cap, kind in (
+        (1, 4, None, llama.AttentionTypeGlobalCausal()),
+        (2, 2, 0.5, window),
+        (4, 1, None, window),
+    ):
+        config = llama.LlamalikeTransformerConfig(
+            num_kv_heads=kv_heads, query_head_multiplier=groups, embedding_dim=D, projection_dim=8,
+            mlp_hidden_dim=D, num_decoder_blocks=2, vocab_size=11, mlp_variant="swiglu",
+            tie_embedder_and_logits=False, rope_wavelength=1e4, attn_logits_soft_cap=cap,
+            attention_type=kind, parameter_dtype=jnp.float32, activation_dtype=jnp.float32,
+        )  # fmt: skip
+        own = llama.build_llamalike_transformer(config, init_base_rng=jax.random.key(0))
+        ours = replace_attention(own)
+        tokens = pz.nx.wrap(_rng.integers(0, 11, (2, T))).tag("batch", "seq")
+        positions = pz.nx.arange("seq", T)
+        names = ("batch", "seq", "vocabulary")
+        got, expected = (
+            pz.nn.Sequential([x])(tokens, token_positions=positions).unwrap(*names)
+            for x in (ours, own)
+        )
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+        assert ours.body.sublayers != own.body.sublayers
+
+        steps = []
+        for model in (own, ours, None):
+            cached = pz.select(own if model is None else model).at_instances_of(pz.nn.Attention)
+            shared = {} if kv_heads == 1 else {"heads" if groups == 1 else "head_groups": kv_heads}
+
+            def with_cache(x, sizes=shared | {"batch": 2, "projection": 8}):
+                return pz.nn.KVCachingAttention.from_uncached(
+                    x, "seq", T, sizes, cache_end_index_key="end"
+                )
+
+            cached = cached.apply(with_cache)
+            if model is None:  # caches first, and ours in the place of layers that have them
+                cached = replace_attention(cached)
+            free, variables = pz.unbind_variables(cached)
+            frozen = tuple(x.freeze() for x in variables)
+            outs = []
+            for i in range(T):
+                # Keys that are not there yet have the position -1.
+                ahead = jnp.where(jnp.arange(T) <= i, jnp.arange(T), -1)
+                bound = [x.unfreeze_as_copy() for x in frozen]
+                out = _with_kv_positions(pz, pz.bind_variables(free, bound))(
+                    tokens[{"seq": pz.slice[i : i + 1]}],
+                    token_positions=pz.nx.wrap(jnp.array([i])).tag("seq"),
+                    kv_token_positions=pz.nx.wrap(ahead).tag("seq"),
+                    end=jnp.int32(i),
+                )
+                frozen = tuple(x.freeze() for x in bound)
+                outs.append(out.unwrap(*names))
+            steps.append(np.concatenate(outs, 1))
+        np.testing.assert_allclose(steps[0], expected, atol=1e-5)
+        np.testing.assert_allclose(steps[1], expected, atol=1e-5)
+        np.testing.assert_allclose(steps[2], expected, atol=1e-5)
+    record_property("cell", ("Penzai", "decode", "the same"))
+
+
+def _with_kv_positions(pz: Any, model: Any) -> Any:
+    kinds = (pz.nn.ApplyCausalAttentionMask, pz.nn.ApplyCausalSlidingWindowAttentionMask)
+    return pz.select(model).at_instances_of(kinds).apply(
+        lambda x: dataclasses.replace(x, kv_positions_input_name="kv_token_positions")
+    )  # fmt: skip
+
+
+def test_penzai_steps_that_are_not_known():
+    pytest.importorskip("penzai")
+    from penzai import pz
+
+    from attn_dispatch.integrations.penzai import replace_attention
+
+    with pytest.raises(
+        ValueError, match=r"expected a model with pz\.nn\.Attention in it, got none"
+    ):
+        replace_attention(pz.nn.Identity())
+    identity = pz.nn.Identity()
+    layer = pz.nn.Attention(identity, identity, identity, identity, identity)
+    with pytest.raises(ValueError, match="replace_attention: expected"):
+        replace_attention(layer)

@@ -1,0 +1,88 @@
+"""Patches: nested, ended in any order, from several threads; jax.nn's function."""
+
+from __future__ import annotations
+
+import threading
+import types
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import attn_dispatch
+from attn_dispatch.integrations import patch_jax_nn
+from attn_dispatch.integrations.patching import Patch, original
+
+X = np.random.default_rng(0).standard_normal((2, 5, 4, 8), np.float32)
+
+
+def module_with_x() -> Any:
+    module: Any = types.ModuleType("place")
+    module.x = 0
+    return module
+
+
+def test_jax_nn_is_ours_inside_of_the_block():
+    theirs = jax.nn.dot_product_attention
+
+    def program(x):
+        return jax.nn.dot_product_attention(x, x, x, is_causal=True)
+
+    with patch_jax_nn():
+        assert jax.nn.dot_product_attention is attn_dispatch.dot_product_attention
+        assert "attn_fwd[" in str(jax.make_jaxpr(lambda x: program(x))(X))
+        assert original(jax.nn, "dot_product_attention") is theirs
+        got = program(X)
+    assert jax.nn.dot_product_attention is theirs
+    assert "attn_fwd[" not in str(jax.make_jaxpr(lambda x: program(x))(X))
+    np.testing.assert_allclose(got, program(X), atol=2e-6)
+
+
+def test_jax_nn_is_ours_for_good():
+    theirs = jax.nn.dot_product_attention
+    patch = patch_jax_nn().start()
+    assert jax.nn.dot_product_attention is attn_dispatch.dot_product_attention
+    patch.stop()
+    assert jax.nn.dot_product_attention is theirs
+    with pytest.raises(RuntimeError, match="expected a patch that has been started"):
+        patch.stop()
+
+
+def test_what_the_block_raises_ends_the_patch():
+    theirs = jax.nn.dot_product_attention
+    with pytest.raises(KeyError), patch_jax_nn():
+        raise KeyError
+    assert jax.nn.dot_product_attention is theirs
+
+
+def test_patches_end_in_any_order():
+    place = module_with_x()
+    first, second = Patch({(place, "x"): 1}), Patch({(place, "x"): 2})
+    first.start()
+    second.start()
+    assert place.x == 2
+    first.stop()
+    assert place.x == 2
+    second.stop()
+    assert place.x == 0
+    with first, second, first:
+        assert place.x == 1
+    assert place.x == 0
+
+
+def test_patches_of_several_threads():
+    place = module_with_x()
+    seen = []
+
+    def work(number: int) -> None:
+        for _ in range(300):
+            with Patch({(place, "x"): number}):
+                seen.append(place.x)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert place.x == 0 and 0 not in seen

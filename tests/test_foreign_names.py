@@ -1,0 +1,180 @@
+"""Names, shapes and masks as other libraries write them: the message says what to write here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attn_dispatch
+from attn_dispatch import (
+    AttentionConventionWarning,
+    dot_product_attention,
+    dropout_mask,
+    explain,
+    paged_attention,
+    ragged_dot_product_attention,
+)
+from attn_dispatch.call import foreign_names
+
+X = np.random.default_rng(0).standard_normal((2, 4, 2, 8), np.float32)
+CALLS = (dot_product_attention, ragged_dot_product_attention, paged_attention)
+
+
+def error(message: str, call: Any = dot_product_attention, **arguments: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        call(X, X, X, **arguments)
+
+
+def test_the_name_here():
+    error("dot_product_attention() got an unexpected keyword argument 'softmax_scale': here it is "
+          "scale", softmax_scale=0.5)  # fmt: skip
+    error("'causal': here it is is_causal; 'dropout_rng': here it is dropout_key",
+          causal=True, dropout_rng=None)  # fmt: skip
+    error("'segment_ids': here it is query_segment_ids and key_value_segment_ids, ids from 1 on, 0 "
+          "is padding", segment_ids=np.ones((2, 4), int))  # fmt: skip
+    error("'precision': here it has no counterpart: jax.default_matmul_precision", precision=None)
+    error("'cu_seqlens': ragged_dot_product_attention takes cu_seqlens_q and", cu_seqlens=[0, 4])
+    error("'key_padding_mask': here it is key_value_seq_lengths: the numbers of keys [batch], or "
+          "mask=~key_padding_mask[:, None, None, :]", key_padding_mask=None)  # fmt: skip
+    with pytest.raises(TypeError, match="'q': here it is query; 'k': here it is key; 'v'"):
+        dot_product_attention(q=X, k=X, v=X)  # pyright: ignore
+
+
+def test_windows():
+    error("'window_size': here it is local_window_size, both ends seen and None where a side is "
+          "open; (-1, -1) is none: leave it out", window_size=(-1, -1))  # fmt: skip
+    with pytest.raises(TypeError) as raised:
+        dot_product_attention(X, X, X, window=(3, 0))  # pyright: ignore
+    assert str(raised.value).endswith("where a side is open")
+
+
+def test_all_calls():
+    hint = "'sm_scale': here it is scale"
+    for call in (*CALLS, explain, dropout_mask):
+        error(hint, call, sm_scale=0.5)
+    cu = np.array([0, 4])
+    arguments = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 4, "max_seqlen_k": 4}
+    error("'cu_seqlens_k': here it is cu_seqlens_kv", ragged_dot_product_attention, **arguments)
+    error("'cu_seqlens_k': here it is cu_seqlens_kv", explain, **arguments)
+
+
+def test_names_that_nobody_has():
+    error("got an unexpected keyword argument 'wibble'", wibble=1)
+    error("'local_windows_size': did you mean local_window_size?", local_windows_size=1)
+
+
+def test_hints_are_of_names_that_are_here():
+    """What a hint calls an argument is one, and no foreign name is one of every call's."""
+    own = {x for call in CALLS for x in inspect.signature(call).parameters}
+    for name, hint in foreign_names.NAMES.items():
+        assert name not in inspect.signature(dot_product_attention).parameters, name
+        assert hint.startswith(("is ", "has ", "ragged_", "arrays are")), name
+        for word in re.findall(r"\b\w+_\w+\b", hint):
+            known = own | {name} | set(dir(attn_dispatch)) | {"bottom_right"}
+            known |= {"attn_dispatch", "attention_fn", "default_matmul_precision"}
+            assert word in known, (name, word)
+
+
+def test_the_signatures_are_what_is_written():
+    for call in CALLS:
+        kinds = {x.kind for x in inspect.signature(call).parameters.values()}
+        assert inspect.Parameter.VAR_KEYWORD not in kinds
+        assert call.__doc__ and call.__name__ in attn_dispatch.__all__
+
+
+def test_heads_and_length_swapped():
+    q, kv = np.zeros((2, 8, 100, 16), np.float32), np.zeros((2, 8, 30, 16), np.float32)
+    hint = "; these look like [batch, heads, length, dim]: of such arrays pass jnp.swapaxes(x, -3"
+    with pytest.raises(ValueError, match=re.escape(hint)):
+        dot_product_attention(q, kv, kv)
+    for name, x in (
+        ("mask", np.ones((2, 8, 100, 100), bool)),
+        ("bias", np.zeros((1, 1, 100, 100))),
+    ):
+        with pytest.raises(ValueError, match=re.escape(hint)):
+            dot_product_attention(q, q, q, **{name: x})
+    with pytest.raises(ValueError) as raised:  # fits neither
+        dot_product_attention(q, q, q, mask=np.ones((2, 8, 7, 100), bool))
+    assert "look like" not in str(raised.value)
+    with pytest.raises(ValueError) as raised:
+        dot_product_attention(X[:, :3, :1], kv[..., :8], kv[..., :8])
+    assert "look like" not in str(raised.value)
+
+
+def said(call: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        call()
+    assert all(x.category is AttentionConventionWarning for x in given)
+    assert all(x.filename == __file__ for x in given)
+    return [str(x.message) for x in given]
+
+
+LONG = np.random.default_rng(1).standard_normal((2, 160, 2, 8), np.float32)
+SHORT = LONG[:, :128]
+TRI = np.tri(160, dtype=bool)
+
+
+@pytest.mark.parametrize(
+    ("mask", "instead"),
+    [
+        (TRI, "is_causal=True,"),
+        (np.broadcast_to(TRI, (2, 1, 160, 160)), "is_causal=True,"),
+        (jnp.asarray(TRI), "is_causal=True,"),
+        (np.arange(160)[None, None, None] < np.array([90, 160])[:, None, None, None],
+         "key_value_seq_lengths,"),
+        (np.broadcast_to(np.arange(160) < 90, (160, 160)), "key_value_seq_lengths,"),
+    ],
+    ids=["causal", "causal_of_batch", "jax", "lengths", "lengths_of_rows"],
+)  # fmt: skip
+def test_masks_that_are_less(mask: Any, instead: str):
+    (message,) = said(lambda: [dot_product_attention(LONG, LONG, LONG, mask=mask) for _ in "ab"])
+    assert f"says no more than {instead}" in message
+    # As a constant of a program it is known as well; what a program is given is not looked at.
+    given = np.asarray(mask)
+    assert said(lambda: jax.jit(lambda: dot_product_attention(LONG, LONG, LONG, mask=given))())
+    traced = jax.jit(lambda m: dot_product_attention(LONG, LONG, LONG, mask=m))
+    assert said(lambda: traced(given)) == []
+
+
+def test_a_cache_under_a_mask():
+    mask = np.tri(128, 160, 32, dtype=bool)
+    (message,) = said(lambda: dot_product_attention(SHORT, LONG, LONG, mask=mask))
+    assert 'is_causal=True with causal_alignment="bottom_right"' in message
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        np.tri(160, k=1, dtype=bool),
+        np.tri(160, k=-1, dtype=bool) | (np.arange(160) == 0),
+        TRI & (np.arange(160) != 5),
+        np.stack([TRI, TRI.T | TRI])[:, None],
+        np.broadcast_to(np.arange(160) >= 90, (160, 160)),
+        np.ones((160, 160), bool),
+        np.zeros((160, 160), bool),
+        (np.arange(160) < np.array([90, 160])[:, None])[None, :, None],
+    ],
+    ids=["one_more", "one_less", "hole", "one_of_two", "ends", "all", "none", "of_heads"],
+)
+def test_masks_that_are_more(mask: np.ndarray):
+    assert said(lambda: dot_product_attention(LONG, LONG, LONG, mask=mask)) == []
+
+
+def test_masks_that_are_small_or_beside_segments():
+    few = np.tri(100, dtype=bool)
+    short = LONG[:, :100]
+    assert said(lambda: dot_product_attention(short, short, short, mask=few)) == []
+    ids = np.ones((2, 160), int)
+    options = {"mask": TRI, "query_segment_ids": ids}
+    assert said(lambda: dot_product_attention(LONG, LONG, LONG, **options)) == []
+    large = np.broadcast_to(TRI, (64, 2, 160, 160))
+    struct = jax.ShapeDtypeStruct((64, 160, 2, 8), jnp.float32)
+    assert said(lambda: explain(struct, struct, struct, mask=large)) == []
