@@ -93,7 +93,10 @@ def _check_dtypes(arrays: Mapping[str, jax.Array]) -> None:
 
 def _check_heads(query_heads: int, keys: str, kv_heads: int) -> None:
     if (query_heads % kv_heads if kv_heads else query_heads) != 0:
+        axes = "arrays are [batch, length, heads, dim]"
+        if keys == "key_pages":
+            axes = "pages are [P, page, K, H], with the heads after the keys"
         raise ValueError(
             f"query: expected the number of heads to be a multiple of {keys}'s {kv_heads}, got "
-            f"{query_heads} (arrays are [batch, length, heads, dim])"
+            f"{query_heads} ({axes})"
         )
