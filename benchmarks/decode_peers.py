@@ -43,6 +43,9 @@ def flash_attn3(
     if importlib.util.find_spec("flash_attn3_jax") is None:
         print("flash_attn3_jax: not installed", flush=True)
         return {}
+    if (dim := query[1].shape[-1]) != 128:
+        print(f"flash_attn3_jax: its wheels have no kernels of head dim {dim}", flush=True)
+        return {}
     from flash_attn3_jax import flash_mha_with_kvcache  # pyright: ignore[reportMissingImports]
 
     def contiguous(q: jax.Array, k: jax.Array, v: jax.Array, n: jax.Array, **options: Any) -> Any:

@@ -342,7 +342,7 @@ def test_wrong_arrays_say_what_was_expected(name):
              "query_seq_lengths": np.array([1, 1, 1])},
             "query_seq_lengths: expected None beside cu_seqlens_q",
         ),
-        ({"query": np.zeros((3, 1, 3, 16), np.float32)}, "multiple of key_pages's 2, got 3"),
+        ({"query": np.zeros((3, 1, 3, 16), np.float32)}, "key_pages's 2, got 3 .pages are"),
     ],
     ids=str,
 )  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 from attn_dispatch import dot_product_attention, paged_attention, serving
 
 SLOTS, MOST, PAGES, PAGE, K, H = 4, 6, 15, 4, 2, 8
+POOL = np.zeros((PAGES, PAGE, K, H), np.float32)
 
 
 def tables(num_pages: int = PAGES) -> serving.PageTables:
@@ -198,8 +199,9 @@ def test_what_failed_is_remembered():
     grow, write = jax.jit(serving.grow), jax.jit(serving.write)
     begun = grow(tables(2), np.array([4, 0, 0, 0]))
     pages = write(jnp.zeros((2, PAGE, K, H)), jnp.ones((SLOTS, 4, K, H)), begun, [4, 0, 0, 0])
+    state = begun
     for tokens in ([5, 0, 0, 0], [1, 0, 0, 0]):
-        state = grow(begun if tokens[0] == 5 else state, np.array(tokens))
+        state = grow(state, np.array(tokens))
         check(state, [4, 0, 0, 0])
         after = write(pages, jnp.full((SLOTS, 5, K, H), 7.0), state, np.array(tokens))
         np.testing.assert_array_equal(after, pages)
@@ -220,7 +222,7 @@ def test_what_failed_is_remembered():
         (lambda x: serving.grow(x, [-1, 0, 0, 0]), ValueError, "expected 0 or more, got -1"),
         (lambda x: serving.grow(x, [25, 0, 0, 0]), serving.OutOfPages, "at most 24 keys, got 25"),
         (lambda x: serving.grow(x, [20] * 4), serving.OutOfPages, "at most 15 new pages.*got 20"),
-        (lambda x: serving.free(x, [1, 0, 0, 0]), ValueError, r"slots: expected bool \[4\]"),
+        (lambda x: serving.free(x, [1, 0, 0, 0]), ValueError, r"slots: expected a mask, bool \[4\]"),
         (
             lambda x: serving.write(jnp.zeros((15, 4, 2, 8)), jnp.zeros((4, 1, 2, 9)), x),
             ValueError, r"new: expected \[4, T, 2, 8\], got \[4, 1, 2, 9\]",
@@ -231,7 +233,53 @@ def test_what_failed_is_remembered():
             ),
             ValueError, r"new: expected \[tokens, 2, 8\] with cu_seqlens",
         ),
-        (lambda _: serving.new_tables(0, 1, 1, 1), ValueError, "slots: expected 1 or more, got 0"),
+        (lambda _: serving.new_tables(0, 1, 1, 1), ValueError, "slots: .*positive int, got 0"),
+        (lambda _: serving.new_tables(2.5, 1, 1, 1), ValueError, "slots: .* int, got 2.5"),
+        (lambda _: serving.new_pages(0, 1, 1, 1, "float32"), ValueError, "num_pages: .*got 0"),
+        (lambda x: serving.grow(x, 1), ValueError, r"integers \[4\], got int32\[\]"),
+        (lambda x: serving.shrink(x, [-1, 0, 0, 0]), ValueError, "tokens: .*or more, got -1"),
+        (lambda x: serving.free(x, 0), ValueError, r"a mask, bool \[4\], got int32\[\]"),
+        (lambda x: serving.free_behind(x, 2.5), ValueError, "window: .*left side.*got float32"),
+        (lambda x: serving.free_behind(x, (4, 0)), ValueError, r"integers \[\] or \[4\], got"),
+        (lambda x: serving.free_behind(x, None), ValueError, "window: expected .*got None"),
+        (lambda x: serving.free_behind(x, -3), ValueError, "window: expected 0 or more, got -3"),
+        (lambda x: serving.free_behind(x, 3, [1]), ValueError, "slots: expected a mask"),
+        (lambda x: serving.share_prefix(x, 1, 1, 8), ValueError, "two slots from 0 to 3, got 1 an"),
+        (lambda x: serving.share_prefix(x, 0, 4, 8), ValueError, "from 0 to 3, got 0 and 4"),
+        (lambda x: serving.share_prefix(x, 0, 1, -8), ValueError, "tokens: expected 0 or more"),
+        (lambda x: serving.share_prefix(x, [0], 1, 8), ValueError, r"source: .* \[\], got int32"),
+        (lambda x: serving.fork(x, 0.0, 1), ValueError, "source: expected an integer .*float32"),
+        (
+            lambda x: serving.write(jnp.zeros((15, 8, 2, 8)), jnp.zeros((4, 1, 2, 8)), x),
+            ValueError, r"pages: expected .*15 or more pages of 4 keys, got \[15, 8, 2, 8\]",
+        ),
+        (
+            lambda x: serving.write(POOL[:3], jnp.zeros((4, 1, 2, 8)), x),
+            ValueError, r"15 or more pages of 4 keys, got \[3, 4, 2, 8\]",
+        ),
+        (
+            lambda x: serving.write(POOL, jnp.zeros((4, 1, 2, 8)), x, [2, 0, 0, 0]),
+            ValueError, r"tokens: expected numbers from 0 to 1, got \[2, 0, 0, 0\]",
+        ),
+        (
+            lambda x: serving.write(POOL, jnp.zeros((4, 1, 2, 8)), x, [1]),
+            ValueError, r"tokens: expected integers \[4\], got int32\[1\]",
+        ),
+        (
+            lambda x: serving.write(POOL, jnp.zeros((3, 2, 8)), x, cu_seqlens=[0, 2, 1, 1, 3]),
+            ValueError, r"ascending numbers from 0 to at most 3, got \[0, 2, 1, 1, 3\]",
+        ),
+        (
+            lambda x: serving.write(POOL, jnp.zeros((3, 2, 8)), x, cu_seqlens=[0, 2, 2, 2, 4]),
+            ValueError, r"at most 3, got \[0, 2, 2, 2, 4\]",
+        ),
+        (lambda _: serving.copy_pages(POOL, 15, 0), ValueError, "from_page: .*0 to 14, got 15"),
+        (lambda _: serving.copy_pages(POOL, 0, -1), ValueError, "to_page: expected pages from 0"),
+        (lambda _: serving.copy_pages(POOL, [0, 1], 2), ValueError, "integers of one shape, got"),
+        (
+            lambda _: serving.merge(*[jnp.ones((2, 1, 4, 8)), jnp.ones((2, 4, 1))] * 2),
+            ValueError, r"merge: expected out \[2, 1, 4, 8\] and lse \[2, 1, 4\] of both",
+        ),
     ],
 )  # fmt: skip
 def test_wrong_calls_say_what_was_expected(call, error, message):

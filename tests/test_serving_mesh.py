@@ -41,7 +41,7 @@ def run(place, sharding, jitted):
         if sharding is not None:
             compiled = jitted.lower(pools, tables, *arrays, tokens).compile()
             text = compiled.as_text()
-            words = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+            words = ("all-gather", "all-reduce", "all-to-all", "permute", "reduce-scatter")
             assert not [x for x in words if x in text], text
             # Both pools come back where they were: results 1 and 2 of the step.
             assert all(f"{{{i + 1}}}: ({i}, {{}}" in text for i in range(2)), text[:2000]

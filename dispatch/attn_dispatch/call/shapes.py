@@ -106,7 +106,10 @@ _SWAPPED = (
 
 def _check_heads(query_heads: int, keys: str, kv_heads: int, hint: str = "") -> None:
     if (query_heads % kv_heads if kv_heads else query_heads) != 0:
+        axes = "arrays are [batch, length, heads, dim]"
+        if keys == "key_pages":
+            axes = "pages are [P, page, K, H], with the heads after the keys"
         raise ValueError(
             f"query: expected the number of heads to be a multiple of {keys}'s {kv_heads}, got "
-            f"{query_heads} (arrays are [batch, length, heads, dim]){hint}"
+            f"{query_heads} ({axes}){hint}"
         )

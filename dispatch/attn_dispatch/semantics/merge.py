@@ -15,7 +15,17 @@ def merged(
         out = out_a · exp(lse_a - lse) + out_b · exp(lse_b - lse)
 
     A row without keys, whose lse is -inf, is left out, whatever stands in it.
+
+    Raises:
+      ValueError: shapes that do not go together.
     """
+    shapes = [jnp.shape(x) for x in (out_a, lse_a, out_b, lse_b)]
+    rows = shapes[0][:-1]
+    if shapes != [shapes[0], rows, shapes[0], rows]:
+        raise ValueError(
+            f"merge: expected out {list(shapes[0])} and lse {list(rows)} of both, got "
+            f"{', '.join(str(list(x)) for x in shapes)}"
+        )
     lse = jnp.logaddexp(lse_a, lse_b)
     is_dead = lse == -jnp.inf
 

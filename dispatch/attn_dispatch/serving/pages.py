@@ -6,8 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
+from attn_dispatch.call.static_arguments import check_positive_int
+from attn_dispatch.call.values import known_values
 from attn_dispatch.serving.tables import PageTables
 
 
@@ -19,12 +22,11 @@ def new_pages(
     On a mesh shard K, as the kv heads of the model are: `PartitionSpec(None, None, "model")`.
 
     Raises:
-      ValueError: a number below 1.
+      ValueError: one of them is no int above 0.
     """
     given = {"num_pages": num_pages, "page_size": page_size, "kv_heads": kv_heads}
     for name, x in (given | {"head_dim": head_dim}).items():
-        if x < 1:
-            raise ValueError(f"{name}: expected 1 or more, got {x}")
+        check_positive_int(name, x)
     return jnp.zeros((num_pages, page_size, kv_heads, head_dim), dtype, device=sharding)
 
 
@@ -50,7 +52,8 @@ def write(
         cu_seqlens[b + 1].
 
     Raises:
-      ValueError: shapes that do not go together.
+      ValueError: shapes that do not go together, or numbers of tokens that `new` does not have,
+        where they are known. Of traced ones what is too much is not written.
     """
     new = jnp.asarray(new)
     slots, least = tables.lengths.shape[0], tables.references.shape[0]
@@ -67,6 +70,11 @@ def write(
             )
         number = jnp.full(slots, new.shape[1]) if tokens is None else jnp.asarray(tokens)
         _check_integers("tokens", number, slots)
+        known = known_values(tokens)
+        if known is not None and ((known < 0) | (known > new.shape[1])).any():
+            raise ValueError(
+                f"tokens: expected numbers from 0 to {new.shape[1]}, got {known.tolist()}"
+            )
         within = jnp.arange(new.shape[1], dtype=jnp.int32)[None]
         slot = jnp.arange(slots, dtype=jnp.int32)[:, None]
         place = (tables.lengths - number)[:, None] + within
@@ -79,6 +87,14 @@ def write(
             )
         ends = jnp.asarray(cu_seqlens)
         _check_integers("cu_seqlens", ends, slots + 1)
+        known = known_values(cu_seqlens)
+        if known is not None and (
+            known[0] or (np.diff(known) < 0).any() or known[-1] > new.shape[0]
+        ):
+            raise ValueError(
+                f"cu_seqlens: expected ascending numbers from 0 to at most {new.shape[0]}, got "
+                f"{known.tolist()}"
+            )
         ends = ends.astype(jnp.int32)
         row = jnp.arange(new.shape[0], dtype=jnp.int32)
         index = jnp.searchsorted(ends, row, side="right").astype(jnp.int32) - 1
@@ -103,7 +119,8 @@ def copy_pages(pages: jax.Array, from_page: ArrayLike, to_page: ArrayLike) -> ja
     """Pages [P, ...] with one copied to another, or several to several, as `fork` says.
 
     Raises:
-      ValueError: from_page and to_page are not integers of the same shape.
+      ValueError: from_page and to_page are not integers of the same shape, or not pages, where
+        they are known.
     """
     start, end = jnp.asarray(from_page), jnp.asarray(to_page)
     if start.shape != end.shape or any(
@@ -113,4 +130,10 @@ def copy_pages(pages: jax.Array, from_page: ArrayLike, to_page: ArrayLike) -> ja
             "from_page, to_page: expected integers of one shape, got "
             f"{start.dtype.name}{list(start.shape)} and {end.dtype.name}{list(end.shape)}"
         )
-    return pages.at[jnp.asarray(to_page)].set(pages[jnp.asarray(from_page)])
+    for name, x in (("from_page", from_page), ("to_page", to_page)):
+        known = known_values(x)
+        if known is not None and ((known < 0) | (known >= pages.shape[0])).any():
+            raise ValueError(
+                f"{name}: expected pages from 0 to {pages.shape[0] - 1}, got {known.tolist()}"
+            )
+    return pages.at[end].set(pages[start])

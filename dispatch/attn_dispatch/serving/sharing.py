@@ -65,6 +65,7 @@ def fork(
       OutOfPages: as for `grow`.
       ValueError: as for `share_prefix`.
     """
+    _check_pair(tables, source, target, 0)
     length = tables.lengths[source]
     shared = share_prefix(replace(tables, failed=jnp.zeros((), bool)), source, target, length)
     rest = length - shared.lengths[target]
@@ -82,10 +83,9 @@ def _check_pair(
 ) -> jax.Array:
     """bool []: these are no two slots, or no number of tokens; raises where values are known."""
     for name, x in (("source", source), ("target", target), ("tokens", tokens)):
-        if jnp.ndim(x) or not jnp.issubdtype(jnp.result_type(x), jnp.integer):
-            raise ValueError(
-                f"{name}: expected an integer [], got {jnp.result_type(x).name}{list(jnp.shape(x))}"
-            )
+        shape, dtype = jnp.shape(x), jnp.asarray(x).dtype
+        if shape or not jnp.issubdtype(dtype, jnp.integer):
+            raise ValueError(f"{name}: expected an integer [], got {dtype.name}{list(shape)}")
     pair, slots = jnp.stack([jnp.asarray(source), jnp.asarray(target)]), tables.lengths.shape[0]
     is_wrong = ((pair < 0) | (pair >= slots)).any() | (pair[0] == pair[1])
     is_negative = jnp.asarray(tokens) < 0

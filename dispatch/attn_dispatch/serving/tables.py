@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
+from attn_dispatch.call.static_arguments import check_positive_int
+
 NO_PAGE = -1
 """In a table, where a sequence has none."""
 
@@ -64,12 +66,11 @@ def new_tables(slots: int, pages_per_slot: int, num_pages: int, page_size: int) 
       page_size: keys in a page; for cuDNN a power of two, or a multiple of 8.
 
     Raises:
-      ValueError: a number below 1.
+      ValueError: one of them is no int above 0.
     """
     given = {"slots": slots, "pages_per_slot": pages_per_slot, "num_pages": num_pages}
     for name, x in (given | {"page_size": page_size}).items():
-        if x < 1:
-            raise ValueError(f"{name}: expected 1 or more, got {x}")
+        check_positive_int(name, x)
     return PageTables(
         table=jnp.full((slots, pages_per_slot), NO_PAGE, jnp.int32),
         lengths=jnp.zeros(slots, jnp.int32),
@@ -229,7 +230,7 @@ def slots_given(tables: PageTables, slots: ArrayLike) -> jax.Array:
     slots = jnp.asarray(slots)
     if slots.dtype != jnp.bool_ or slots.shape != tables.lengths.shape:
         raise ValueError(
-            f"slots: expected bool {list(tables.lengths.shape)}, got "
+            f"slots: expected a mask, bool {list(tables.lengths.shape)}, got "
             f"{slots.dtype.name}{list(slots.shape)}"
         )
     return slots

@@ -32,13 +32,14 @@ def free_behind(
       ValueError: window or slots are something else. In traced code nothing is raised of a window
         below 0, nothing changes, and `failed` is True from then on.
     """
+    expected = f"the left side alone, integers [] or {list(tables.lengths.shape)}"
+    if window is None:
+        raise ValueError(f"window: expected {expected}, got None")
     window = jnp.asarray(window)
-    shapes = [list(shape) for shape in ((), tables.lengths.shape)]
-    if not jnp.issubdtype(window.dtype, jnp.integer) or list(window.shape) not in shapes:
-        raise ValueError(
-            f"window: expected integers {shapes[0]} or {shapes[1]}, got "
-            f"{window.dtype.name}{list(window.shape)}"
-        )
+    is_integer = jnp.issubdtype(window.dtype, jnp.integer)
+    if not is_integer or window.shape not in ((), tables.lengths.shape):
+        got = f"{window.dtype.name}{list(window.shape)}"
+        raise ValueError(f"window: expected {expected}, got {got}")
     is_impossible = (window < 0).any()
     if not isinstance(is_impossible, Tracer) and is_impossible:
         raise ValueError(f"window: expected 0 or more, got {int(window.min())}")
