@@ -37,6 +37,8 @@ from attn_dispatch.core.rewrites import (
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
 from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
+from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
+from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
 from attn_dispatch.core.rewrites.rewrite import Calls
@@ -270,7 +272,8 @@ def test_a_rewrite_that_is_taken_first(case: Case):
 def test_every_rewrite_has_cases():
     without_cases = {name for name, found in CASES.items() if len(found) < 3}
     assert NarrowBias().name in without_cases  # these are float32: tests/test_aiter_public.py
-    serving = {x.name for x in (NearKeys(), QueriesAsHeads(), PagesGathered())}  # test_paged.py
+    of_serving = (NearKeys(), QueriesAsHeads(), WholePages(), SmallerPages(), PagesGathered())
+    serving = {x.name for x in of_serving}  # test_paged.py, test_whole_pages.py
     assert without_cases - {NarrowBias().name} <= serving
 
 
