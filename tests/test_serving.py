@@ -222,7 +222,7 @@ def test_what_failed_is_remembered():
         (lambda x: serving.grow(x, [-1, 0, 0, 0]), ValueError, "expected 0 or more, got -1"),
         (lambda x: serving.grow(x, [25, 0, 0, 0]), serving.OutOfPages, "at most 24 keys, got 25"),
         (lambda x: serving.grow(x, [20] * 4), serving.OutOfPages, "at most 15 new pages.*got 20"),
-        (lambda x: serving.free(x, [1, 0, 0, 0]), ValueError, r"slots: expected a mask, bool \[4\]"),
+        (lambda x: serving.free(x, [1, 0, 0, 0]), ValueError, r"a mask, bool \[4\]"),
         (
             lambda x: serving.write(jnp.zeros((15, 4, 2, 8)), jnp.zeros((4, 1, 2, 9)), x),
             ValueError, r"new: expected \[4, T, 2, 8\], got \[4, 1, 2, 9\]",

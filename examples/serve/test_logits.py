@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ..smollm2 import gguf_weights, model
+from ..smollm2 import model
 from ..smollm2.model import Config, InputError
 from ..smollm2.random_weights import SMOLLM2_135M, drawn
 from .step import State, Work, advance
@@ -91,6 +91,8 @@ def test_smollm2(is_real):
         check(drawn(SMOLLM2_135M, "float32"), SMOLLM2_135M)
         return
     pytest.importorskip("gguf")
+    from ..smollm2 import gguf_weights
+
     try:
         checkpoint = gguf_weights.load(gguf_weights.default_path())
     except InputError as error:

@@ -83,9 +83,10 @@ def _check_pair(
 ) -> jax.Array:
     """bool []: these are no two slots, or no number of tokens; raises where values are known."""
     for name, x in (("source", source), ("target", target), ("tokens", tokens)):
-        shape, dtype = jnp.shape(x), jnp.asarray(x).dtype
-        if shape or not jnp.issubdtype(dtype, jnp.integer):
-            raise ValueError(f"{name}: expected an integer [], got {dtype.name}{list(shape)}")
+        array = jnp.asarray(x)
+        if array.ndim or not jnp.issubdtype(array.dtype, jnp.integer):
+            got = f"{array.dtype.name}{list(array.shape)}"
+            raise ValueError(f"{name}: expected an integer [], got {got}")
     pair, slots = jnp.stack([jnp.asarray(source), jnp.asarray(target)]), tables.lengths.shape[0]
     is_wrong = ((pair < 0) | (pair >= slots)).any() | (pair[0] == pair[1])
     is_negative = jnp.asarray(tokens) < 0
@@ -95,5 +96,5 @@ def _check_pair(
             f"{int(pair[1])}"
         )
     if not isinstance(is_negative, Tracer) and is_negative:
-        raise ValueError(f"tokens: expected 0 or more, got {int(tokens)}")
+        raise ValueError(f"tokens: expected 0 or more, got {int(jnp.asarray(tokens))}")
     return is_wrong | is_negative
