@@ -220,7 +220,7 @@ def test_rewrites_without_the_pages_behind_a_window(rewrite, t):
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
     spec = api.spec_of(**given, **window)
     operands |= {x: operands[x][None] for x in ("key_pages", "value_pages")}  # of one pool
-    found = rewrite.compute(spec, operands, Calls(by_xla, by_xla))["out"]
+    found = rewrite.compute(spec, operands, Calls(by_xla, by_xla, by_xla))["out"]
     expected = in_the_cache(queries(B, t), query_seq_lengths=number, **window)
     assert np.isnan(found[0]).all()
     np.testing.assert_allclose(found[1:], expected[1:], atol=2e-6)

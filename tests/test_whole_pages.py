@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import explain
+from attn_dispatch import api, explain
 from attn_dispatch.conformance.cache_cases import CACHE
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.core.rewrites.cache import whole_pages
@@ -19,6 +20,7 @@ from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
 from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
 from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
+from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.core.rewrites.sinks import SinksAfterwards
 from backend import needs_cudnn
 from test_paged import by_xla, kernel, rewritten_alone
@@ -142,3 +144,32 @@ def test_how_cudnn_takes_them(target, t, page, options, expected):
     query = struct((b, t, n, 128), jnp.bfloat16)
     found = explain(query, *arrays, target=target, **given).forward[0]
     assert (found.implementation, found.reasons, found.rewrites) == ("cudnn", (), expected)
+
+
+@pytest.mark.parametrize("compute", [by_xla, kernel], ids=["xla", "cudnn"])
+@pytest.mark.parametrize("t", [1, 3])
+def test_pages_behind_a_window_need_not_be_there(compute, t):
+    """Page 0 is NaN, and stands for those that were given back; row 3 lacks one that it needs."""
+    b, page, columns, window = 4, 8, 48, 100
+    rng = np.random.default_rng(5)
+    pools = [rng.standard_normal((b * columns + 1, page, 2, 16)) for _ in range(2)]
+    for pool in pools:
+        pool[0] = np.nan
+    table = 1 + rng.permutation(b * columns).reshape(b, columns).astype(np.int32)
+    lengths, whole = np.array([380, 0, 77, 384], np.int32), table.copy()
+    for row in (0, 3):
+        table[row, : (lengths[row] - t - window) // page] = -1
+    table[3, 40] = -1
+    query = rng.standard_normal((b, t, 4, 16))
+    names = ("query", "key_pages", "value_pages")
+    arrays = dict(zip(names, (jnp.asarray(x, "float16") for x in (query, *pools)), strict=True))
+    arrays |= {"page_table": jnp.asarray(table), "key_value_seq_lengths": jnp.asarray(lengths)}
+    given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
+    spec = api.spec_of(**given, local_window_size=(window, 0))
+    operands = arrays | {x: arrays[x][None] for x in names[1:]}
+    assert WholePages().inner(spec) is not None
+    found = WholePages().compute(spec, operands, Calls(compute, by_xla, compute))["out"]
+    assert np.isnan(np.asarray(found[3], np.float32)).all()
+    expected = by_xla(spec, operands | {"page_table": jnp.asarray(whole)})["out"]
+    close = partial(np.testing.assert_allclose, atol=0.005, rtol=0.01)
+    close(np.asarray(found[:3], np.float32), np.asarray(expected[:3], np.float32))
