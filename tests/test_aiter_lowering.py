@@ -268,7 +268,7 @@ def test_a_cache_for_each_row():
     line, operands, _ = served(decode, queries(1), cache, cache, LENGTHS)[aiter.SPLIT_KV_TARGET]
     assert operands == ["3x2x4x128xbf16", *["3x4096x2x128xbf16"] * 2, "3xi32"]
     assert attributes(line)["is_paged"] == "false"
-    many = served(decode, queries(9), cache, cache, LENGTHS)
+    many = served(decode, queries(17), cache, cache, LENGTHS)
     assert set(many) == {aiter.FORWARD_TARGET}
 
 

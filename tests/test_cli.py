@@ -108,7 +108,7 @@ def test_built_aiter_is_listed(info, monkeypatch, tmp_path):
     monkeypatch.setenv("ATTN_DISPATCH_AITER", str(tmp_path))
     assert f"  AITER: not built here\n      [{tmp_path}]" in "\n".join(info())
     (tmp_path / "gfx942").mkdir()
-    build = AiterBuild("dev18", "gfx942", "0.1.7", "", "", "hipcc 7", False, 3, 5, "2026-11-21")
+    build = AiterBuild("dev18", "gfx942", "0.1.7", "", "", "", "hipcc 7", False, 3, 5, "2026-11-21")
     build.write(tmp_path / "gfx942")
     assert f"  AITER 0.1.7 for gfx942\n      [{tmp_path / 'gfx942'}]" in "\n".join(info())
 

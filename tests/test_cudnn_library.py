@@ -86,9 +86,10 @@ def test_the_order_in_which_it_is_looked_for(forget, monkeypatch, tmp_path, caps
         cudnn_library._planning_process.cache_clear()
         library = cudnn_library.find()
         cli.main(["info"])
-        (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("  cuDNN"))
-        assert line.startswith(f"  cuDNN {library.version_text}, ")
-        assert line.endswith(f"[{library.path}]")
+        lines = capsys.readouterr().out.splitlines()
+        (number,) = (i for i, x in enumerate(lines) if x.startswith("  cuDNN"))
+        assert lines[number].startswith(f"  cuDNN {library.version_text}, ")
+        assert f"[{library.path}]" in "".join(x.strip() for x in lines[number : number + 4])
         return library.path
 
     monkeypatch.delenv("ATTN_DISPATCH_CUDNN", raising=False)

@@ -72,7 +72,10 @@ def test_a_call_is_what_it_would_be_in_python(file):
         ("[", "expected JSON"),
         ('{"query": 1}', "expected a list of objects"),
         ('[{"query": "bfloat16[2,4,1,8]"}]', "call 1: missing a required argument: 'key'"),
-        (json.dumps([DENSE, DENSE | {"causal": True}]), "call 2: got an unexpected keyword"),
+        (
+            json.dumps([DENSE, DENSE | {"causal": True}]),
+            "unexpected keyword argument 'causal': here it is is_causal",
+        ),
         (json.dumps([DENSE | {"key": "bfloat16[2,256,3,64]"}]), "call 1: "),
         (json.dumps([DENSE | {"key": "bfloat17[2,256,2,64]"}]), "bfloat17"),
         (json.dumps([DENSE | {"key": "the key"}]), "call 1: key: expected an array as 'bfloat16[2"),

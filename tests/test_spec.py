@@ -152,7 +152,7 @@ _CHANGES = (
     {"dropout_impl": "rbg"}, {"deterministic_backward": True}, {"score_mod": MOD},
     {"mask_mod": MOD},
     {"implementation": ("xla",)}, {"needs_lse": True}, {"max_seq_lens": (3, 5)},
-    {"same_lengths": True},
+    {"same_lengths": True}, {"whole_pages": True},
     {"max_segments": 4}, {"needs_max": True}, {"needs_keep": True}, {"partner": OPTIONS},
     {"derivative": "forward-mode derivative"},
     {"differentiated": ("query",)}, {"engine": "6 STREAM_K=1"},

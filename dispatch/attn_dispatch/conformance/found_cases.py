@@ -27,6 +27,9 @@ def _found(name: str, **facts: object) -> Case:
 FOUND: tuple[Case, ...] = (
     # cuDNN takes the maximum of a row before it multiplies by the scale.
     _found("scale_0", scale=0.0),
+    # A bias of one query and one key is read for all heads from the same place.
+    _found("bias_of_one_pair", t=1, s=1, dtype="float16", bias="1n11", lse_grad=True),
+    _found("bias_of_one_pair_batch", t=1, s=1, bias="bn11", lse_grad=True),
     _found("scale_0_causal_sinks", scale=0.0, sinks=1, lse_grad=True, **CAUSAL),
     _found("scale_0_lengths", scale=0.0, dtype="float16", **_LENGTHS),
     _found("scale_0_packed", scale=0.0, **_PACKED),

@@ -23,7 +23,8 @@ def share_prefix(
 
     Args:
       tables: the state.
-      source, target: two slots, integers []; the target's sequence, if it has one, ends.
+      source: a slot, integer [].
+      target: another slot, whose sequence, if it has one, ends.
       tokens: integer []: how many keys the two have in common; of more than the source has, all.
 
     Raises:
@@ -55,7 +56,8 @@ def fork(
 
     Args:
       tables: the state.
-      source, target: two slots; the target's sequence, if it has one, ends.
+      source: the slot of the sequence that is there.
+      target: another slot, whose sequence, if it has one, ends.
 
     Returns:
       The state, and the pages to copy from and to, int32 []: the same one where there is nothing to

@@ -65,5 +65,5 @@ class Blocks:
         else:
             whole = jnp.arange(spec.batch, dtype=jnp.int32)[:, None]
         each = self.columns // whole.shape[1]
-        within = jnp.arange(each, dtype=jnp.int32)
+        within = jnp.arange(each, dtype=jnp.int32)[None, None]
         return (whole[..., None] * each + within).reshape(spec.batch, self.columns)
