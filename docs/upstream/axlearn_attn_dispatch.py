@@ -7,7 +7,6 @@ lse, among the names that AXLearn's remat policies save.
 
 import functools
 
-import attn_dispatch
 import jax
 from axlearn.common.attention_bias import (
     CausalAttentionBias,
@@ -18,6 +17,8 @@ from axlearn.common.attention_bias import (
 )
 from axlearn.common.flash_attention.common import BaseFlashAttention
 from axlearn.common.kv_cache.kv_cache import KVCache
+
+import attn_dispatch
 
 
 class AttnDispatchFlashAttention(BaseFlashAttention):
