@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,10 +42,15 @@ def nnx(rate: float = 0.0) -> tuple[Any, Run, Run]:
 
     from attn_dispatch.integrations import flax as ours
 
+    # Grouped queries and is_causal came with 0.12.8.
+    has_groups = "num_kv_heads" in inspect.signature(nnx.MultiHeadAttention).parameters
+    has_causal = "is_causal" in inspect.signature(nnx.MultiHeadAttention.__call__).parameters
+    groups = {"num_kv_heads": K} if has_groups else {}
+
     def make(**more: Any) -> Any:
         return nnx.MultiHeadAttention(
-            N, D, num_kv_heads=K, dropout_rate=rate, broadcast_dropout=False, decode=False,
-            rngs=nnx.Rngs(0), keep_rngs=False, **more,
+            N, D, dropout_rate=rate, broadcast_dropout=False, decode=False, rngs=nnx.Rngs(0),
+            keep_rngs=False, **groups, **more,
         )  # fmt: skip
 
     params = nnx.split(make())[1]
@@ -53,7 +59,10 @@ def nnx(rate: float = 0.0) -> tuple[Any, Run, Run]:
         def call(params, x, mask=None, is_causal=False, key=None):
             layer = nnx.merge(graph, params)
             rngs = None if key is None else nnx.Rngs(dropout=key)
-            return layer(x, mask=mask, is_causal=is_causal, deterministic=key is None, rngs=rngs)
+            causal = {"is_causal": is_causal} if has_causal else {}
+            if is_causal and not has_causal:
+                mask = CAUSAL if mask is None else mask & CAUSAL
+            return layer(x, mask=mask, deterministic=key is None, rngs=rngs, **causal)
 
         return call
 
