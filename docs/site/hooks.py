@@ -13,15 +13,8 @@ _BY_FILE_NAME = re.compile(r"\[(?:docs/)?[\w/]+\.md\]\(([\w/.-]+\.md)(#[\w-]+)?\
 _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
 
-def on_config(config: Any) -> Any:
-    """Leaves out of the navigation what is not written yet."""
-    config["nav"] = [_there(x, Path(config["docs_dir"])) for x in config["nav"]]
-    return config
-
-
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Links out of the docs lead to the repository, or where its address is not known nowhere."""
-    there = {file.src_uri for file in files}
     url = (config.get("repo_url") or "").rstrip("/")
 
     def outside(found: re.Match[str]) -> str:
@@ -40,8 +33,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     for i in range(0, len(parts), 2):
         parts[i] = _OWN_FILE.sub(r"\1", _LINK.sub(outside, parts[i]))
         parts[i] = _BY_FILE_NAME.sub(by_title, parts[i])
-        if "integrations.md" not in there:
-            parts[i] = re.sub(r"\[[^\]]+\]\(integrations\.md\)", "Frameworks", parts[i])
     return "".join(parts)
 
 
@@ -53,16 +44,3 @@ def _titles(entries: list[Any]) -> Iterator[tuple[str, str]]:
             yield from _titles(inside)
         else:
             yield inside, title
-
-
-def _there(entry: Any, docs: Path) -> Any:
-    """The entry of the navigation without pages that do not exist."""
-    if isinstance(entry, dict):
-        ((title, inside),) = entry.items()
-        if isinstance(inside, list):
-            kept = [_there(x, docs) for x in inside]
-            return {title: [x for x in kept if x is not None]}
-        # Written by others, and linked to already.
-        is_awaited = inside == "integrations.md" and not (docs / inside).exists()
-        return None if is_awaited else entry
-    return entry
