@@ -203,8 +203,12 @@ def _on_pages(size: Size) -> tuple[Any, Callable[..., Any]]:
         references=jnp.zeros(order.size, jnp.int32).at[used[used >= 0]].set(1),
     )
     b = size.slots
-    sampling = Sampling(*(jnp.zeros(b, x) for x in (jnp.float32, jnp.int32)),
-                        jnp.ones(b, jnp.float32), jnp.zeros(b, jnp.uint32))  # fmt: skip
+    sampling = Sampling(
+        jnp.zeros(b, jnp.float32),
+        jnp.zeros(b, jnp.int32),
+        jnp.ones(b, jnp.float32),
+        jnp.zeros(b, jnp.uint32),
+    )
 
     def one(params: Any, state: State, token: jax.Array) -> tuple[State, jax.Array]:
         work = Work(

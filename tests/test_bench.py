@@ -21,12 +21,13 @@ from attn_dispatch.bench.arrays import BATCH, PADDED, ROW, ROWS, Arrays
 from attn_dispatch.bench.cells import Cell
 from attn_dispatch.bench.grids import GRIDS
 from attn_dispatch.bench.measure import Options
-from attn_dispatch.bench.peers import all_peers, named, torch_sdpa
+from attn_dispatch.bench.peers import all_peers, dew_flash_attn, named, torch_sdpa
 from attn_dispatch.bench.peers.jax_nn import JaxNn
 from attn_dispatch.bench.peers.ours import PEERS as OURS
 from attn_dispatch.bench.peers.peer import Call, JaxPeer
 from attn_dispatch.bench.report import CellResults, Report
 from attn_dispatch.core.tuning.timing import orders, turns
+from attn_dispatch.flash import library as flash_library
 
 TINY = Cell("tiny", "d8 causal", 1, 16, 2, 1, 8, 8)
 DOCUMENTS = Cell("packed", "tiny documents", 1, 12, 2, 1, 8, 8, lengths=(5, 1, 6), longest=8)
@@ -507,3 +508,19 @@ def test_the_difference_is_a_share_of_the_largest_number():
     x = jnp.asarray([[[1.0, -8.0]]])
     assert measure._difference([x, x + 0.5], [x, x]) == pytest.approx(0.5 / 8)
     assert not measure._difference([x * jnp.nan], [x]) <= measure.MOST_DIFFERENCE
+
+
+@pytest.mark.parametrize("name", ["d128 causal b2 8k", "16 documents, even b1 16k"])
+def test_the_kernels_of_dew_flash_attn_are_called_as_flash_calls_them(name, monkeypatch):
+    """Traced alone, where its library is not: both passes, dense and packed."""
+    monkeypatch.setattr(flash_library, "register", lambda generation: None)
+    (cell,) = (x for grid in GRIDS.values() for x in grid if x.name == name)
+    call = dew_flash_attn._kernels(cell, Arrays(cell))
+    rows = (cell.seq_len,) if cell.lengths else (cell.batch, cell.seq_len)
+    heads = (cell.num_heads, cell.num_kv_heads, cell.num_kv_heads)
+    given = [jax.ShapeDtypeStruct((*rows, n, cell.head_dim), jnp.bfloat16) for n in heads]
+
+    def gradients(*qkv):
+        return jax.grad(lambda *x: call.function(*x, *call.extra).sum(), (0, 1, 2))(*qkv)
+
+    assert [x.shape for x in jax.eval_shape(gradients, *given)] == [x.shape for x in given]

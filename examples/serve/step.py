@@ -7,6 +7,7 @@ place.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,22 +40,26 @@ class State:
         )
 
 
+Numbers = Any
+"""NumPy's arrays and scalars as the engine makes them, JAX's within a step."""
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What a step computes. D is 1, or with drafts one more than the most of them."""
 
-    tokens: jax.Array
+    tokens: Numbers
     """int32 [B, D]: each slot's last token, and a draft of those after it."""
-    number: jax.Array
+    number: Numbers
     """int32 [B]: how many of them there are; 0 for a slot that is not being answered."""
-    chunk: jax.Array
+    chunk: Numbers
     """int32 [C]: tokens of a prompt; C may be 0."""
-    chunk_slot: jax.Array
+    chunk_slot: Numbers
     """int32 []: whose."""
-    chunk_length: jax.Array
+    chunk_length: Numbers
     """int32 []: how many."""
-    ended: jax.Array
+    ended: Numbers
     """bool [B]: slots whose sequences end before this step."""
 
 
@@ -91,7 +96,9 @@ class _Places:
             pages = serving.write(pages, chunk, tables, cu_seqlens=self.chunk_ends)
         return pages
 
-    def attend(self, query: jax.Array, *pages: jax.Array, table: jax.Array) -> jax.Array:
+    def attend(
+        self, query: jax.Array, pages: tuple[jax.Array, jax.Array], table: jax.Array
+    ) -> jax.Array:
         """[1, B · D + C, N, H]; decoding and the chunk are calls of their own, of few shapes."""
         w, lengths = self.work, self.tables.lengths
         drafts, chunk = self.split(query)
@@ -137,7 +144,7 @@ def advance(
         query, key, value = project(x, weights, rotary, config)  # [1, B · D + C, N or K, H]
         key_pages = places.write(key_pages, key, own)
         value_pages = places.write(value_pages, value, own)
-        attended = places.attend(query, key_pages, value_pages, table=table)
+        attended = places.attend(query, (key_pages, value_pages), table)
         return (finish(x, attended, weights, config), key_pages, value_pages), None
 
     tokens = jnp.concatenate([work.tokens.ravel(), work.chunk])

@@ -4,6 +4,7 @@ import functools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -132,9 +133,14 @@ def test_who_draws_beside_whom_and_by_drafts_changes_nothing(params, speculate):
     """Also the likeliest of one token, and of a probability that the first has alone."""
 
     def asked() -> list[Request]:
-        kinds = ({}, {"temperature": 0.7}, {"temperature": 2.0, "top_k": 5},
-                 {"temperature": 1.0, "top_p": 0.6}, {"temperature": 3.0, "top_k": 1},
-                 {"temperature": 3.0, "top_p": 1e-6})  # fmt: skip
+        kinds: tuple[dict[str, Any], ...] = (
+            {},
+            {"temperature": 0.7},
+            {"temperature": 2.0, "top_k": 5},
+            {"temperature": 1.0, "top_p": 0.6},
+            {"temperature": 3.0, "top_k": 1},
+            {"temperature": 3.0, "top_p": 1e-6},
+        )
         return [Request(x * 2, 20, seed=i % 3, **kinds[i % 6]) for i, x in enumerate(prompts(12))]
 
     alone = Engine(params, CONFIG, END, slots=1, page_size=4, num_pages=60)

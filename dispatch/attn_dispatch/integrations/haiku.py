@@ -45,10 +45,11 @@ class MultiHeadAttention(hk.MultiHeadAttention):
                 f"mask: expected {jnp.ndim(query) + 1} dims [..., heads, queries, keys], got "
                 f"{list(jnp.shape(mask))}"
             )
+        project: Any = self._linear_projection
         heads = (
-            self._linear_projection(query, self.key_size, "query"),
-            self._linear_projection(key, self.key_size, "key"),
-            self._linear_projection(value, self.value_size, "value"),
+            project(query, self.key_size, "query"),
+            project(key, self.key_size, "key"),
+            project(value, self.value_size, "value"),
         )
         dtype = jnp.result_type(*heads)
         out = dot_product_attention(

@@ -94,7 +94,7 @@ def dot_product_attention(
       ValueError: the call is wrong.
       NotImplementedError: flash_attention=True, and no kernel runs the call.
     """
-    arrays = [backend.convert_to_tensor(x) for x in (query, key, value)]
+    arrays: list[Any] = [backend.convert_to_tensor(x) for x in (query, key, value)]
     if any(x.ndim != 4 for x in arrays):
         raise ValueError(
             "dot_product_attention: expected query, key and value with 4 dims, got "

@@ -96,7 +96,7 @@ class Attend(pz.nn.Layer):
         for layer in self.masks:
             layer = dataclasses.replace(layer, masked_out_value=jnp.float32(0))
             scores = layer(scores, **side_inputs)
-        shape = {x: scores.named_shape.get(x, 1) for x in names}
+        shape: dict[Any, int] = {x: scores.named_shape.get(x, 1) for x in names}
         full = scores.broadcast_to(named_shape=shape).unwrap(*names)
         lead, (t, s) = full.shape[: len(batch)], full.shape[-2:]
         heads = full.shape[len(batch) : -2]
