@@ -6,7 +6,9 @@ usage: python benchmarks/packed.py [--rounds N] [--results FOLDER]
 of 128, bfloat16, causal; once with lengths that are spread evenly, once with a long tail up to the
 4096. All take turns in one run.
 
-ragged, segment_ids    our two packed calls, on [rows, N, H] and on [1, rows, N, H]
+ragged, segment_ids    our two packed calls, on [rows, N, H] and on [1, rows, N, H], both told how
+                       long a sequence may be
+segment_ids_any_length the same without max_segment_len
 padded                 our call on the padded batch, told the lengths
 padded_unaware         the same, not told: what padding costs where no one looks at lengths
 jax_nn_padded          jax.nn's cuDNN call on the padded batch, told the lengths
@@ -51,6 +53,13 @@ def ragged(q, k, v, cu_seqlens):
 
 def segments(q, k, v, ids):
     return attn_dispatch.dot_product_attention(
+        q, k, v, query_segment_ids=ids, max_segments=BATCH, max_segment_len=LONGEST,
+        is_causal=True, implementation="cudnn",
+    )  # fmt: skip
+
+
+def segments_any_length(q, k, v, ids):
+    return attn_dispatch.dot_product_attention(
         q, k, v, query_segment_ids=ids, max_segments=BATCH, is_causal=True,
         implementation="cudnn",
     )  # fmt: skip
@@ -92,6 +101,7 @@ def programs(mix: tuple[int, ...], direction: str) -> dict[str, Program]:
     found: dict[str, Program] = {
         "ragged": (_program(ragged, direction), [*rows, cu_seqlens]),
         "segment_ids": (_program(segments, direction), [*row, ids]),
+        "segment_ids_any_length": (_program(segments_any_length, direction), [*row, ids]),
         "padded": (_program(padded, direction), [*batch, lengths]),
         "padded_unaware": (_program(padded_unaware, direction), [*batch, lengths]),
         "jax_nn_padded": (_program(jax_nn_padded, direction), [*batch, lengths]),

@@ -75,7 +75,7 @@ Result<std::string> plan_key(const SdpaSpec& spec, const std::string& device_pro
 // Whether the plan is in the cache already, or refused.
 Result<bool> has_plan(const SdpaSpec& spec, const std::string& device_properties);
 
-// The plan as a line of JSON.
+// The plan as a line: facts as JSON, a space, and what cuDNN serialized in hexadecimal digits.
 Result<std::string> export_plan(const SdpaSpec& spec, const std::string& device_properties);
 
 // Puts such a line into the cache, if it is the plan of this spec for this kind of device.
