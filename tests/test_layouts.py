@@ -328,8 +328,8 @@ def test_pages_with_heads_first_are_not_cut(page: int):
 @pytest.mark.parametrize("lengths", ["key_value_seq_lengths", "query_seq_lengths"])
 def test_packed_gradients_have_rows_first(lengths: str):
     """cudnn-frontend's workspace is too small for others: wrong numbers, and illegal writes."""
-    spec = spec_of(query=struct(2, 8, 64, 64), key=struct(2, 8, 64, 64), value=struct(2, 8, 64, 64),
-                   qkv_layout="BNTH", **{lengths: jax.ShapeDtypeStruct((2,), jnp.int32)})  # fmt: skip
+    x, lengths_ = struct(2, 8, 64, 64), jax.ShapeDtypeStruct((2,), jnp.int32)
+    spec = spec_of(query=x, key=x, value=x, qkv_layout="BNTH", **{lengths: lengths_})
     forward, backward = (calls_of(x) for x in spec.in_training(("query", "key", "value")))
     assert [(x.is_packed, x.head_rows_q, x.head_rows_kv) for x in forward] == [
         (True, 64, 64), (False, 64, 64)
