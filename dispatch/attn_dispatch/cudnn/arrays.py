@@ -168,7 +168,7 @@ def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[j
 
 def _of_each_head(flags: jax.Array, heads: int) -> jax.Array:
     """[B, L] as [B · heads · L]."""
-    return jnp.repeat(flags[:, None], heads, axis=1).reshape(-1)
+    return jnp.repeat(flags, heads, axis=0).reshape(-1)
 
 
 def _clears_all(call: CudnnCall, live: jax.Array | None) -> bool:
