@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,7 @@ class Blocks:
         pages = math.prod(spec.shape("key_pages")[:2]) if spec.is_paged else spec.batch
         return Blocks(size, spec.seq_len_kv // size, pages * whole // size)
 
-    def options(self, spec: AttentionSpec) -> dict[str, bool | int]:
+    def options(self, spec: AttentionSpec) -> dict[str, Any]:
         """Those of the call in blocks, by which they lie. An array with heads first is copied."""
         return {
             "heads_first_kv": spec.is_paged and spec.options.heads_first_kv,
