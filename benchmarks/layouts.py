@@ -5,19 +5,23 @@ usage: python benchmarks/layouts.py [--rounds N] [--seconds S] [--results FOLDER
 In the optimized program each operand and result of the custom calls is followed through bitcasts to
 what makes or takes it: an array of the program's own, a matrix product, or a copy, with its bytes.
 The time is beside that of the same call on separate arrays, or of the same layer with separate
-projections. Both in one run, by turns; bfloat16, causal.
+projections; of a cache in pages, of the same pages [P, page, K, H] apart. Both in one run, by
+turns; bfloat16, causal.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from command import arguments, save
 
 import attn_dispatch
@@ -32,8 +36,10 @@ _SPLITS = (HEADS, HEADS + KV_HEADS)
 Attended = Callable[..., jax.Array]
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return attn_dispatch.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
+    return attn_dispatch.dot_product_attention(
+        q, k, v, is_causal=True, implementation="cudnn", **options
+    )
 
 
 def contiguous(q, k, v):
@@ -53,6 +59,40 @@ def slices_of_leading(kv, q):
 def bnth(q, k, v):
     """Arrays [B, N, T, H], and the output as well."""
     return jnp.swapaxes(attend(*(jnp.swapaxes(x, 1, 2) for x in (q, k, v))), 1, 2)
+
+
+def bnth_said(q, k, v):
+    return attend(q, k, v, qkv_layout="BNTH")
+
+
+def _lengths() -> jax.Array:
+    return jnp.arange(1, BATCH + 1, dtype=jnp.int32) * (LENGTH // BATCH)
+
+
+def lengths(q, k, v):
+    """Of the batch rows."""
+    return attend(q, k, v, query_seq_lengths=_lengths(), key_value_seq_lengths=_lengths())
+
+
+def bnth_lengths_said(q, k, v):
+    n = _lengths()
+    return attend(q, k, v, query_seq_lengths=n, key_value_seq_lengths=n, qkv_layout="BNTH")
+
+
+def paged(kv_layout, q, *pools, swap=False):
+    """New queries of each row beside pages in any order; `swap`: as arrays brought to [P, page,
+    K, H], which is what there is to do without kv_layout."""
+    rows, axis = CACHE_ROWS, 2 if kv_layout == "HND" else 1
+    pages = [x[:, i] for x in pools for i in range(2)] if swap and len(pools) == 1 else [*pools]
+    if swap and kv_layout == "HND":
+        pages, kv_layout = [jnp.swapaxes(x, 1, 2) for x in pages], "NHD"
+    keys, values = (pages[0], None) if len(pages) == 1 else pages
+    size = pools[0].shape[-3 if axis == 1 else -2]
+    table = np.random.default_rng(1).permutation(rows * CACHE_KEYS // size).reshape(rows, -1)
+    return attn_dispatch.paged_attention(
+        q, keys, values, table.astype(np.int32),
+        jnp.full(rows, CACHE_KEYS - 3, jnp.int32), kv_layout=kv_layout, implementation="cudnn",
+    )  # fmt: skip
 
 
 def projections(x, w):
@@ -79,6 +119,7 @@ class Form:
 
 
 _Q, _K = (BATCH, LENGTH, HEADS, DIM), (BATCH, LENGTH, KV_HEADS, DIM)
+CACHE_ROWS, CACHE_KEYS = 16, 8192
 _SWAPPED = tuple((b, n, t, h) for b, t, n, h in (_Q, _K, _K))
 _PROJECTED = ((BATCH, LENGTH, WIDTH), (WIDTH, _FUSED, DIM))
 FORMS = {
@@ -89,6 +130,32 @@ FORMS = {
     "projections": Form(projections, _PROJECTED, "projections"),
     "fused projection": Form(fused_projection, _PROJECTED, "projections"),
     "bnth projections": Form(bnth_projections, _PROJECTED, "projections"),
+    "bnth, said": Form(bnth_said, _SWAPPED, "contiguous"),
+    "lengths": Form(lengths, (_Q, _K, _K), "lengths"),
+    "bnth lengths, said": Form(bnth_lengths_said, _SWAPPED, "lengths"),
+}
+
+
+def _pages(size: int, queries: int) -> dict[str, Form]:
+    pages = CACHE_ROWS * CACHE_KEYS // size
+    query = (CACHE_ROWS, queries, HEADS, DIM)
+    forms = {}
+    for layout in ("NHD", "HND"):
+        page = (size, KV_HEADS, DIM) if layout == "NHD" else (KV_HEADS, size, DIM)
+        two, one = ((pages, *page),) * 2, ((pages, 2, *page),)
+        for what, pools in (("", two), (", one pool", one)):
+            name = f"pages of {size} {layout}{what}, {queries} queries"
+            beside = f"pages of {size} NHD, {queries} queries"
+            call = partial(paged, layout)
+            forms[name] = Form(call, (query, *pools), beside)
+            if queries == 1 and name != beside:
+                swapped = partial(paged, layout, swap=True)
+                forms[f"{name}, brought to NHD"] = Form(swapped, (query, *pools), beside)
+    return forms
+
+
+PAGES = {
+    x: y for size, t in ((16, 1), (64, 1), (64, 4), (64, 256)) for x, y in _pages(size, t).items()
 }
 
 
@@ -128,6 +195,18 @@ def around(hlo: str, target: str = "attn_dispatch_cudnn") -> list[str]:
             taken = sorted(set(_taken_by(computation, hlo, name)))
             words = f"{kind[1] if kind else '?'}: of {', '.join(made)}; to {', '.join(taken)}"
             found.append(words)
+    return found
+
+
+def large(hlo: str, elements: int) -> list[str]:
+    """In words what else, but bitcasts, makes arrays of so many elements or more."""
+    found = []
+    entry = next(x for x in hlo.splitlines() if x.startswith("ENTRY"))
+    for x in _computations(hlo)[entry.replace("ENTRY ", "").split()[0]].values():
+        sizes = [math.prod(map(int, y.split(","))) for y in re.findall(r"\[([\d,]+)\]", x.shape)]
+        is_ours = x.op in (*_TRANSPARENT, "parameter", "custom-call")
+        if not is_ours and max(sizes, default=0) >= elements:
+            found.append(f"and {_described(x, hlo)}")
     return found
 
 
@@ -191,24 +270,27 @@ def main() -> None:
     facts = environment()
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}")
     report: dict[str, Any] = {"environment": facts}
-    for direction in ("forward", "forward_backward"):
+    for part, forms in (("forward", FORMS), ("forward_backward", FORMS), ("pages", PAGES)):
+        direction = "forward" if forms is PAGES else part
         programs = {
-            name: (program(form, direction), _arrays(form.shapes)) for name, form in FORMS.items()
+            name: (program(form, direction), _arrays(form.shapes)) for name, form in forms.items()
         }
         times = by_turns(programs, args.rounds, args.seconds)
-        rows = report[direction] = {}
-        for name, form in FORMS.items():
+        rows = report[part] = {}
+        for name, form in forms.items():
             function, arrays = programs[name]
-            ways = around(function.lower(*arrays).compile().as_text())
+            hlo = function.lower(*arrays).compile().as_text()
+            ways = around(hlo)
             rows[name] = {
                 "us": 1e6 * statistics.median(times[name]),
                 "over": median_ratio(times, name, form.beside),
                 "beside": form.beside,
                 "around": ways,
+                "large": large(hlo, max(math.prod(x) for x in form.shapes) // 2),
             }
             row = rows[name]
-            print(f"{direction} {name}: {row['us']:.0f} us, {row['over']:.3f} of {form.beside}")
-            print(*(f"    {x}" for x in ways), sep="\n", flush=True)
+            print(f"{part} {name}: {row['us']:.0f} us, {row['over']:.3f} of {form.beside}")
+            print(*(f"    {x}" for x in (*ways, *row["large"])), sep="\n", flush=True)
     save("layouts", report, args.results)
 
 

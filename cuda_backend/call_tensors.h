@@ -20,25 +20,30 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 struct OptionTensors {
   Tensor lengths_q, lengths_kv;
   Tensor offsets_query, offsets_key, offsets_value, offsets_out, offsets_lse;
-  Tensor page_table;
+  Tensor page_table, value_table;  // the same, unless values have one of their own
   Tensor bias, sinks, seed, seed_offset;
   std::vector<Tensor> node_arrays;
 };
 
-// Makes tensors, each of which takes the next buffer of the call. Queries and keys are BTNH / BSKH,
-// or packed; cuDNN is told heads before lengths.
+// Makes tensors, each of which takes the next buffer of the call. Which strides say in what order
+// queries and keys lie; cuDNN is told heads before lengths.
 class CallTensors {
  public:
   using Dims = std::vector<int64_t>;
 
-  // What queries and keys have of their own: `rows` are all there are, packed or not.
+  // What queries and keys have of their own: `rows` are all there are, packed or not, `head_rows`
+  // those of a head that follow one another, 0 where the heads of a row do.
   struct Side {
-    int64_t heads, length, rows;
+    int64_t heads, length, rows, head_rows;
+
+    // Of heads, and of rows, in elements.
+    int64_t head_stride(int64_t dim) const { return head_rows ? head_rows * dim : dim; }
+    int64_t row_stride(int64_t dim) const { return head_rows ? dim : heads * dim; }
   };
 
   CallTensors(const SdpaSpec& spec, fe::graph::Graph& graph)
-      : queries{spec.num_heads, spec.seq_len_q, spec.rows_q()},
-        keys{spec.num_kv_heads, spec.seq_len_kv, spec.rows_kv()},
+      : queries{spec.num_heads, spec.seq_len_q, spec.rows_q(), spec.head_rows_q},
+        keys{spec.num_kv_heads, spec.seq_len_kv, spec.rows_kv(), spec.head_rows_kv},
         dtype(type_of(spec.dtype)),
         s_(spec),
         graph_(graph) {}
@@ -52,13 +57,14 @@ class CallTensors {
     return tensor;
   }
 
-  // Key or value [num_pages, page_size, heads, dim], or like other rows where they are not in
-  // pages.
+  // Key or value [num_pages, page_size, heads, dim], or with heads before the page's keys; like
+  // other rows where they are not in pages.
   Tensor keys_operand(const char* name, int64_t dim) {
     if (!s_.is_paged()) return rows_operand(name, keys, dim);
     Tensor tensor = graph_.tensor(Tensor_attributes().set_name(name));
     tensor->set_dim({s_.num_pages, keys.heads, s_.page_size, dim})
-        .set_stride({s_.page_size * keys.heads * dim, dim, keys.heads * dim, 1});
+        .set_stride(
+            {s_.page_size * keys.heads * dim, keys.head_stride(dim), keys.row_stride(dim), 1});
     number(tensor, s_.num_pages * s_.page_size * keys.heads * dim * bytes_of(dtype));
     return tensor;
   }
@@ -105,7 +111,9 @@ class CallTensors {
       }
     }
     if (s_.is_paged()) {
-      t.page_table = operand("page_table", Type::INT32, {s_.batch, 1, s_.most_pages(), 1});
+      const Dims dims = {s_.batch, 1, s_.most_pages(), 1};
+      t.page_table = operand("page_table", Type::INT32, dims);
+      t.value_table = s_.has_value_table ? operand("value_table", Type::INT32, dims) : t.page_table;
     }
     if (s_.has_bias()) {
       t.bias = graph_.tensor(Tensor_attributes().set_name("bias"));
@@ -177,10 +185,11 @@ class CallTensors {
     return product;
   }
 
-  // Arrays are [batch, length, heads, dim] and cuDNN sees [batch, heads, length, dim].
+  // Arrays are [batch, length, heads, dim], or with heads first; cuDNN sees heads first.
   void lay_out_rows(const Tensor& tensor, const Side& side, int64_t dim) {
     tensor->set_dim({s_.batch, side.heads, side.length, dim})
-        .set_stride({side.length * side.heads * dim, dim, side.heads * dim, 1});
+        .set_stride(
+            {side.length * side.heads * dim, side.head_stride(dim), side.row_stride(dim), 1});
     number(tensor, side.rows * side.heads * dim * bytes_of(dtype));
   }
 

@@ -35,7 +35,7 @@ class GraphBuilder {
     apply(attributes, options);
     if (options.page_table) {
       attributes.set_paged_attention_k_table(options.page_table)
-          .set_paged_attention_v_table(options.page_table)
+          .set_paged_attention_v_table(options.value_table)
           .set_paged_attention_max_seq_len_kv(static_cast<int32_t>(s_.seq_len_kv));
     }
     if (options.sinks) attributes.set_sink_token(options.sinks);
@@ -169,6 +169,17 @@ Status check(const SdpaSpec& s) {
     return wrong("packed arrays need rows on both sides and lengths");
   if (s.is_paged() && (s.backward || s.is_packed() || !s.has_lengths || s.num_pages < 1))
     return wrong("keys in pages need pages and lengths, and go forward alone, not packed");
+  if (s.has_value_table && !s.is_paged()) return wrong("a page table without pages");
+  const auto fits = [&](int64_t head_rows, int64_t length, int64_t rows) {
+    if (head_rows == 0) return true;
+    return s.is_packed() ? head_rows > 0 && rows % head_rows == 0 : head_rows == length;
+  };
+  if (s.backward && s.is_packed() && (s.head_rows_q != 0 || s.head_rows_kv != 0))
+    return wrong(
+        "packed gradients have the heads of a row together: cudnn-frontend sizes others wrong");
+  if (!fits(s.head_rows_q, s.seq_len_q, s.packed_rows_q) ||
+      !fits(s.head_rows_kv, s.is_paged() ? s.page_size : s.seq_len_kv, s.packed_rows_kv))
+    return wrong("head_rows are 0, or the rows of an array, of a page or of a batch row");
   return {};
 }
 

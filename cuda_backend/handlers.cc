@@ -126,8 +126,8 @@ class Buffers {
                : spec.backward   ? 2
                                  : 1) {
     sizes_.reserve(flags_ + plan.buffer_bytes.size());
-    if (spec.clears_rows) sizes_ = {spec.rows_q()};
-    if (flags_ == 2) sizes_.push_back(spec.rows_kv());
+    if (spec.clears_rows) sizes_ = {spec.flags_q()};
+    if (flags_ == 2) sizes_.push_back(spec.flags_kv());
     sizes_.insert(sizes_.end(), plan.buffer_bytes.begin(), plan.buffer_bytes.end());
     first_result_ = args.size();
     const size_t count = args.size() + rets.size();
@@ -190,10 +190,12 @@ Status clear_results(const SdpaSpec& s, const Buffers& buffers, int32_t ordinal,
                      cudaStream_t stream) {
   constexpr int64_t kElementBytes = 2;
   const auto clear = [&](size_t result, bool of_queries, int64_t dim) {
-    const int64_t heads = of_queries ? s.num_heads : s.num_kv_heads;
-    return clear_rows(
-        buffers.result(result), of_queries ? buffers.live_queries() : buffers.live_keys(),
-        of_queries ? s.rows_q() : s.rows_kv(), heads * dim * kElementBytes, ordinal, stream);
+    const int64_t flags = of_queries ? s.flags_q() : s.flags_kv();
+    const int64_t elements =
+        (of_queries ? s.rows_q() * s.num_heads : s.rows_kv() * s.num_kv_heads) * dim;
+    return clear_rows(buffers.result(result),
+                      of_queries ? buffers.live_queries() : buffers.live_keys(), flags,
+                      elements / flags * kElementBytes, ordinal, stream);
   };
   if (!s.backward) return clear(0, /*of_queries=*/true, s.head_dim_v);
   ATTN_RETURN_IF_ERROR(clear(0, /*of_queries=*/true, s.head_dim));

@@ -35,8 +35,11 @@ struct Text : std::string {
   FIELD(bool, has_lengths)      /* lengths_q, lengths_kv are operands */        \
   FIELD(int64_t, packed_rows_q) /* rows of packed arrays; 0: not packed */      \
   FIELD(int64_t, packed_rows_kv)                                                \
+  FIELD(int64_t, head_rows_q)   /* of a head, that follow one another; */       \
+  FIELD(int64_t, head_rows_kv)  /* 0: the heads of a row do */                      \
   FIELD(int64_t, page_size)     /* of key and value in pages; 0: they are not */ \
   FIELD(int64_t, num_pages)     /* that there are of them */                    \
+  FIELD(bool, has_value_table)  /* values have a page table of their own */     \
   FIELD(bool, bends_scores)     /* by more than what is added to them */        \
   FIELD(bool, moves_scores)     /* by more than a soft cap */                   \
   FIELD(Text, score_nodes)      /* how: score_program.h; "": they do not */     \
@@ -64,6 +67,9 @@ struct SdpaSpec {
 
   int64_t rows_q() const { return is_packed() ? packed_rows_q : batch * seq_len_q; }
   int64_t rows_kv() const { return is_packed() ? packed_rows_kv : batch * seq_len_kv; }
+  // Flags of rows, which are of each head where heads are first.
+  int64_t flags_q() const { return rows_q() * (head_rows_q ? num_heads : 1); }
+  int64_t flags_kv() const { return rows_kv() * (head_rows_kv ? num_kv_heads : 1); }
   bool is_packed() const { return packed_rows_q > 0; }
   bool is_paged() const { return page_size > 0; }
   // Of one sequence.

@@ -80,6 +80,9 @@ std::string decode(const Attributes& attributes, CallSite& site) {
   site.deterministic = attributes.deterministic;
   site.has_dbias = attributes.has_dbias;
   site.is_paged = attributes.is_paged;
+  site.heads_first_kv = attributes.heads_first_kv;
+  site.value_page =
+      decoder.number("value_page", attributes.value_page, 0, attributes.is_paged ? kMost : 0);
   site.num_splits = decoder.number("num_splits", attributes.num_splits, 1, kMostSplits);
   return decoder.error;
 }

@@ -28,6 +28,8 @@ struct CallSite {
   bool has_dbias = false;
 
   bool is_paged = false;
+  bool heads_first_kv = false;
+  int32_t value_page = 0;
   int32_t num_splits = 1;
 };
 

@@ -1,7 +1,9 @@
 // The split-KV call. Queries come with their heads first, [batch, heads, rows, head dim]: rows are
 // those of a workgroup's tile, in which the front end puts the query heads of a kv head where it
-// can. Scratch is [batch, heads, splits, rows, ...], so that what one workgroup combines lies
-// together: CK counts from split to split in 32 bits.
+// can. Keys and values are [pages or batch, keys, kv heads, head dim], or with heads before keys;
+// of a pool of both the same array is given twice, and values begin some pages after keys. Scratch
+// is [batch, heads, splits, rows, ...], so that what one workgroup combines lies together: CK
+// counts from split to split in 32 bits.
 #include "fill.h"
 #include "narrow.h"
 
@@ -32,10 +34,10 @@ Sizes take_qkv(Arrays& arrays, const CallSite& site, AttnAiterCall& call) {
   sizes.t = q.dims[2];
   sizes.h = q.dims[3];
   sizes.blocks = k.dims[0];
-  sizes.block = k.dims[1];
-  sizes.k = k.dims[2];
+  sizes.block = k.dims[site.heads_first_kv ? 2 : 1];
+  sizes.k = k.dims[site.heads_first_kv ? 1 : 2];
   sizes.v = v.dims[3];
-  if (k.dims[3] != sizes.h || v.dims != Dims{sizes.blocks, sizes.block, sizes.k, sizes.v} ||
+  if (k.dims[3] != sizes.h || v.dims != Dims{k.dims[0], k.dims[1], k.dims[2], sizes.v} ||
       k.dtype != q.dtype || v.dtype != q.dtype || sizes.k == 0 || sizes.n % sizes.k != 0 ||
       (!site.is_paged && sizes.blocks != sizes.batch)) {
     arrays.fail(
@@ -44,7 +46,11 @@ Sizes take_qkv(Arrays& arrays, const CallSite& site, AttnAiterCall& call) {
   }
   call.q = q.data;
   call.k = k.data;
-  call.v = v.data;
+  // Every page of keys has one of values behind it.
+  const int64_t values_before = site.value_page * sizes.block * sizes.k * sizes.v;
+  call.v = static_cast<char*>(v.data) + 2 * values_before;
+  if (sizes.blocks < site.value_page) arrays.fail("k and v: expected as many pages as value_page");
+  sizes.blocks -= site.value_page;
   return sizes;
 }
 
@@ -110,12 +116,12 @@ AttnAiterSplitKv fill_split_kv(const CallSite& site, Arrays& arrays) {
   call.head_dim_v = narrow(v);
 
   call.stride_q = narrow(sizes.h);
-  call.stride_k = narrow(sizes.k * sizes.h);
-  call.stride_v = narrow(sizes.k * v);
+  call.stride_k = narrow(site.heads_first_kv ? sizes.h : sizes.k * sizes.h);
+  call.stride_v = narrow(site.heads_first_kv ? v : sizes.k * v);
   call.stride_out = narrow(v);
   call.nhead_stride_q = narrow(t * sizes.h);
-  call.nhead_stride_k = narrow(sizes.h);
-  call.nhead_stride_v = narrow(v);
+  call.nhead_stride_k = narrow(site.heads_first_kv ? sizes.block * sizes.h : sizes.h);
+  call.nhead_stride_v = narrow(site.heads_first_kv ? sizes.block * v : v);
   call.nhead_stride_out = narrow(t * v);
   call.nhead_stride_lse = narrow(t);
   call.batch_stride_q = narrow(n * t * sizes.h);

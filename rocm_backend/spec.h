@@ -28,6 +28,8 @@ namespace attn_dispatch {
   FIELD(bool, deterministic)           /* backward */                              \
   FIELD(bool, has_dbias)               /* backward */                              \
   FIELD(bool, is_paged)                /* split-KV */                              \
+  FIELD(bool, heads_first_kv)          /* split-KV: of keys and values */          \
+  FIELD(int64_t, value_page)           /* split-KV: values lie so many pages on */ \
   FIELD(int64_t, num_splits)           /* split-KV */
 // clang-format on
 

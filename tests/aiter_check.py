@@ -143,7 +143,7 @@ def _with_residuals(case: Case) -> Operands:
 
 
 def _options_of(case: Case, options: AttentionOptions) -> AttentionOptions:
-    return paged_options(options) if case.page else options
+    return paged_options(case, options) if case.page else options
 
 
 def _spec_of(case: Case, options: AttentionOptions, operands: Operands) -> AttentionSpec:
@@ -151,7 +151,7 @@ def _spec_of(case: Case, options: AttentionOptions, operands: Operands) -> Atten
     if not case.page:
         return spec_of(options, operands)
     arrays = {name: jnp.asarray(x) for name, x in operands.items()}
-    return spec_of(paged_options(options), in_pages(case, arrays))
+    return spec_of(paged_options(case, options), in_pages(case, arrays))
 
 
 def _program(case: Case, device: Device, gradients: tuple[str, ...]) -> Any:

@@ -33,6 +33,7 @@ def names_of(call: CudnnCall) -> list[str]:
         "offsets_query offsets_key offsets_value offsets_out": call.is_packed,
         "offsets_lse": call.is_packed and call.has_statistics,
         "page_table": call.page_size,
+        "value_table": call.has_value_table,
         "bias": call.bias_dtype,
         " ".join(f"o{i}" for i in range(_node_arrays(call))): call.node_arrays,
         "sinks": call.has_sinks,
@@ -56,9 +57,9 @@ def run(call: CudnnCall, operands: list[Any]) -> Arrays:
     if call.clears_rows:
         for name in ("dq", "dk", "dv") if call.backward else ("out",):
             flags = given["flags_kv" if name in ("dk", "dv") else "flags_q"]
-            rows = results.arrays[name]
-            rows.reshape(-1, *rows.shape[-2:])[flags == 0] = 0
-            rows.reshape(-1, *rows.shape[-2:])[flags == 2] = np.nan
+            rows = results.arrays[name].reshape(len(flags), -1)
+            rows[flags == 0] = 0
+            rows[flags == 2] = np.nan
     return {name: x.astype(np.float32) for name, x in results.arrays.items()}
 
 
@@ -78,6 +79,10 @@ class _Results:
             of_queries = side == "q"
             packed = call.packed_rows_q if of_queries else call.packed_rows_kv
             length = call.seq_len_q if of_queries else call.seq_len_kv
+            head_rows = call.head_rows_q if of_queries else call.head_rows_kv
+            if head_rows and len(dims) == 2:
+                batch = packed // head_rows if call.is_packed else call.batch
+                return np.full((batch, dims[0], head_rows, dims[1]), np.nan)
             leading = (packed,) if call.is_packed else (call.batch, length)
             return np.full((*leading, *dims), np.nan)
 
@@ -178,12 +183,12 @@ class _Sequence:
             if name == "keep":
                 array[self.b][:, : self.t, : self.s] = self.keep
             else:
-                self.put(array, found[name], "query")
+                self.put(array, found[name], "out")
 
     def backward(self, results: _Results) -> None:
         out, out_grad = self.heads_first("out"), self.heads_first("out_grad")
         if self.call.is_packed:
-            lse = self.given["lse"][self.rows("lse", self.t)].T
+            lse = self.in_rows(self.given["lse"], "lse", self.t)[..., 0]
         else:
             lse = self.given["lse"][self.b]
         p = np.exp(self.score - lse[..., None].astype(np.float64))
@@ -210,45 +215,53 @@ class _Sequence:
     def sum_groups(self, x: np.ndarray) -> np.ndarray:
         return x.reshape(self.call.num_kv_heads, self.groups, *x.shape[1:]).sum(axis=1)
 
-    def rows(self, name: str, count: int) -> slice:
-        """Where the sequence lies in a packed array."""
+    def in_rows(self, x: np.ndarray, name: str, count: int) -> np.ndarray:
+        """[heads, count, dim] of an array, of the sequence, by cuDNN's strides; writes go through.
+
+        `name` is that of the offsets, and with it of the side and of the dim.
+        """
         call = self.call
-        of_values = call.num_kv_heads * call.head_dim_v
-        row = {
-            "query": call.num_heads * call.head_dim,
-            "key": call.num_kv_heads * call.head_dim,
-            "value": of_values,
-            "out": call.num_heads * call.head_dim_v,
-            "lse": call.num_heads,
-        }[name]
-        first = int(self.given[f"offsets_{name}"][self.b])
-        assert first % row == 0
-        return slice(first // row, first // row + count)
+        of_keys = name in ("key", "value")
+        heads = call.num_kv_heads if of_keys else call.num_heads
+        dims = {"query": call.head_dim, "key": call.head_dim, "lse": 1}
+        dim = dims.get(name, call.head_dim_v)
+        length = call.seq_len_kv if of_keys else call.seq_len_q
+        head_rows = call.head_rows_kv if of_keys else call.head_rows_q
+        if name == "lse":
+            head_rows = 0
+        by_head, by_row = (head_rows * dim, dim) if head_rows else (dim, heads * dim)
+        first = self.b * length * heads * dim
+        if call.is_packed:
+            first = int(self.given[f"offsets_{name}"][self.b])
+        assert x.flags.c_contiguous
+        flat = x.reshape(-1)[first:]
+        assert not count or (heads - 1) * by_head + (count - 1) * by_row + dim <= len(flat)
+        strides = [stride * x.itemsize for stride in (by_head, by_row, 1)]
+        return np.lib.stride_tricks.as_strided(flat, (heads, count, dim), strides)
 
     def heads_first(self, name: str) -> np.ndarray:
         x = self.given[name].astype(np.float64)
         of_keys = name in ("key", "value")
         if self.call.page_size and of_keys:
             # Kernels may read pages past a length: those must be there.
-            x = x[self.given["page_table"][self.b]]
-            x = x.reshape(-1, *x.shape[2:])[: self.s]
-            behind = np.full((self.s - len(x), *x.shape[1:]), np.nan)
-            return np.concatenate([x, behind]).swapaxes(0, 1)
-        if self.call.is_packed:
-            offsets = "out" if name == "out_grad" else name
-            x = x[self.rows(offsets, self.s if of_keys else self.t)]
-        else:
-            x = x[self.b]
-            x = x[: self.s] if of_keys else x
-        return x.swapaxes(0, 1)
+            is_apart = name == "value" and self.call.has_value_table
+            pages = x[self.given["value_table" if is_apart else "page_table"][self.b]]
+            heads, dim = self.call.num_kv_heads, x.shape[-1]
+            if self.call.head_rows_kv:
+                assert self.call.head_rows_kv == self.call.page_size
+                pages = pages.reshape(-1, heads, self.call.page_size, dim).swapaxes(1, 2)
+            rows = pages.reshape(-1, heads, dim)[: self.s]
+            behind = np.full((self.s - len(rows), heads, dim), np.nan)
+            return np.concatenate([rows, behind]).swapaxes(0, 1)
+        name = "out" if name == "out_grad" else name
+        return self.in_rows(x, name, self.s if of_keys else self.t).copy()
 
-    def put(self, target: np.ndarray, x: np.ndarray, side: str) -> None:
+    def put(self, target: np.ndarray, x: np.ndarray, name: str) -> None:
         """[heads, rows, …] to where the sequence lies; rows past its length stay NaN."""
-        length = self.length_q if side == "query" else self.length_kv
+        length = self.length_kv if name in ("key", "value") else self.length_q
         x = x[:, :length]
-        if not self.call.is_packed:
-            heads_first = target.ndim == 3
-            row = target[self.b] if heads_first else target[self.b].swapaxes(0, 1)
-            row[:, :length] = x
+        if x.ndim == 2 and not self.call.is_packed:
+            target[self.b][:, :length] = x
             return
-        target[self.rows(side, length)] = x.swapaxes(0, 1)
+        name, x = ("lse", x[..., None]) if x.ndim == 2 else (name, x)
+        self.in_rows(target, name, length)[...] = x

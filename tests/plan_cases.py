@@ -77,6 +77,7 @@ _SEGMENTS: Facts = {
 _CU_SEQLENS: Facts = {**_LONG, "h": 128, "packed": Ragged(((0.25, 0.5),), ((0.5, 0.25),))}
 _WINDOW: Facts = {"window": (64, None)}
 _16_BITS: Facts = {"bias_dtype": "same"}
+_HEADS_FIRST: Facts = {"heads_first": "q kv"}
 _DETERMINISTIC: Facts = {"deterministic": True}
 _BOTH: Facts = {"score_mod": mods.soft_cap(30.0), "mask_mod": mods.prefix_lm(jnp.array([9, 30]))}
 _QKV: Facts = {"gradients": ("query", "key", "value")}
@@ -178,6 +179,15 @@ SECTIONS: dict[str, dict[str, PlanCase]] = {
         "deterministic, 8,192 tokens": _call({"t": 8192, "s": 8192}, _DETERMINISTIC),
         "deterministic, segment ids": _call(_SEGMENTS, _DETERMINISTIC),
         "deterministic, dropout": _call({"dropout": 0.2}, _DETERMINISTIC),
+    },
+    "Heads first": {
+        "heads first": _call(_HEADS_FIRST, CAUSAL),
+        "heads first, lengths": _call(_HEADS_FIRST, _LENGTHS),
+        "heads first, segment ids": _call(_HEADS_FIRST, _SEGMENTS),
+        "heads first, one query": _call(_HEADS_FIRST, _ONE_QUERY, needs_lse=False),
+        "heads first, bias, mask, dropout": _call(
+            _HEADS_FIRST, {"bias": "1nts", "mask": "11ts", "dropout": 0.2}, **_QKV
+        ),
     },
     "score_mod and mask_mod": {
         "soft cap, as a score_mod": _call(CAUSAL, score_mod=mods.soft_cap(30.0)),

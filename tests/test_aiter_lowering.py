@@ -61,6 +61,7 @@ def test_dense_call_of_asm():
         "window_right": "0 : i64", "bias": '"none"', "use_asm": "true",
         "bf16_rounding": "0 : i64", "needs_lse": "true", "accumulator": '"split"',
         "deterministic": "false", "has_dbias": "false", "is_paged": "false",
+        "heads_first_kv": "false", "value_page": "0 : i64",
         "num_splits": "1 : i64",
     }  # fmt: skip
     line, operands, results = calls[aiter.BACKWARD_TARGET]
@@ -242,7 +243,8 @@ def test_decoding_from_pages(gfx: str, splits: int):
         "mask": '"none"', "window_left": "-1 : i64", "window_right": "-1 : i64", "bias": '"none"',
         "use_asm": "false", "bf16_rounding": "0 : i64", "needs_lse": "false",
         "accumulator": '"split"', "deterministic": "false", "has_dbias": "false",
-        "is_paged": "true", "num_splits": f"{splits} : i64",
+        "is_paged": "true", "heads_first_kv": "false", "value_page": "0 : i64",
+        "num_splits": f"{splits} : i64",
     }  # fmt: skip
 
 

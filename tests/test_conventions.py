@@ -116,8 +116,12 @@ def test_window_with_minus_1_for_an_open_side(window: Any):
 
 def test_arrays_with_heads_before_length():
     x = np.zeros((2, 2, 160, 8), np.float32)
-    warning("arrays are [batch, length, heads, dim]; of [batch, heads, length, dim] pass "
-            "jnp.swapaxes(x, -3, -2)", x, x, x)  # fmt: skip
+    warning("arrays are [batch, length, heads, dim]; of [batch, heads, length, dim] say "
+            'qkv_layout="BNTH"', x, x, x)  # fmt: skip
+    no_warning(x, x, x, qkv_layout="BNTH")
+    swapped = np.swapaxes(x, 1, 2)
+    warning("arrays are [batch, heads, length, dim]; of [batch, length, heads, dim] leave out "
+            "qkv_layout", swapped, swapped, swapped, qkv_layout="BNTH")  # fmt: skip
     error("(arrays are [batch, length, heads, dim])", np.zeros((2, 4, 9, 8), np.float32), X, X)
     one = np.zeros((2, 1, 128, 8), np.float32)  # a step of decoding, of many heads
     no_warning(one, one, one)

@@ -108,7 +108,16 @@ def rules(spec: AttentionSpec) -> list[str]:
 
 
 SMALL = [known(case) for case in (*CASES, *EDGES) if case.dtype == "float32"]
-RUN = [case for case in SMALL if not rules(spec_of(case.forward_options(), case.avals()))]
+AS_THEY_ARE = [case for case in SMALL if not rules(spec_of(case.forward_options(), case.avals()))]
+ORDERS = ("q kv", "q", "kv")
+IN_ORDERS = [
+    replace(case, heads_first=ORDERS[i % len(ORDERS)]) for i, case in enumerate(AS_THEY_ARE)
+]
+RUN = [*AS_THEY_ARE, *IN_ORDERS]
+
+
+def name(case: Case) -> str:
+    return " ".join([case.name, case.heads_first]).strip()
 
 
 def to_jax(arrays: Operands) -> dict[str, Any]:
@@ -128,7 +137,7 @@ def shapes_of(arrays: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: x.shape for name, x in arrays.items()}
 
 
-@pytest.mark.parametrize("case", RUN, ids=str)
+@pytest.mark.parametrize("case", RUN, ids=name)
 def test_every_variant_gives_the_results(case: Case):
     operands, drops = case.operands(), case.dropout > 0
     spec = spec_of(case.forward_options(needs_keep=drops), operands)
@@ -144,7 +153,7 @@ def test_every_variant_gives_the_results(case: Case):
         check(spec, results, reference(spec.options, operands, keep))
 
 
-@pytest.mark.parametrize("case", RUN, ids=str)
+@pytest.mark.parametrize("case", RUN, ids=name)
 def test_every_variant_gives_the_gradients(case: Case):
     """All but those that are refused: of ALiBi's slopes, and of a bias alike for all keys."""
     operands, options = case.operands() | case.cotangents(), case.backward_options()

@@ -176,7 +176,7 @@ def optioned(made: AttentionSpec, **options: Any) -> AttentionSpec:
 def paged(**facts: Any) -> AttentionSpec:
     made = Case("paged", dtype="bfloat16", kv_lengths=(48, 1), inference=True, **facts)
     avals = jax.eval_shape(partial(in_pages, made), made.avals())
-    return spec_of(paged_options(made.forward_options()), avals)
+    return spec_of(paged_options(made, made.forward_options()), avals)
 
 
 BROKEN: dict[str, Callable[[], AttentionSpec]] = {

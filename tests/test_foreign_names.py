@@ -91,7 +91,7 @@ def test_the_signatures_are_what_is_written():
 
 def test_heads_and_length_swapped():
     q, kv = np.zeros((2, 8, 100, 16), np.float32), np.zeros((2, 8, 30, 16), np.float32)
-    hint = "; these look like [batch, heads, length, dim]: of such arrays pass jnp.swapaxes(x, -3"
+    hint = '; these look swapped: of [batch, heads, length, dim] say qkv_layout="BNTH"'
     with pytest.raises(ValueError, match=re.escape(hint)):
         dot_product_attention(q, kv, kv)
     for name, x in (
@@ -100,6 +100,9 @@ def test_heads_and_length_swapped():
     ):
         with pytest.raises(ValueError, match=re.escape(hint)):
             dot_product_attention(q, q, q, **{name: x})
+    dot_product_attention(q, kv, kv, qkv_layout="BNTH")
+    with pytest.raises(ValueError, match=r"of .batch, length, heads, dim. leave out qkv_layout"):
+        dot_product_attention(*(x.swapaxes(1, 2) for x in (q, kv, kv)), qkv_layout="BNTH")
     with pytest.raises(ValueError) as raised:  # fits neither
         dot_product_attention(q, q, q, mask=np.ones((2, 8, 7, 100), bool))
     assert "look like" not in str(raised.value)

@@ -155,7 +155,9 @@ def test_every_feature_is_found_in_some_case():
     found = set()
     for case in (*CASES, Case("window", window_arrays=((3, 2),))):
         spec = spec_of(case.forward_options(needs_keep=case.dropout > 0), case.avals())
-        found |= {*features_of(spec)} | ({"key and value in pages"} if case.page else set())
+        in_pages = {"key and value in pages": case.page}
+        in_pages["key and value in one pool of pages"] = case.one_pool
+        found |= {*features_of(spec), *(name for name, has in in_pages.items() if has)}
         if not case.inference:
             found |= {*features_of(spec.backward(case.backward_options()))}
     assert found == {*FEATURES}

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -419,7 +420,7 @@ def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] |
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
     whole = spec_of(options, operands), operands
     if case.page:
-        options, operands = paged_options(options), in_pages(case, operands)
+        options, operands = paged_options(case, options), in_pages(case, operands)
     spec = spec_of(options, operands)
     if rewrite.inner(spec) is None:
         return None
@@ -435,7 +436,13 @@ def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] |
 def test_rewrites_change_nothing(rewrite):
     """By XLA, and few queries by what stands for cuDNN's kernel, which reads no padding."""
     found = 0
-    for case in CACHE if isinstance(rewrite, NearKeys) else CACHE[::4]:
+    for number, case in enumerate(CACHE if isinstance(rewrite, NearKeys) else CACHE[::4]):
+        is_heads_first = number % 3 == 1 and case.page.bit_count() < 2  # others are not cut
+        case = replace(
+            case,
+            heads_first="kv" if is_heads_first else "",
+            one_pool=case.page > 0 and number % 2 == 1,
+        )
         if case.transform in ("vmap", "scan") or case.s > 1024 or case.score_shift:
             continue
         computes = [by_xla]
@@ -508,7 +515,7 @@ def test_the_spec_counts_keys_by_pages():
     case = next(x for x in CACHE if x.page == 16)
     options = case.forward_options()
     operands = {name: jnp.asarray(x) for name, x in case.operands().items()}
-    spec = spec_of(paged_options(options), in_pages(case, operands))
+    spec = spec_of(paged_options(case, options), in_pages(case, operands))
     assert isinstance(spec, AttentionSpec) and spec.is_paged and not spec.is_empty
     assert (spec.seq_len_kv, spec.page_size) == (case.s, 16)
     assert (spec.num_kv_heads, spec.head_dim_v) == (case.k, case.v)

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from attn_dispatch import settings
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call
 from attn_dispatch.call.foreign_names import check_names, hints_at_foreign_names
+from attn_dispatch.call.layouts import QkvLayout
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
@@ -58,6 +59,7 @@ def dot_product_attention(
     score_mod_args: Sequence[Any] = (),
     mask_mod: MaskMod | None = None,
     mask_mod_args: Sequence[Any] = (),
+    qkv_layout: QkvLayout = "BTNH",
     implementation: str | Sequence[str] | None = None,
     return_residual: bool = False,
     return_lse: bool = False,
@@ -134,6 +136,9 @@ def dot_product_attention(
       mask_mod: a function of scalars, (b, n, t, s, *mask_mod_args) -> bool, True = attend, as far
         as causality and the other masks allow.
       mask_mod_args: what mask_mod is given besides.
+      qkv_layout: "BNTH" for query [B, N, T, H], key [B, K, S, H] and value [B, K, S, V]: the output
+        is [B, N, T, V] then, and lse, the residual and the maxima are [B, N, T]. It says how arrays
+        lie in memory: cuDNN reads and writes them in that order, gradients too.
       implementation: None takes the best available for the platform, then XLA, and says so where
         that means leaving the vendor's kernel (see `fallback`). A name ("cudnn", "aiter", "xla") or
         a list of names in order of preference takes exactly that, or raises with every reason.
@@ -182,6 +187,7 @@ def dot_product_attention(
             score_mod_args=score_mod_args,
             mask_mod=mask_mod,
             mask_mod_args=mask_mod_args,
+            qkv_layout=qkv_layout,
             implementation=implementation,
             return_residual=return_residual,
             return_lse=return_lse,

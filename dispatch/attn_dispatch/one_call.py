@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.arguments import Call, normalise
+from attn_dispatch.call.layouts import rows_first
 from attn_dispatch.core import select, told
 from attn_dispatch.core.primitive import attention
 from attn_dispatch.semantics.array_scale import with_number_as_scale
@@ -21,7 +22,7 @@ MaskMod = Callable[..., Any]
 
 def normal_form(**arguments: Any) -> Call:
     """A call checked; its arguments are those of `normalise`, all but what is known here."""
-    arguments = with_number_as_scale(arguments)
+    arguments = with_number_as_scale(rows_first(arguments))
     return normalise(**arguments, known_implementations=select.names())
 
 
@@ -29,10 +30,11 @@ def run(call: Call, *, return_residual: bool, return_lse: bool, return_max_logit
     """What the public call returns."""
     told.called_here(call.options)
     out, *rows = attention(call.options, call.operands)
-    results = [out]
+    is_swapped = call.options.heads_first_q
+    results = [jnp.swapaxes(out, -3, -2) if is_swapped else out]
     if rows:
         # Inside lse and the maxima are [B, N, T]; outside they have the layout of query.
-        lse, *row_max = (jnp.swapaxes(x, -1, -2) for x in rows)
+        lse, *row_max = rows if is_swapped else (jnp.swapaxes(x, -1, -2) for x in rows)
         if return_residual:
             results.append(jax.lax.stop_gradient(lse).astype(out.dtype))
         if return_lse:

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from attn_dispatch.call.arguments import Call
 from attn_dispatch.call.foreign_names import hints_at_foreign_names
+from attn_dispatch.call.layouts import KvLayout, pages_apart
 from attn_dispatch.call.paged_arguments import check_ragged, cut_table
 from attn_dispatch.call.static_arguments import Window
 from attn_dispatch.one_call import ScoreMod, normal_form, run
@@ -20,7 +21,7 @@ from attn_dispatch.semantics.ragged_queries import RaggedQueries
 def paged_attention(
     query: ArrayLike,
     key_pages: ArrayLike,
-    value_pages: ArrayLike,
+    value_pages: ArrayLike | None,
     page_table: ArrayLike,
     key_value_seq_lengths: ArrayLike,
     *,
@@ -36,6 +37,7 @@ def paged_attention(
     sinks: ArrayLike | None = None,
     score_mod: ScoreMod | None = None,
     score_mod_args: Sequence[Any] = (),
+    kv_layout: KvLayout = "NHD",
     implementation: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Any:
@@ -57,7 +59,8 @@ def paged_attention(
       query: [B, T, N, H], or with cu_seqlens_q [tokens, N, H]; float16, bfloat16, float32, or
         float64 under x64.
       key_pages: [P, page, K, H], query's dtype.
-      value_pages: [P, page, K, V], query's dtype. Sequences may share pages.
+      value_pages: [P, page, K, V], query's dtype. Sequences may share pages. None: key_pages is a
+        pool [P, 2, page, K, H] of both, keys first.
       page_table: [B, M] integers, from 0 to P - 1 as far as the lengths and the window reach.
       key_value_seq_lengths: [B] integers from 0 to M · page: the keys of each sequence.
       query_seq_lengths: [B] integers from 0 to T; queries at or past the length are padding.
@@ -77,6 +80,8 @@ def paged_attention(
       sinks: [N] or [B, N] floating.
       score_mod: (score, b, n, t, s, *score_mod_args) -> score.
       score_mod_args: what score_mod is given besides.
+      kv_layout: "HND" for pages with heads before their keys: [P, K, page, ·], a pool of both
+        [P, 2, K, page, H]. cuDNN reads them as they lie.
       implementation: None, a name, or a list of names.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
         [B, T, N], with cu_seqlens_q [tokens, N]; float32 (float64 for float64 inputs).
@@ -108,6 +113,7 @@ def paged_attention(
         sinks=sinks,
         score_mod=score_mod,
         score_mod_args=score_mod_args,
+        kv_layout=kv_layout,
         implementation=implementation,
         return_lse=return_lse,
     )
@@ -132,6 +138,7 @@ def normalise_paged(
     for name in ("page_table", "key_value_seq_lengths"):
         if arguments[name] is None:
             raise ValueError(f"{name}: expected an array of integers, got None")
+    arguments = pages_apart(arguments)
     if max_seqlen_kv is not None:
         table = cut_table(arguments["page_table"], arguments["key_pages"], max_seqlen_kv)
         arguments["page_table"] = table

@@ -77,7 +77,8 @@ def _split_kv_struct(call: AiterCall, num_splits: int):
         _set(common, name, dim, rows * dim, heads * rows * dim)
     for name, dim in zip("kv", dims, strict=True):
         row = call.num_kv_heads * dim
-        _set(common, name, row, dim, block * row)
+        strides = (dim, block * dim) if call.heads_first_kv else (row, dim)
+        _set(common, name, *strides, block * row)
     full.logits_soft_cap = call.logits_soft_cap
     full.out, full.lse = POINTER, POINTER if call.needs_lse else None
     full.lse_acc = full.out_acc = POINTER

@@ -289,5 +289,7 @@ def _attributes(
         "deterministic": call.deterministic,
         "has_dbias": call.has_dbias,
         "is_paged": call.page_size > 0,
+        "heads_first_kv": call.heads_first_kv,
+        "value_page": np.int64(call.value_page),
         "num_splits": np.int64(kernel.num_splits),
     }

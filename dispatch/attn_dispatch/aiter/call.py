@@ -67,6 +67,10 @@ class AiterCall:
     page_size: int = 0
     """Of split-KV: keys in a page, 0 where they are not in pages."""
     num_pages: int = 0
+    """Those of which each has keys, and its values `value_page` further on."""
+    value_page: int = 0
+    heads_first_kv: bool = False
+    """Of split-KV: heads of keys and values come before their keys, in a page or a batch row."""
 
     @property
     def is_causal(self) -> bool:
@@ -156,8 +160,14 @@ def _split_call(spec: AttentionSpec) -> AiterCall:
         needs_lse=spec.options.needs_lse,
         is_split=True,
         page_size=spec.page_size if spec.is_paged else 0,
-        num_pages=math.prod(spec.shape("key_pages")[:2]) if spec.is_paged else 0,
+        num_pages=_pages(spec) if spec.is_paged else 0,
+        value_page=spec.options.value_page,
+        heads_first_kv=spec.options.heads_first_kv,
     )
+
+
+def _pages(spec: AttentionSpec) -> int:
+    return math.prod(spec.shape("key_pages")[:2]) - spec.options.value_page
 
 
 def _split_mask(spec: AttentionSpec) -> tuple[Mask, int, int]:

@@ -27,7 +27,7 @@ def split_inputs(spec: AttentionSpec, call: AiterCall, operands: Mapping[str, ja
     query = scaled_query(spec, pad_last(operands["query"], call.head_dim))
     if (shift := _shift(spec, call, operands)) is not None:
         query = _moved(query, -shift, 1)
-    key, value = (_keys(spec, operands, x) for x in ("key", "value"))
+    key, value = (_keys(spec, call, operands, x) for x in ("key", "value"))
     arrays = {
         "q": _heads_first(spec, query),
         "k": pad_last(key, call.head_dim),
@@ -55,8 +55,12 @@ def out_of_split(
     return out, None if lse is None else jnp.swapaxes(lse, 1, 2)
 
 
-def _keys(spec: AttentionSpec, operands: Mapping[str, jax.Array], name: str) -> jax.Array:
-    return flat_pages(operands[f"{name}_pages"]) if spec.is_paged else operands[name]
+def _keys(
+    spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array], name: str
+) -> jax.Array:
+    x = flat_pages(operands[f"{name}_pages"]) if spec.is_paged else operands[name]
+    # Where the caller had them with heads first, XLA drops this and what it undoes.
+    return jnp.swapaxes(x, 1, 2) if call.heads_first_kv else x
 
 
 def _heads_first(spec: AttentionSpec, x: jax.Array) -> jax.Array:

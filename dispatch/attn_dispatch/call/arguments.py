@@ -13,6 +13,7 @@ import numpy as np
 from attn_dispatch.call.conventions import warn_of_conventions
 from attn_dispatch.call.dense_masks import warn_of_dense_mask
 from attn_dispatch.call.masks_as_windows import with_window
+from attn_dispatch.call.paged_arguments import first_of_both
 from attn_dispatch.call.shapes import PAGED, CallShape, check_paged, check_qkv, swapped
 from attn_dispatch.call.spec import AttentionOptions, CausalAlignment, mod_operands
 from attn_dispatch.call.static_arguments import (
@@ -78,12 +79,16 @@ def normalise(
     max_segment_len: int | None = None,
     max_seq_lens: tuple[int, int] | None = None,
     needs_keep: bool = False,
+    heads_first_q: bool = False,
+    heads_first_kv: bool = False,
+    value_page: int = 0,
     **arrays: Any,
 ) -> Call:
     """Check a call and bring it to normal form; spec.py has the shapes.
 
-    Args: those of the public calls, those of ARRAY_ARGUMENTS in `arrays`; max_seq_lens and
-      needs_keep as in `AttentionOptions`; known_implementations: what there is to choose from.
+    Args: those of the public calls, those of ARRAY_ARGUMENTS in `arrays`; max_seq_lens and what
+      comes after it as in `AttentionOptions`, the arrays brought to its order (layouts.py);
+      known_implementations: what there is to choose from.
 
     Raises:
       ValueError: with expected and got, for whatever does not fit together.
@@ -93,8 +98,11 @@ def normalise(
     for name in needed:
         if name not in given:
             raise ValueError(f"{name}: expected an array, got None")
-    check = check_paged if "page_table" in given else check_qkv
-    shape = check(*(given[name] for name in needed))
+    checked = [given[name] for name in needed]
+    if "page_table" in given:
+        shape = check_paged(*checked)
+    else:
+        shape = check_qkv(*checked, heads_first=heads_first_q)
     _complete_segment_ids(given, shape)
     if max_segments is not None:
         max_segments = _check_max_segments(max_segments, "query_segment_ids" in given)
@@ -117,6 +125,8 @@ def normalise(
             operands[name] = shape.shared(x)
         elif name == "page_table":
             operands[name] = as_int32(x)
+            if value_page:
+                operands[name] = first_of_both(operands[name], given["key_pages"].shape[0])
         elif name in ("alibi_slopes", "sinks"):
             operands[name] = _per_head(name, x, shape)
     if sides is not None:
@@ -127,7 +137,7 @@ def normalise(
     if "page_table" in given:
         pages, page_size = given["key_pages"].shape[:2]
         least_left = window[0] if sides is None else 0
-        check_pages(arrays, pages, page_size, shape.seq_len_q, least_left)
+        check_pages(arrays, pages // (1 + value_page), page_size, shape.seq_len_q, least_left)
     dropout_rate = check_dropout(dropout_rate, "dropout_key" in given)
     dropout_impl = None
     if "dropout_key" in given and dropout_rate > 0:
@@ -154,6 +164,9 @@ def normalise(
         deterministic_backward=check_bool("deterministic_backward", deterministic_backward),
         score_mod=programs.get("score_mod"),
         mask_mod=programs.get("mask_mod"),
+        heads_first_q=heads_first_q,
+        heads_first_kv=heads_first_kv,
+        value_page=value_page,
         implementation=check_implementation(implementation, known_implementations),
         needs_lse=check_bool("return_residual", return_residual)
         | check_bool("return_lse", return_lse)

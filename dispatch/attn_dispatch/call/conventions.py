@@ -40,10 +40,7 @@ def warn_of_conventions(
             "where it is not full"
         )
     if kv_heads > max(keys, _MANY_HEADS):
-        say(
-            f"key has {keys} keys of {kv_heads} heads: arrays are [batch, length, heads, dim]; of "
-            "[batch, heads, length, dim] pass jnp.swapaxes(x, -3, -2)"
-        )
+        say(f"key has {keys} keys of {kv_heads} heads: {shape.axes}")
     for name in ("mask", "bias"):
         if name in given and leading[-1:] == (queries,) and queries > 1:
             if given[name].shape == (queries, keys):

@@ -14,6 +14,7 @@ _HAS: dict[str, Callable[[AttentionSpec], bool]] = {
     "causality and windows": lambda spec: spec.band != (None, None),
     "local_window_size as an array": lambda spec: spec.has("window"),
     "key and value in pages": lambda spec: spec.is_paged,
+    "key and value in one pool of pages": lambda spec: spec.options.value_page > 0,
     "lengths": lambda spec: spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths"),
     "segment ids": lambda spec: spec.has("query_segment_ids"),
     "cu_seqlens": lambda spec: spec.has("cu_seqlens_q"),

@@ -14,8 +14,7 @@ R = TypeVar("R")
 _WITHOUT = "has no counterpart"
 _RAGGED = "ragged_dot_product_attention takes cu_seqlens_q and cu_seqlens_kv"
 _BY_SHAPE = "is read from the shapes: query heads are a multiple of key's"
-_AXES = "arrays are [batch, length, heads, dim]; of [batch, heads, length, dim] pass "
-_AXES += "jnp.swapaxes(x, -3, -2)"
+_AXES = 'is qkv_layout, "BTNH" or "BNTH", and of pages kv_layout, "NHD" or "HND"'
 _LENGTHS = "is key_value_seq_lengths: the numbers of keys [batch]"
 
 NAMES = {
@@ -107,7 +106,9 @@ NAMES = {
     "num_kv_heads": _BY_SHAPE,
     "num_key_value_heads": _BY_SHAPE,
     "layout": _AXES,
-    "qkv_layout": _AXES,
+    "qkv_format": _AXES,
+    "input_layout": _AXES,
+    "page_layout": _AXES,
     "flash_attention": 'is implementation: "cudnn", "aiter", "xla"',
     "backend": 'is implementation: "cudnn", "aiter", "xla"',
     "module": f"{_WITHOUT}; attn_dispatch.integrations.flax has an attention_fn",

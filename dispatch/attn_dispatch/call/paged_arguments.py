@@ -39,6 +39,14 @@ def check_ragged(
     return as_int32(cu_seqlens), longest
 
 
+def first_of_both(page_table: jax.Array, pages: int) -> jax.Array:
+    """The table of a pool in which each page of keys is followed by that of its values.
+
+    What is not there stays outside, without running over.
+    """
+    return 2 * jnp.clip(page_table, -1, pages // 2)
+
+
 def cut_table(page_table: ArrayLike, key_pages: ArrayLike, max_seqlen_kv: int) -> ArrayLike:
     """The columns of a page table that so many keys need.
 

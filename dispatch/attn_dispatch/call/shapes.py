@@ -20,13 +20,23 @@ class CallShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    heads_first: bool = False
+    """Whether the caller's arrays are [..., heads, length, dim]."""
+
+    @property
+    def axes(self) -> str:
+        """Of the caller's arrays, and what to do if they are others."""
+        return _AXES[self.heads_first] + "; " + _OTHERS[self.heads_first]
 
     def shared(self, x: jax.Array) -> jax.Array:
         """x with leading dims of 1."""
         return x.reshape((1,) * len(self.leading) + x.shape)
 
 
-def check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> CallShape:
+def check_qkv(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, heads_first: bool = False
+) -> CallShape:
+    """Of arrays [..., length, heads, dim]; `heads_first` as in `CallShape`."""
     arrays = {"query": query, "key": key, "value": value}
     for name, x in arrays.items():
         if x.ndim < 3:
@@ -47,8 +57,9 @@ def check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> CallShape:
             f"value: expected key's batch dims, length and heads {[*leading, s, k]}, "
             f"got {list(value.shape[:-1])}"
         )
-    _check_heads(n, "key", k, _SWAPPED if t == s and n != k else "")
-    return CallShape(tuple(leading), t, s, n, k, h)
+    hint = _look_swapped(heads_first) if t == s and n != k else ""
+    _check_heads(n, "key", k, _AXES[heads_first], hint)
+    return CallShape(tuple(leading), t, s, n, k, h, heads_first)
 
 
 def check_paged(
@@ -71,7 +82,8 @@ def check_paged(
             f"value_pages: expected key_pages' number of pages, page size and heads {[p, page, k]}"
             f", got {list(value_pages.shape[:-1])}"
         )
-    _check_heads(n, "key_pages", k)
+    axes = 'pages are [P, page, K, H], with the heads after the keys, or kv_layout="HND"'
+    _check_heads(n, "key_pages", k, axes)
     if not jnp.issubdtype(page_table.dtype, jnp.integer):
         raise ValueError(f"page_table: expected integers, got {page_table.dtype.name}")
     if page_table.ndim != 2 or page_table.shape[0] != b:
@@ -96,19 +108,23 @@ def swapped(shape: CallShape, scores: tuple[int, ...]) -> str:
     full = (*shape.leading, shape.seq_len_q, shape.num_heads, shape.num_kv_heads)
     pairs = list(zip(scores[::-1], full[::-1], strict=False))
     fits = len(scores) <= len(full) and all(x in (1, y) for x, y in pairs)
-    return _SWAPPED if fits and sum(x != 1 for x in scores) > 1 else ""
+    return _look_swapped(shape.heads_first) if fits and sum(x != 1 for x in scores) > 1 else ""
 
 
-_SWAPPED = (
-    "; these look like [batch, heads, length, dim]: of such arrays pass jnp.swapaxes(x, -3, -2)"
+_AXES = ("arrays are [batch, length, heads, dim]", "arrays are [batch, heads, length, dim]")
+_OTHERS = (
+    'of [batch, heads, length, dim] say qkv_layout="BNTH"',
+    "of [batch, length, heads, dim] leave out qkv_layout",
 )
+"""Without and with heads first."""
 
 
-def _check_heads(query_heads: int, keys: str, kv_heads: int, hint: str = "") -> None:
+def _look_swapped(heads_first: bool) -> str:
+    return f"; these look swapped: {_OTHERS[heads_first]}"
+
+
+def _check_heads(query_heads: int, keys: str, kv_heads: int, axes: str, hint: str = "") -> None:
     if (query_heads % kv_heads if kv_heads else query_heads) != 0:
-        axes = "arrays are [batch, length, heads, dim]"
-        if keys == "key_pages":
-            axes = "pages are [P, page, K, H], with the heads after the keys"
         raise ValueError(
             f"query: expected the number of heads to be a multiple of {keys}'s {kv_heads}, got "
             f"{query_heads} ({axes}){hint}"

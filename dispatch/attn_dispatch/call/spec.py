@@ -36,8 +36,8 @@ keep                   [B, N, T, S]               bool
 
 A paged call has key_pages, value_pages and page_table in the place of key and value, and S is
 M · page: key s of batch row b is key s % page of page page_table[b, s // page], of the pages of
-pool b // (B / C). It has key_value_seq_lengths, and no gradients; entries of the table past a
-length mean nothing.
+pool b // (B / C); its value is in page page_table[b, s // page] + value_page. It has
+key_value_seq_lengths, and no gradients; entries of the table past a length mean nothing.
 
 The last rows above belong to the backward pass alone: `lse_grad` only where lse was returned, and
 `keep` in the place of dropout_key and dropout_start where XLA goes back under another's mask.
@@ -107,8 +107,15 @@ class AttentionOptions:
     """Applied to scores after the soft cap, before bias, ALiBi and masks."""
     mask_mod: Program | None = None
     """True where the pair may attend, the other masks allowing."""
+    heads_first_q: bool = False
+    """In which order query, out and their gradients lie in memory, which no shape here says: as
+    [B, N, T, ·]. Kernels that know the order read and write it; to others XLA hands copies."""
+    heads_first_kv: bool = False
+    """Likewise key, value and their gradients, as [B, K, S, ·], or pages, as [P, K, page, ·]."""
     implementation: tuple[str, ...] = ()
     """The caller's preference list; empty means the best available for the platform."""
+    value_page: int = 0
+    """Of a paged call: values lie in the page of value_pages so many after that of their keys."""
     whole_pages: bool = False
     """Of a paged call: lengths are those of whole pages, and past a length a row's table names
     pages of its own, which kernels may read. Only in what a rewrite asks an implementation."""
@@ -442,6 +449,9 @@ class AttentionSpec:
             features.append(f"dropout_rate={o.dropout_rate:g}")
         if o.deterministic_backward:
             features.append("deterministic_backward")
+        orders = {"queries": o.heads_first_q, "keys": o.heads_first_kv}
+        if any(orders.values()):
+            features.append(f"heads first in {' and '.join(x for x, y in orders.items() if y)}")
         features += [f"{name} {program}" for name, program in o.mods.items()]
         if o.needs_max:
             features.append("row maximum")
@@ -449,6 +459,8 @@ class AttentionSpec:
             features.append("dropout keep mask")
         if o.derivative:
             features.append(o.derivative)
+        if o.value_page:
+            features.append("keys and values in one pool")
         if o.gradients:
             features.append(f"gradients of {'/'.join(o.gradients)}")
         return features

@@ -129,7 +129,7 @@ def _forward(case: Case, options: AttentionOptions) -> Call:
     def call(arrays: Arrays) -> Arrays:
         asked = options
         if case.page:
-            asked, arrays = paged_options(options), in_pages(case, arrays)
+            asked, arrays = paged_options(case, options), in_pages(case, arrays)
         results = attention(asked, tuple(arrays[name] for name in asked.operands))
         return dict(zip(names, results, strict=True))
 

@@ -103,6 +103,10 @@ class Case:
     """Keys in a page, of which s is a multiple; 0: key and value are not in pages."""
     shared_pages: int = 0
     """Pages from the first on that all batch rows have in common."""
+    heads_first: str = ""
+    """The sides, "q" and "kv", whose arrays or pages lie in memory with heads first: "q kv"."""
+    one_pool: bool = False
+    """Keys and values lie in one pool of pages, those of a page one after the other."""
     rewrite: str = ""
     """The name of a rewrite (core/rewrites) to begin with, though nothing asks for one."""
 
@@ -346,6 +350,8 @@ class Case:
             dropout_impl=self.dropout_impl if self.dropout else None,
             score_mod=programs.get("score_mod"),
             mask_mod=programs.get("mask_mod"),
+            heads_first_q="q" in self.heads_first.split(),
+            heads_first_kv="kv" in self.heads_first.split(),
             implementation=implementation,
             needs_lse=needs_lse,
             needs_max=self.needs_max and needs_lse,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from attn_dispatch.conformance import (
@@ -13,6 +14,7 @@ from attn_dispatch.conformance import (
     scored_cases,
 )
 from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.layout_cases import reordered
 from attn_dispatch.conformance.sizes import BOTTOM_RIGHT as _BOTTOM_RIGHT
 from attn_dispatch.conformance.sizes import CAUSAL as _CAUSAL
 from attn_dispatch.conformance.sizes import case
@@ -71,28 +73,33 @@ KERNEL_CASES: tuple[Case, ...] = (
 )
 
 
+_TABLES = (
+    KERNEL_CASES,
+    masked_cases.PLAIN,
+    masked_cases.WINDOWS,
+    masked_cases.LENGTHS,
+    masked_cases.MASKS,
+    masked_cases.PACKED,
+    masked_cases.RAGGED,
+    scored_cases.BIASES,
+    scored_cases.ALIBI,
+    scored_cases.SOFT_CAPS,
+    scored_cases.SINKS,
+    scored_cases.EXTREMES,
+    further_cases.DROPOUT,
+    further_cases.LSE_GRADIENTS,
+    further_cases.ROW_MAXIMA,
+    further_cases.DETERMINISTIC,
+    further_cases.ONE_QUERY_CASES,
+    further_cases.INFERENCE,
+    further_cases.TRANSFORMS,
+    further_cases.COMBINATIONS,
+    cache_cases.CACHE,
+)
+
 CASES: tuple[Case, ...] = (
-    *KERNEL_CASES,
-    *masked_cases.PLAIN,
-    *masked_cases.WINDOWS,
-    *masked_cases.LENGTHS,
-    *masked_cases.MASKS,
-    *masked_cases.PACKED,
-    *masked_cases.RAGGED,
-    *scored_cases.BIASES,
-    *scored_cases.ALIBI,
-    *scored_cases.SOFT_CAPS,
-    *scored_cases.SINKS,
-    *scored_cases.EXTREMES,
-    *further_cases.DROPOUT,
-    *further_cases.LSE_GRADIENTS,
-    *further_cases.ROW_MAXIMA,
-    *further_cases.DETERMINISTIC,
-    *further_cases.ONE_QUERY_CASES,
-    *further_cases.INFERENCE,
-    *further_cases.TRANSFORMS,
-    *further_cases.COMBINATIONS,
-    *cache_cases.CACHE,
+    *chain.from_iterable(_TABLES),
+    *reordered(_TABLES),
     *found_cases.FOUND,
 )
 """Everything, in float16 and bfloat16, at sizes that kernels are made for."""

@@ -64,7 +64,7 @@ def _calls(case: Case) -> Iterator[AttentionSpec]:
     avals = case.avals()
     if case.page:
         avals = jax.eval_shape(partial(in_pages, case), avals)
-        forward = paged_options(forward)
+        forward = paged_options(case, forward)
     spec = spec_of(forward, avals)
     yield spec
     if case.gradients:

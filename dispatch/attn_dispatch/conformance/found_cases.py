@@ -231,6 +231,10 @@ FOUND: tuple[Case, ...] = (
     _found("narrow_bias_exact", bias="1nts", rounded_bias=True, rewrite=NarrowBias().name),
     # The gradient of a bias that the packed call does not have.
     _found("padded_slopes", alibi=1, dropout=0.5, rewrite=PackedAsPadded().name, **_PACKED),
+    # cudnn-frontend gives packed gradients with heads first too little room: kernels wrote past it.
+    _found("heads_first_packed", heads_first="q kv", **_PACKED),
+    _found("heads_first_ragged", heads_first="q", h=128, **_ragged(64, 192), **CAUSAL),
+    _found("heads_first_lengths", heads_first="kv", k=1, **_LENGTHS),
     # XLA adds up in any order what is read at one place for several sequences.
     _found(
         "sum_deterministic",

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attn_dispatch.call.paged_arguments import first_of_both
 from attn_dispatch.call.spec import AttentionOptions
 from attn_dispatch.conformance.case import Case
 
@@ -20,10 +21,10 @@ _NO_PAGES = (-7, 2**30)
 """What stands in the table past a length, in turn."""
 
 
-def paged_options(options: AttentionOptions) -> AttentionOptions:
+def paged_options(case: Case, options: AttentionOptions) -> AttentionOptions:
     """The options of the call, key and value in pages."""
     names = tuple(f"{x}_pages" if x in ("key", "value") else x for x in options.operands)
-    return replace(options, operands=(*names, "page_table"))
+    return replace(options, operands=(*names, "page_table"), value_page=int(case.one_pool))
 
 
 def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -51,4 +52,12 @@ def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array
     is_read = jnp.arange(pages)[None] * case.page < ends
     strange = np.resize(np.array(_NO_PAGES, np.int32), (rows, pages))
     found["page_table"] = jnp.where(is_read, jnp.asarray(table, jnp.int32), strange)
-    return found
+    return _in_one_pool(found) if case.one_pool else found
+
+
+def _in_one_pool(found: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """With each page of keys before that of its values."""
+    both = jnp.stack([found["key_pages"], found["value_pages"]], axis=2)
+    pool = both.reshape(1, -1, *both.shape[3:])
+    table = first_of_both(found["page_table"], pool.shape[1])
+    return found | {"key_pages": pool, "value_pages": pool, "page_table": table}

@@ -102,8 +102,8 @@ def forward_results(
 ) -> tuple[jax.Array, ...]:
     """What `spec.result_names` says, from the results of the custom call."""
     live = Live.of(spec, operands).queries
-    found = {"out": _from_rows(spec, results["out"], dead_rows(spec))[..., : spec.head_dim_v]}
-    found["out"] = _where_live(call, live, found["out"])
+    out = _from_memory(spec, results["out"], call.head_rows_q, dead_rows(spec))
+    found = {"out": _where_live(call, live, out[..., : spec.head_dim_v])}
     statistics = {name: results[name] for name in ("lse", "row_max") if name in results}
     if call.needs_max:
         statistics["lse"] = results["row_max"] + jnp.log(results["row_sum"])
@@ -126,11 +126,12 @@ def backward_results(
 ) -> tuple[jax.Array, ...]:
     """The gradients wanted, from the results of the custom call."""
     dead, live = dead_rows(spec), Live.of(spec, operands).queries
-    query = _from_rows(spec, results["dq"], dead)[..., : spec.head_dim]
+    query = _from_memory(spec, results["dq"], call.head_rows_q, dead)[..., : spec.head_dim]
+    key, value = (_from_memory(spec, results[x], call.head_rows_kv) for x in ("dk", "dv"))
     found = {
         "query": scaled_query(spec, _where_live(call, live, query)),
-        "key": _from_rows(spec, results["dk"], 0)[..., : spec.head_dim],
-        "value": _from_rows(spec, results["dv"], 0)[..., : spec.head_dim_v],
+        "key": key[..., : spec.head_dim],
+        "value": value[..., : spec.head_dim_v],
     }
     if call.needs_dbias:
         dbias = _all_rows(spec, results["dbias"], value=0)
@@ -157,10 +158,17 @@ def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[j
     wrong = wrong_queries(spec, operands)
     if wrong is not None and not spec.is_backward:
         flags = jnp.where(wrong, jnp.uint8(_WRONG), flags)
+    flags = _of_each_head(flags, call.num_heads if call.head_rows_q else 1)
     if not spec.is_backward:
-        return [flags.reshape(-1)]
+        return [flags]
     assert live.keys is not None
-    return [flags.reshape(-1), live.keys.reshape(-1).astype(jnp.uint8)]
+    of_keys = live.keys.astype(jnp.uint8)
+    return [flags, _of_each_head(of_keys, call.num_kv_heads if call.head_rows_kv else 1)]
+
+
+def _of_each_head(flags: jax.Array, heads: int) -> jax.Array:
+    """[B, L] as [B · heads · L]."""
+    return jnp.repeat(flags, heads, axis=0).reshape(-1)
 
 
 def _clears_all(call: CudnnCall, live: jax.Array | None) -> bool:
@@ -198,14 +206,21 @@ def _query_key_value(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> 
 
 
 def _queries(spec: AttentionSpec, call: CudnnCall, x: jax.Array, dim: int) -> jax.Array:
-    x = pad_last(x[:, dead_rows(spec) :], dim)
-    return _to_rows(x) if call.is_packed else x
+    return _in_memory(call, pad_last(x[:, dead_rows(spec) :], dim), call.head_rows_q)
 
 
 def _keys(call: CudnnCall, x: jax.Array, dim: int) -> jax.Array:
     x = pad_last(x, dim)
-    if call.page_size:
-        return flat_pages(x)
+    return _in_memory(call, flat_pages(x) if call.page_size else x, call.head_rows_kv)
+
+
+def _in_memory(call: CudnnCall, x: jax.Array, head_rows: int) -> jax.Array:
+    """[B, L, heads, dim] with its axes in the order in which they lie in memory.
+
+    Where the caller had arrays in that order, this undoes what made [B, L, heads, dim] of them.
+    """
+    if head_rows:
+        return jnp.swapaxes(x, 1, 2)
     return _to_rows(x) if call.is_packed else x
 
 
@@ -214,8 +229,10 @@ def _to_rows(x: jax.Array) -> jax.Array:
     return x.reshape(-1, *x.shape[2:])
 
 
-def _from_rows(spec: AttentionSpec, x: jax.Array, dead: int) -> jax.Array:
-    """[B, L, heads, dim], also of packed rows, with the rows that were cut off as 0."""
+def _from_memory(spec: AttentionSpec, x: jax.Array, head_rows: int, dead: int = 0) -> jax.Array:
+    """A result as [B, L, heads, dim], with the rows that were cut off as 0."""
+    if head_rows:
+        x = jnp.swapaxes(x, 1, 2)
     return prepend(x.reshape(spec.batch, -1, *x.shape[-2:]), dead, axis=1, value=0)
 
 
@@ -226,11 +243,14 @@ def _all_rows(spec: AttentionSpec, x: jax.Array, *, value: float) -> jax.Array:
 
 
 def _rows(call: CudnnCall, side: str, dim: int) -> jax.ShapeDtypeStruct:
-    rows, length, heads = (
-        (call.packed_rows_q, call.seq_len_q, call.num_heads)
+    rows, length, heads, head_rows = (
+        (call.packed_rows_q, call.seq_len_q, call.num_heads, call.head_rows_q)
         if side == "query"
-        else (call.packed_rows_kv, call.seq_len_kv, call.num_kv_heads)
+        else (call.packed_rows_kv, call.seq_len_kv, call.num_kv_heads, call.head_rows_kv)
     )
+    if head_rows:
+        batch = rows // head_rows if call.is_packed else call.batch
+        return jax.ShapeDtypeStruct((batch, heads, head_rows, dim), call.dtype)
     leading = (rows,) if call.is_packed else (call.batch, length)
     return jax.ShapeDtypeStruct((*leading, heads, dim), call.dtype)
 
@@ -247,6 +267,8 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax
         arrays += _lengths_and_offsets(spec, call, operands)
     if call.page_size:
         arrays.append(flat_table(spec, operands))
+    if call.has_value_table:
+        arrays.append(arrays[-1] + spec.options.value_page)
     if call.bias_dtype:
         arrays.append(_score_bias(spec, call, operands))
     if has_nodes(spec):
@@ -317,15 +339,25 @@ def _lengths_and_offsets(spec: AttentionSpec, call: CudnnCall, operands: Arrays)
         return [lengths_q[:, 0], ranges.lengths_kv[:, 0]]
     first_q = flat_starts(ranges.starts_q, spec.seq_len_q - dead_rows(spec))
     first_kv = flat_starts(ranges.starts_kv, spec.seq_len_kv)
+    in_queries = _row_offsets(first_q, call.num_heads, call.head_rows_q)
+    in_keys = _row_offsets(first_kv, call.num_kv_heads, call.head_rows_kv)
     return [
         lengths_q.reshape(-1),
         ranges.lengths_kv.reshape(-1),
-        first_q * (call.num_heads * call.head_dim),
-        first_kv * (call.num_kv_heads * call.head_dim),
-        first_kv * (call.num_kv_heads * call.head_dim_v),
-        first_q * (call.num_heads * call.head_dim_v),
+        in_queries * call.head_dim,
+        in_keys * call.head_dim,
+        in_keys * call.head_dim_v,
+        in_queries * call.head_dim_v,
         *([first_q * call.num_heads] if call.has_statistics else []),
     ]
+
+
+def _row_offsets(first: jax.Array, heads: int, head_rows: int) -> jax.Array:
+    """Where rows begin in an array, counted in heads of a row: of the first head, if those are
+    first."""
+    if not head_rows:
+        return first * heads
+    return first // head_rows * (head_rows * heads) + first % head_rows
 
 
 def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> jax.Array:

@@ -51,8 +51,15 @@ class CudnnCall:
     has_lengths: bool
     packed_rows_q: int
     packed_rows_kv: int
+    head_rows_q: int
+    """Rows of a head that follow one another: of an array, or packed of a batch row. 0: the heads
+    of a row do."""
+    head_rows_kv: int
+    """Likewise of keys; in pages those of a page."""
     page_size: int
     num_pages: int
+    has_value_table: bool
+    """Whether values have a page table of their own."""
     bends_scores: bool
     moves_scores: bool
     score_nodes: str
@@ -310,6 +317,10 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     bias_batch, bias_heads, bias_rows = _bias_extents(spec, rows_q)
     batch = spec.batch * (most_sequences(spec) or 1)
     forward = not spec.is_backward
+    # cudnn-frontend sizes its float32 gradients of packed arrays by their strides, and takes the
+    # rows of all sequences for those of one head: where heads are first they are too small, and
+    # kernels write past them (wrong gradients and illegal instructions, H200, 9.19).
+    is_either = forward or not packed
     call = CudnnCall(
         backward=spec.is_backward,
         dtype=spec.dtype,
@@ -327,8 +338,11 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         has_lengths=packed or has_own_lengths(spec),
         packed_rows_q=spec.batch * rows_q if packed else 0,
         packed_rows_kv=spec.batch * spec.seq_len_kv if packed else 0,
+        head_rows_q=rows_q if o.heads_first_q and is_either else 0,
+        head_rows_kv=_key_rows(spec) if o.heads_first_kv and is_either else 0,
         page_size=spec.page_size if spec.is_paged else 0,
         num_pages=math.prod(spec.shape("key_pages")[:2]) if spec.is_paged else 0,
+        has_value_table=spec.options.value_page > 0,
         bends_scores=False,
         moves_scores=False,
         score_nodes="",
@@ -349,6 +363,11 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         clears_rows=has_own_lengths(spec),
     )
     return _with_nodes(spec, call) if has_nodes(spec) else call
+
+
+def _key_rows(spec: AttentionSpec) -> int:
+    """Of a batch row, or of a page."""
+    return spec.page_size if spec.is_paged else spec.seq_len_kv
 
 
 def _bias_dtype(spec: AttentionSpec) -> str:

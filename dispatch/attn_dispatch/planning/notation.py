@@ -17,6 +17,9 @@ _SHORT_DTYPES = {
 _ARRAY = re.compile(r"(\w+)\[(\d+(?:,\d+)*|)\]")
 _NAME = re.compile(r"(?:^|[\s;,])\s*([A-Za-z_]\w*)\s*=")
 
+_WORDS = ("causal_alignment", "implementation", "qkv_layout", "kv_layout")
+"""The arguments whose values are words."""
+
 EXPECTED = "expected arrays like 'q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]'"
 
 
@@ -85,7 +88,7 @@ def _value(name: str, text: str) -> Any:
         value = json.loads(text)
     except ValueError:
         if text.isidentifier():
-            return text if name in ("causal_alignment", "implementation") else _Same(text)
+            return text if name in _WORDS else _Same(text)
         raise ValueError(
             f"{name}: expected an array like bf16[2,4096,32,128], a number, true, false, null, a "
             f"[list] or a name, got {text!r}"

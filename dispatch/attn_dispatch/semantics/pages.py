@@ -24,7 +24,9 @@ def gathered_spec(spec: AttentionSpec) -> AttentionSpec:
     others = [x for x in spec.operands if x.name not in _IN_PAGES]
     operands = (others[0], key, value, *others[1:])
     names = tuple(x.name for x in operands)
-    options = replace(spec.options, operands=names, whole_pages=False)
+    options = replace(
+        spec.options, operands=names, whole_pages=False, value_page=0, heads_first_kv=False
+    )
     return AttentionSpec(options, operands)
 
 
@@ -39,7 +41,7 @@ def gathered(spec: AttentionSpec, operands: Arrays) -> dict[str, jax.Array]:
     lengths = operands["key_value_seq_lengths"]
     found["key_value_seq_lengths"] = jnp.where(lacks_pages(spec, operands), -1, lengths)
     for name in ("key", "value"):
-        rows = _at_pages(spec, operands[f"{name}_pages"], table)
+        rows = _at_pages(spec, operands, name, table)
         found[name] = rows.reshape(spec.batch, spec.seq_len_kv, *rows.shape[-2:])
     return found
 
@@ -58,7 +60,7 @@ def keys_at(
     number = jnp.clip(places // spec.page_size, 0, spec.shape("page_table")[1] - 1)
     page = jnp.take_along_axis(_table_to_gather(spec, operands), number, axis=1)
     inside = places % spec.page_size
-    key, value = (_at_pages(spec, operands[name], page, inside) for name in _IN_PAGES[:2])
+    key, value = (_at_pages(spec, operands, name, page, inside) for name in ("key", "value"))
     return key, value
 
 
@@ -125,8 +127,12 @@ def _table_to_gather(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     return jnp.where(_is_reached(spec, operands), table, math.prod(spec.shape("key_pages")[:2]))
 
 
-def _at_pages(spec: AttentionSpec, pages: jax.Array, *at: jax.Array) -> jax.Array:
-    """The pages [C, P, page, K, ·], or places in them, that a table to gather names; 0 for none."""
+def _at_pages(
+    spec: AttentionSpec, operands: Arrays, name: str, table: jax.Array, *inside: jax.Array
+) -> jax.Array:
+    """The pages of keys or values, or places in them, that a table to gather names; 0 for none."""
+    page = table + (spec.options.value_page if name == "value" else 0)
+    pages = flat_pages(operands[f"{name}_pages"]).at[(page, *inside)]
     if spec.band[0] is None and not spec.has("window"):
-        return flat_pages(pages).at[at].get(mode="clip")
-    return flat_pages(pages).at[at].get(mode="fill", fill_value=0)
+        return pages.get(mode="clip")
+    return pages.get(mode="fill", fill_value=0)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from attn_dispatch.call.static_arguments import check_positive_int
+from attn_dispatch.call.layouts import KvLayout
+from attn_dispatch.call.static_arguments import check_choice, check_positive_int
 from attn_dispatch.call.values import known_values
 from attn_dispatch.serving.tables import PageTables
+
+_KEYS_AXIS = {"NHD": -3, "HND": -2}
+"""Of pages: that of the keys in one."""
 
 
 def new_pages(
@@ -19,7 +23,8 @@ def new_pages(
 ) -> jax.Array:
     """Pages [P, page, K, H] of zeros, for the keys or the values of a layer.
 
-    On a mesh shard K, as the kv heads of the model are: `PartitionSpec(None, None, "model")`.
+    On a mesh shard K, as the kv heads of the model are: `PartitionSpec(None, None, "model")`. In
+    other orders (`kv_layout` of `paged_attention`) they are any array of that shape.
 
     Raises:
       ValueError: one of them is no int above 0.
@@ -32,11 +37,12 @@ def new_pages(
 
 def write(
     pages: jax.Array,
-    new: ArrayLike,
+    new: ArrayLike | tuple[ArrayLike, ArrayLike],
     tables: PageTables,
     tokens: ArrayLike | None = None,
     *,
     cu_seqlens: ArrayLike | None = None,
+    kv_layout: KvLayout = "NHD",
 ) -> jax.Array:
     """Pages with the last keys, or values, of each sequence written: those it has grown by.
 
@@ -44,29 +50,35 @@ def write(
     is written.
 
     Args:
-      pages: [P, page, K, H].
-      new: [B, T, K, H], or with cu_seqlens [tokens, K, H], in order; cast to pages' dtype.
+      pages: [P, page, K, H], or a pool [P, 2, page, K, H] of keys and values.
+      new: [B, T, K, H], or with cu_seqlens [tokens, K, H], in order; cast to pages' dtype. Of a
+        pool a pair of them, (keys, values).
       tables: the state after `grow`.
       tokens: [B] integers: how many of the T are each sequence's; by default all.
       cu_seqlens: [B + 1] integers: sequence b has grown by the rows from cu_seqlens[b] to before
         cu_seqlens[b + 1].
+      kv_layout: "HND" for pages [P, K, page, H], a pool [P, 2, K, page, H].
 
     Raises:
       ValueError: shapes that do not go together, or numbers of tokens that `new` does not have,
         where they are known. Of traced ones what is too much is not written.
     """
-    new = jnp.asarray(new)
     slots, least = tables.lengths.shape[0], tables.references.shape[0]
-    if pages.ndim != 4 or pages.shape[1] != tables.page_size or pages.shape[0] < least:
+    axis = _KEYS_AXIS[check_choice("kv_layout", kv_layout, get_args(KvLayout))]
+    is_pool = pages.ndim == 5 and pages.shape[1] == 2
+    is_either = is_pool or pages.ndim == 4
+    if not is_either or pages.shape[axis] != tables.page_size or pages.shape[0] < least:
+        axes = "page, K" if kv_layout == "NHD" else "K, page"
         raise ValueError(
-            f"pages: expected [P, page, K, H] as tables have them, {least} or more pages of "
-            f"{tables.page_size} keys, got {list(pages.shape)}"
+            f"pages: expected [P, {axes}, H] or [P, 2, {axes}, H] as tables have them, {least} or "
+            f"more pages of {tables.page_size} keys, got {list(pages.shape)}"
         )
+    row = (pages.shape[-2 if kv_layout == "NHD" else -3], pages.shape[-1])
+    new, both = _new_rows(new, is_pool)
     if cu_seqlens is None:
-        if new.ndim != 4 or new.shape[0] != slots or new.shape[2:] != pages.shape[2:]:
+        if new.ndim != 4 or new.shape[0] != slots or new.shape[2:] != row:
             raise ValueError(
-                f"new: expected [{slots}, T, {pages.shape[2]}, {pages.shape[3]}], got "
-                f"{list(new.shape)}"
+                f"new: expected [{slots}, T, {row[0]}, {row[1]}], got {list(new.shape)}"
             )
         number = jnp.full(slots, new.shape[1]) if tokens is None else jnp.asarray(tokens)
         _check_integers("tokens", number, slots)
@@ -80,9 +92,9 @@ def write(
         place = (tables.lengths - number)[:, None] + within
         is_new = (within < number[:, None]) & (place >= 0)
     else:
-        if tokens is not None or new.ndim != 3 or new.shape[1:] != pages.shape[2:]:
+        if tokens is not None or new.ndim != 3 or new.shape[1:] != row:
             raise ValueError(
-                f"new: expected [tokens, {pages.shape[2]}, {pages.shape[3]}] with cu_seqlens, and "
+                f"new: expected [tokens, {row[0]}, {row[1]}] with cu_seqlens, and "
                 f"no tokens, got {list(new.shape)}{'' if tokens is None else ' and tokens'}"
             )
         ends = jnp.asarray(cu_seqlens)
@@ -96,10 +108,10 @@ def write(
                 f"{known.tolist()}"
             )
         ends = ends.astype(jnp.int32)
-        row = jnp.arange(new.shape[0], dtype=jnp.int32)
-        index = jnp.searchsorted(ends, row, side="right").astype(jnp.int32) - 1
+        number = jnp.arange(new.shape[0], dtype=jnp.int32)
+        index = jnp.searchsorted(ends, number, side="right").astype(jnp.int32) - 1
         slot = jnp.clip(index, 0, slots - 1)
-        place = tables.lengths[slot] - (ends[slot + 1] - row)
+        place = tables.lengths[slot] - (ends[slot + 1] - number)
         is_new = (index >= 0) & (index < slots) & (place >= 0)
     column = jnp.clip(place // tables.page_size, 0, tables.table.shape[1] - 1)
     # Sequences that could not grow would lose their last keys.
@@ -107,7 +119,27 @@ def write(
     page = jnp.where(is_new, tables.table[slot, column], -1)
     # A negative index would count from the end: what goes nowhere is put past it.
     page = jnp.where(page < 0, pages.shape[0], page)
-    return pages.at[page, place % tables.page_size].set(new.astype(pages.dtype), mode="drop")
+    between = (slice(None),) * (pages.ndim + axis - 1)
+    rows = pages.at[(page, *between, place % tables.page_size)]
+    return rows.set(both.astype(pages.dtype), mode="drop")
+
+
+def _new_rows(new: Any, is_pool: bool) -> tuple[jax.Array, jax.Array]:
+    """The keys [..., K, H], or what is like them, and what is written of each: [..., K, H], or of
+    a pool [..., 2, K, H]."""
+    if isinstance(new, tuple) != is_pool or (is_pool and len(new) != 2):
+        expected = "a pair (keys, values) for a pool of both" if is_pool else "an array for pages"
+        raise ValueError(f"new: expected {expected}, got {type(new).__name__}")
+    if not is_pool:
+        rows = jnp.asarray(new)
+        return rows, rows
+    keys, values = map(jnp.asarray, new)
+    if keys.shape != values.shape:
+        raise ValueError(
+            f"new: expected keys and values of one shape, got {list(keys.shape)} and "
+            f"{list(values.shape)}"
+        )
+    return keys, jnp.stack([keys, values], axis=-3)
 
 
 def _check_integers(name: str, x: jax.Array, number: int) -> None:

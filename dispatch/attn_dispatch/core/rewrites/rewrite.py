@@ -28,6 +28,8 @@ _SEQUENCES = (
     "cu_seqlens_kv",
 )
 SEQUENCE_OPERANDS = LENGTHS + _SEQUENCES
+AS_ROWS = {"heads_first_kv": False, "value_page": 0}
+"""Options of keys and values that a rewrite makes, [B, S, K, ·] in memory as in shape."""
 _RESIDUALS = ("out", "lse", "out_grad", "lse_grad")
 
 

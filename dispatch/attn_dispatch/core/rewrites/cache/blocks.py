@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,10 @@ from attn_dispatch.semantics.pages import flat_pages, flat_table
 
 LARGEST = 64
 """Keys in a block: what is left of a row beside whole blocks is fewer, and is copied."""
+
+_LARGEST_WHOLE = 256
+"""Of pages that cannot be cut: those with heads before keys, where a head's keys of one page alone
+follow one another."""
 
 SMALLEST = 8
 """Below it nothing is cut."""
@@ -36,10 +41,22 @@ class Blocks:
         """The blocks of a cache, in pages or not; None where it does not divide into any."""
         whole = spec.page_size if spec.is_paged else spec.seq_len_kv
         size = math.gcd(whole, LARGEST)
+        if spec.is_paged and spec.options.heads_first_kv:
+            size = whole if whole <= _LARGEST_WHOLE and whole.bit_count() == 1 else 1
         if not whole or (size < SMALLEST and size < whole):
             return None
         pages = math.prod(spec.shape("key_pages")[:2]) if spec.is_paged else spec.batch
         return Blocks(size, spec.seq_len_kv // size, pages * whole // size)
+
+    def options(self, spec: AttentionSpec) -> dict[str, Any]:
+        """Those of the call in blocks, by which they lie. An array with heads first is copied."""
+        return {
+            "heads_first_kv": spec.is_paged and spec.options.heads_first_kv,
+            "value_page": spec.options.value_page * (self._in_a_page(spec) if spec.is_paged else 1),
+        }
+
+    def _in_a_page(self, spec: AttentionSpec) -> int:
+        return spec.page_size // self.size
 
     def arrays(self, spec: AttentionSpec, columns: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shapes and dtypes of the operands that say a call in blocks, so many for a row."""

@@ -20,7 +20,8 @@ class SmallerPages:
             return None
         if spec.is_empty or (blocks := Blocks.of(spec)) is None:
             return None
-        return changed(spec, arrays=blocks.arrays(spec, blocks.columns))
+        arrays = blocks.arrays(spec, blocks.columns)
+        return changed(spec, arrays=arrays, **blocks.options(spec))
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner, blocks = self.inner(spec), Blocks.of(spec)

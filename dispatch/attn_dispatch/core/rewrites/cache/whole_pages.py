@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
 from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
-from attn_dispatch.core.rewrites.rewrite import LENGTHS, Arrays, Calls, changed, for_
+from attn_dispatch.core.rewrites.rewrite import AS_ROWS, LENGTHS, Arrays, Calls, changed, for_
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.pages import keys_at
@@ -58,6 +58,7 @@ class WholePages:
             window=(None, None),
             needs_lse=True,
             whole_pages=True,
+            **plan.blocks.options(spec),
         )
 
     def beside(self, spec: AttentionSpec) -> AttentionSpec | None:
@@ -70,6 +71,7 @@ class WholePages:
             without=IN_BLOCKS if spec.is_paged else (),
             arrays=_near(spec, plan.after),
             needs_lse=True,
+            **AS_ROWS,
         )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:

@@ -1,0 +1,84 @@
+"""In which order the axes of arrays are given: brought to that of spec.py, and remembered.
+
+What is swapped here is swapped back where a kernel reads it (cudnn/arrays.py), and XLA drops the
+two. So the order says how arrays lie in memory, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from attn_dispatch.call.static_arguments import check_choice
+
+QkvLayout = Literal["BTNH", "BNTH"]
+"""Of query, key, value and the output; jax.nn's words for it inside."""
+KvLayout = Literal["NHD", "HND"]
+"""Of a page, [page, K, H] or [K, page, H]; FlashInfer's words."""
+
+_FOREIGN = {
+    "bshd": "BTNH", "bshd_bshd_bshd": "BTNH", "bsnh": "BTNH", "bhsd": "BNTH",
+    "bhsd_bhsd_bhsd": "BNTH", "bnsh": "BNTH",
+}  # fmt: skip
+_LEAST_DIMS = 3
+
+
+def rows_first(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call with query, key and value as [..., length, heads, dim].
+
+    `qkv_layout` is replaced by what it means: heads_first_q and heads_first_kv.
+
+    Raises:
+      ValueError: there is no such layout.
+    """
+    layout = arguments.pop("qkv_layout", "BTNH")
+    if isinstance(layout, str) and layout not in get_args(QkvLayout) and layout.lower() in _FOREIGN:
+        hint = f', which is "{_FOREIGN[layout.lower()]}" here'
+        raise ValueError(f"qkv_layout: expected one of {get_args(QkvLayout)}, got {layout!r}{hint}")
+    if check_choice("qkv_layout", layout, get_args(QkvLayout)) == "BTNH":
+        return arguments
+    names = ("query", "key", "value")
+    swapped = {name: _swapped(arguments[name], _LEAST_DIMS) for name in names}
+    return arguments | swapped | {"heads_first_q": True, "heads_first_kv": True}
+
+
+def pages_apart(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a paged call with pages [P, page, K, ·] of keys and of values.
+
+    `kv_layout` is replaced by what it means, heads_first_kv. Of one pool [P, 2, ...] with both,
+    key_pages and value_pages are the same pages, 2 · P of them, in which each page of keys is
+    followed by that of its values: value_page is 1 then.
+
+    Raises:
+      ValueError: there is no such layout, or the pool is another.
+    """
+    layout = check_choice("kv_layout", arguments.pop("kv_layout", "NHD"), get_args(KvLayout))
+    keys, values, value_page = arguments["key_pages"], arguments["value_pages"], 0
+    if keys is not None and values is None:
+        keys = _both_in_one(keys, layout)
+        values, value_page = keys, 1
+    if layout == "HND":
+        is_one = values is keys
+        keys = _swapped(keys, 4)
+        values = keys if is_one else _swapped(values, 4)
+    pages = {"key_pages": keys, "value_pages": values, "value_page": value_page}
+    return arguments | pages | {"heads_first_kv": layout == "HND"}
+
+
+def _both_in_one(pool: ArrayLike, layout: str) -> Any:
+    """[P, 2, …] as [2 · P, …]."""
+    pool = jnp.asarray(pool)
+    if pool.ndim != 5 or pool.shape[1] != 2:
+        axes = "[P, 2, page, K, H]" if layout == "NHD" else "[P, 2, K, page, H]"
+        raise ValueError(
+            f"value_pages: expected an array, or None where key_pages is a pool {axes} of both, "
+            f"got None beside key_pages {list(pool.shape)}"
+        )
+    return pool.reshape(-1, *pool.shape[2:])
+
+
+def _swapped(x: ArrayLike | None, least: int) -> Any:
+    """x with length and heads swapped; what has too few dims is wrong, and said to be elsewhere."""
+    return x if x is None or jnp.ndim(x) < least else jnp.swapaxes(jnp.asarray(x), -3, -2)
