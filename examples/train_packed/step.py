@@ -51,12 +51,17 @@ class Program:
     def model(self, params: Any) -> Decoder:
         return nnx.merge(self.graph, nnx.State(params))
 
-    def step(self, max_segments: int) -> Callable[[State, Rows], tuple[State, jax.Array]]:
-        """(state, rows) -> (the next state, the loss before it), jitted. The state is donated."""
+    def step(
+        self, max_segments: int, placement: State
+    ) -> Callable[[State, Rows], tuple[State, jax.Array]]:
+        """(state, rows) -> (the next state, the loss before it), jitted.
+
+        The state is donated, and stays where `placement`, a sharding for each array, puts it.
+        """
 
         def step(state: State, rows: Rows) -> tuple[State, jax.Array]:
             loss, grads = jax.value_and_grad(self.loss)(state.params, rows, max_segments)
             updates, optimizer = self.optimizer.update(grads, state.optimizer, state.params)
             return State(optax.apply_updates(state.params, updates), optimizer), loss
 
-        return jax.jit(step, donate_argnums=0)
+        return jax.jit(step, donate_argnums=0, out_shardings=(placement, None))
