@@ -13,7 +13,7 @@ import jax
 
 from .mesh import make_mesh
 from .model import REMAT
-from .report import console, tell, trained
+from .report import attention, console, tell, trained
 from .sizes import SIZES, Size
 from .training import LAYOUTS, Task
 
@@ -31,11 +31,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             f"{c.kv_heads}, {c.dtype}, rows of {size.shape.row_length} bytes; "
             f"{args.mesh[0]} x {args.mesh[1]} of {count} {jax.devices()[0].device_kind}"
         )
+        console.print(f"attention, forward and backward: {attention(task)}")
         layouts = LAYOUTS if args.compare else (args.layout,)
-        done = {x: trained(dataclasses.replace(task, layout=x), args.resume) for x in layouts}
+        tasks = {x: dataclasses.replace(task, layout=x) for x in layouts}
+        runs = {layout: attention(x) for layout, x in tasks.items()}
+        done = {layout: trained(x, args.resume) for layout, x in tasks.items()}
     except ValueError as error:
         sys.exit(f"error: {error}")
-    return tell(done, {"size": dataclasses.asdict(size), "mesh": args.mesh}, args.out)
+    facts = {"size": dataclasses.asdict(size), "mesh": args.mesh, "attention": runs}
+    return tell(done, facts, args.out)
 
 
 def _size(args: argparse.Namespace) -> Size:

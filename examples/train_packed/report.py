@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from attn_dispatch import explain
 from attn_dispatch.conformance.environment import environment, file_name
 
-from .plot import plot_losses
 from .training import Done, Task, train
 
 console = Console(highlight=False)
@@ -33,6 +34,23 @@ def trained(task: Task, resume: bool) -> Done:
             progress.update(bar, completed=done, description=told)
 
         return train(task, resume=resume, on_step=on_step)
+
+
+def attention(task: Task) -> str:
+    """What computes the attention of one device: forward and backward."""
+    c, shape = task.size.config, task.size.shape
+    is_packed = task.layout == "packed"
+    rows = shape.rows if is_packed else shape.max_documents
+    q, k = (
+        jax.ShapeDtypeStruct((rows, shape.row_length, heads, c.head_dim), c.dtype)
+        for heads in (c.heads, c.kv_heads)
+    )
+    ids = jax.ShapeDtypeStruct(q.shape[:2], "int32")
+    plan = explain(
+        q, k, k, is_causal=True, query_segment_ids=ids,
+        max_segments=shape.max_segments if is_packed else 1,
+    )  # fmt: skip
+    return f"{plan.chosen_forward}, {plan.chosen_backward}"
 
 
 def tell(done: Mapping[str, Done], facts: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -56,8 +74,18 @@ def tell(done: Mapping[str, Done], facts: dict[str, Any], folder: Path) -> dict[
             f"{gaps.max():.4f} at most, {gaps.mean():.4f} on average"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    plot_losses({layout: x.losses for layout, x in done.items()}, folder / "train_packed.png")
+    _plot({layout: x.losses for layout, x in done.items()}, folder / "train_packed.png")
     path = folder / f"{file_name('train_packed', report['environment'])}.json"
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    console.print(f"{path} and {folder / 'train_packed.png'} are written")
+    console.print(f"{path} is written")
     return report
+
+
+def _plot(curves: dict[str, list[float]], path: Path) -> None:
+    try:
+        from .plot import plot_losses
+    except ImportError as error:
+        console.print(f"no plot: {error}")
+        return
+    plot_losses(curves, path)
+    console.print(f"{path} is drawn")
