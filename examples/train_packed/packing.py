@@ -65,7 +65,7 @@ def batches(documents: Sequence[np.ndarray], shape: Shape, seed: int) -> Iterato
     order = _endless_order(len(documents), seed)
     waiting: list[int] = []
     while True:
-        candidates, waiting = waiting, []
+        candidates, waiting = waiting, []  # no more than rows, which are empty: all find one
         room = [shape.row_length] * shape.rows
         places = [shape.max_segments] * shape.rows
         batch = Batch([], [])
@@ -81,7 +81,6 @@ def batches(documents: Sequence[np.ndarray], shape: Shape, seed: int) -> Iterato
             places[row] -= 1
             batch.documents.append(document)
             batch.rows.append(row)
-        waiting += candidates
         yield batch
 
 

@@ -10,11 +10,11 @@ import pytest
 for _package in ("flax", "optax", "rich"):
     pytest.importorskip(_package, reason=f"{_package} missing: pip install flax optax rich")
 
-from . import checkpoint
-from .__main__ import main
-from .mesh import make_mesh
-from .sizes import SIZES
-from .training import Task, train
+from . import checkpoint  # noqa: E402
+from .__main__ import main  # noqa: E402
+from .mesh import make_mesh  # noqa: E402
+from .sizes import SIZES  # noqa: E402
+from .training import Task, train  # noqa: E402
 
 SIZE = dataclasses.replace(
     SIZES["tiny"],

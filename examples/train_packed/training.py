@@ -41,7 +41,7 @@ class Done:
     """Real tokens, without the first step of this process and without compiling and saving."""
     step_seconds: float
     fill: float
-    """The share of positions that hold real tokens."""
+    """The share of positions that hold real tokens. NaN, as both rates, where no step was left."""
     compile_seconds: float
 
 
@@ -72,6 +72,9 @@ def train(
         losses = _same_run(path, facts)
         state = checkpoint.restore(path, state)
     first, last = len(losses), min(until or size.steps, size.steps)
+    if first >= last:
+        nan = float("nan")
+        return Done(losses, nan, nan, nan, 0.0)
     # The documents of the steps before are drawn again, which costs nothing worth saving.
     stream = itertools.islice(batches(documents, shape, task.seed), first, last)
 
@@ -101,7 +104,7 @@ def train(
             with clock.paused():
                 checkpoint.save(task.checkpoints, index + 1, state, facts | {"losses": losses})
     wait()
-    positions = like.tokens.size * max(last - first, 1)
+    positions = like.tokens.size * (last - first)
     return Done(
         losses, clock.rate, clock.step_seconds, clock.all_tokens / positions, clock.compile_seconds
     )
