@@ -31,7 +31,7 @@ class Program:
     def new(cls, config: Config, learning_rate: float, steps: int) -> "Program":
         model = nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0)))
         schedule = optax.warmup_cosine_decay_schedule(
-            0.0, learning_rate, min(100, steps // 10 + 1), steps, learning_rate / 10
+            0.0, learning_rate, min(100, steps // 3), steps, learning_rate / 10
         )
         adam = optax.adamw(schedule, b2=0.95, weight_decay=0.1)
         return cls(nnx.split(model)[0], optax.chain(optax.clip_by_global_norm(1.0), adam))
