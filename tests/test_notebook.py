@@ -68,6 +68,9 @@ def test_it_becomes_a_page(monkeypatch):
     assert markdown.count("```python\n") == len(CELLS)
     assert "```text\nlargest difference: " in markdown
 
+    linked = notebook.on_page_markdown("[a](notebook.ipynb)", page=None, config={}, files=[])
+    assert linked == "[a](notebook.md)"
+
     output = {"output_type": "error", "ename": "ValueError"}
     cell = {"cell_type": "code", "source": ["1 / 0"], "outputs": [output]}
     with pytest.raises(ValueError, match="no way to show error"):

@@ -23,6 +23,11 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """In the repository pages link to the notebook, on the site to its page."""
+    return markdown.replace(f"]({SOURCE})", f"]({_PAGE})")
+
+
 def page(source: str) -> tuple[str, dict[str, bytes]]:
     """Markdown, and the pictures that it shows by name."""
     parts: list[str] = []

@@ -31,7 +31,7 @@ SIZES = {
             layers=4, width=128, heads=8, kv_heads=2, head_dim=16, ffn_width=384,
             vocabulary=VOCABULARY,
         ),
-        Shape(rows=2, row_length=2048, max_segments=32, max_documents=6),
+        Shape(rows=2, row_length=1024, max_segments=32, max_documents=5),
         steps=60, learning_rate=3e-3,
     ),
     "large": Size(  # 271 million parameters
