@@ -5,6 +5,7 @@ Both kinds of rows are the same arrays, so the model and the loss do not know wh
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,14 +16,14 @@ NO_TARGET = -1
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """All int32 [B, T]. Padding has segment id 0 and no target."""
+    """All int32 [B, T], of NumPy or JAX. Padding has segment id 0 and no target."""
 
-    tokens: jax.Array | np.ndarray
-    targets: jax.Array | np.ndarray
+    tokens: Any
+    targets: Any
     """The next token of the same document; NO_TARGET for its last one."""
-    segment_ids: jax.Array | np.ndarray
+    segment_ids: Any
     """1, 2, 3, … along a row, one for each document."""
-    positions: jax.Array | np.ndarray
+    positions: Any
     """Counted from 0 in each document."""
 
 

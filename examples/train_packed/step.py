@@ -1,7 +1,6 @@
 """One step of training, as a function of arrays: parameters, optimiser state and rows."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,9 +50,7 @@ class Program:
     def model(self, params: Any) -> Decoder:
         return nnx.merge(self.graph, nnx.State(params))
 
-    def step(
-        self, max_segments: int, placement: State
-    ) -> Callable[[State, Rows], tuple[State, jax.Array]]:
+    def step(self, max_segments: int, placement: State) -> jax.stages.Wrapped:
         """(state, rows) -> (the next state, the loss before it), jitted.
 
         The state is donated, and stays where `placement`, a sharding for each array, puts it.

@@ -36,7 +36,8 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
     resumed = train(parts, resume=True)
     assert resumed.losses == whole.losses and len(whole.losses) == SIZE.steps
     assert whole.losses[-1] < whole.losses[0]
-    files = [checkpoint.latest(tmp_path / x) for x in ("whole", "parts")]
+    files = [tmp_path / x / "step_00000006.npz" for x in ("whole", "parts")]
+    assert files == [checkpoint.latest(x.parent) for x in files]
     with np.load(files[0]) as one, np.load(files[1]) as other:
         assert {*one.files} == {*other.files}
         assert all((one[x] == other[x]).all() for x in one.files)
