@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from ..smollm2.model import Config, Params
-from ..train_packed.packing import Shape, batches, packed
+from ..train_packed.packing import Rows, Shape, batches, packed
 from .model import packed_loss
 
 
@@ -54,7 +54,7 @@ def finetune(
     )
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(params: Params, state: Any, rows: Any) -> tuple[Params, Any, jax.Array]:
+    def step(params: Params, state: Any, rows: Rows) -> tuple[Params, Any, Any]:
         def mean(params: Params) -> jax.Array:
             total, count = packed_loss(
                 params, rows, config, settings.shape.max_segments, settings.dtype

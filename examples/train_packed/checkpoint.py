@@ -20,7 +20,7 @@ _FACTS = "facts"
 def save(folder: Path, step: int, state: Any, facts: dict[str, Any]) -> Path:
     """Writes `state` after `step` steps; `facts` go along as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.asarray(x) for name, x in _named(state).items()}
+    arrays: dict[str, Any] = {name: np.asarray(x) for name, x in _named(state).items()}
     path = folder / f"step_{step:08}.npz"
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("wb") as file:
