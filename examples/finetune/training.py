@@ -54,7 +54,7 @@ def finetune(
     )
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    def step(params: Params, state: Any, rows: Rows) -> tuple[Params, Any, Any]:
+    def step(params: Params, state: Any, rows: Rows) -> tuple[Any, Any, Any]:
         def mean(params: Params) -> jax.Array:
             total, count = packed_loss(
                 params, rows, config, settings.shape.max_segments, settings.dtype
