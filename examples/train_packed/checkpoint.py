@@ -1,0 +1,75 @@
+"""A run's state as one .npz file: whole or not there, whatever happens while it is written.
+
+It knows nothing of a mesh: what was saved on one may go on on another.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+KEPT = 2
+"""Older files are removed."""
+
+_FACTS = "facts"
+
+
+def save(folder: Path, step: int, state: Any, facts: dict[str, Any]) -> Path:
+    """Writes `state` after `step` steps; `facts` go along as JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Any] = {name: np.asarray(x) for name, x in _named(state).items()}
+    path = folder / f"step_{step:08}.npz"
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("wb") as file:
+        np.savez(file, **{_FACTS: np.array(json.dumps(facts))}, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)  # in one step: no reader ever sees half a file
+    for old in _all(folder)[:-KEPT]:
+        old.unlink()
+    return path
+
+
+def latest(folder: Path) -> Path | None:
+    """The file of the latest step; None where there is none."""
+    return next(reversed(_all(folder)), None)
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as file:
+        return json.loads(str(file[_FACTS]))
+
+
+def restore(path: Path, like: Any) -> Any:
+    """The state in `path`, each array placed as in `like`.
+
+    Raises:
+      ValueError: arrays of other names, shapes or dtypes than those of `like`.
+    """
+    wanted = _named(like)
+    with np.load(path, allow_pickle=False) as file:
+        names = set(file.files) - {_FACTS}
+        if names != set(wanted):
+            raise ValueError(
+                f"{path}: expected the arrays of this run, differing {names ^ {*wanted}}"
+            )
+        found = []
+        for name, x in wanted.items():
+            array = file[name]
+            if array.shape != x.shape or array.dtype != x.dtype:
+                raise ValueError(
+                    f"{path}: expected {name} {x.dtype}{x.shape}, got {array.dtype}{array.shape}"
+                )
+            found.append(jax.device_put(array, x.sharding))
+    return jax.tree.unflatten(jax.tree.structure(like), found)
+
+
+def _named(state: Any) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step_*.npz"))

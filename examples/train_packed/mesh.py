@@ -1,0 +1,67 @@
+"""Where arrays lie on a mesh of (data, model): rows along data, heads and hidden units along model.
+
+The first matrix of each pair is split by columns and the second by rows, so that a layer sums twice
+over "model": after the attention and after the feed-forward part. The attention itself sends
+nothing: docs/meshes.md.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from .model import Config
+from .packing import Rows
+
+_BY_COLUMNS = ("q", "gate", "up")
+_BY_COLUMNS_IF_KV_HEADS_DIVIDE = ("k", "v")
+_BY_ROWS = ("o", "down")
+
+
+def make_mesh(data: int, model: int) -> Mesh:
+    devices = np.asarray(jax.devices())
+    if data * model > devices.size:
+        raise ValueError(
+            f"mesh: expected at most {devices.size} devices, which there are, got {data}x{model}"
+        )
+    auto = (AxisType.Auto, AxisType.Auto)
+    return Mesh(devices[: data * model].reshape(data, model), ("data", "model"), axis_types=auto)
+
+
+def state_placement(state: Any, config: Config, mesh: Mesh) -> Any:
+    """A sharding for each array of `state`; Adam's averages lie where their parameters do."""
+    model = mesh.shape["model"]
+    for name in ("heads", "ffn_width"):
+        if getattr(config, name) % model:
+            raise ValueError(
+                f"mesh: expected {name} {getattr(config, name)} to be a multiple of the model "
+                f"axis, got {model}"
+            )
+
+    def of(path: Any, _: Any) -> NamedSharding:
+        return NamedSharding(mesh, _spec({getattr(x, "key", None) for x in path}, config, model))
+
+    return jax.tree_util.tree_map_with_path(of, state)
+
+
+def _spec(names: set[Any], config: Config, model: int) -> P:
+    """`names` are the keys that lead to an array [layers, inputs, outputs]."""
+    columns = _BY_COLUMNS
+    if config.kv_heads % model == 0:
+        columns += _BY_COLUMNS_IF_KV_HEADS_DIVIDE
+    if names & {*columns}:
+        return P(None, None, "model")
+    if names & {*_BY_ROWS}:
+        return P(None, "model", None)
+    return P()
+
+
+def place_rows(rows: Rows, mesh: Mesh) -> Rows:
+    if len(rows.tokens) % mesh.shape["data"]:
+        raise ValueError(
+            f"mesh: expected {len(rows.tokens)} rows to be a multiple of the data axis, got "
+            f"{mesh.shape['data']}"
+        )
+    return jax.device_put(rows, NamedSharding(mesh, P("data")))

@@ -1,0 +1,91 @@
+"""What a run says of itself: a progress bar, a table, a plot and a JSON file."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from attn_dispatch import explain
+from attn_dispatch.conformance.environment import environment, file_name
+
+from .training import Done, Task, train
+
+console = Console(highlight=False)
+
+
+def trained(task: Task, resume: bool) -> Done:
+    """Trains behind a progress bar."""
+    columns = (
+        TextColumn(task.layout), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.description}"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("compiling", total=task.size.steps)
+
+        def on_step(loss: float, rate: float, done: int) -> None:
+            told = f"loss {loss:.3f}  {rate:,.0f} tokens/s" if rate == rate else f"loss {loss:.3f}"
+            progress.update(bar, completed=done, description=told)
+
+        return train(task, resume=resume, on_step=on_step)
+
+
+def attention(task: Task) -> str:
+    """What computes the attention of one device: forward and backward."""
+    c, shape = task.size.config, task.size.shape
+    is_packed = task.layout == "packed"
+    rows = shape.rows if is_packed else shape.max_documents
+    q, k = (
+        jax.ShapeDtypeStruct((rows, shape.row_length, heads, c.head_dim), c.dtype)
+        for heads in (c.heads, c.kv_heads)
+    )
+    ids = jax.ShapeDtypeStruct(q.shape[:2], "int32")
+    plan = explain(
+        q, k, k, is_causal=True, query_segment_ids=ids,
+        max_segments=shape.max_segments if is_packed else 1,
+    )  # fmt: skip
+    return f"{plan.chosen_forward}, {plan.chosen_backward}"
+
+
+def tell(done: Mapping[str, Done], facts: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Prints a table, writes losses.png and the JSON, and returns what is in it."""
+    table = Table("", "filled", "real tokens/s", "step", "first loss", "last loss", "compiled in")
+    for layout, x in done.items():
+        table.add_row(
+            layout, f"{x.fill:.0%}", f"{x.tokens_per_second:,.0f}",
+            f"{1e3 * x.step_seconds:,.1f} ms", f"{x.losses[0]:.4f}",
+            f"{x.losses[-1]:.4f}", f"{x.compile_seconds:.1f} s",
+        )  # fmt: skip
+    console.print(table)
+    report: dict[str, Any] = {"environment": environment(), **facts}
+    report["runs"] = {layout: dataclasses.asdict(x) for layout, x in done.items()}
+    if len(done) == 2:
+        report["ratio"] = done["packed"].tokens_per_second / done["padded"].tokens_per_second
+        gaps = np.abs(np.subtract(done["packed"].losses, done["padded"].losses))
+        report["largest_loss_gap"], report["mean_loss_gap"] = float(gaps.max()), float(gaps.mean())
+        console.print(
+            f"packed is {report['ratio']:.2f} times as fast; losses of the same step differ by "
+            f"{gaps.max():.4f} at most, {gaps.mean():.4f} on average"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    _plot({layout: x.losses for layout, x in done.items()}, folder / "train_packed.png")
+    path = folder / f"{file_name('train_packed', report['environment'])}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    console.print(f"{path} is written")
+    return report
+
+
+def _plot(curves: dict[str, list[float]], path: Path) -> None:
+    try:
+        from .plot import plot_losses
+    except ImportError as error:
+        console.print(f"no plot: {error}")
+        return
+    plot_losses(curves, path)
+    console.print(f"{path} is drawn")

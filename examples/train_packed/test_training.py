@@ -1,0 +1,92 @@
+"""Runs as a whole: resumed to the last bit, refused where they do not fit, the command."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+for _package in ("flax", "optax", "rich"):
+    pytest.importorskip(_package, reason=f"{_package} missing: pip install flax optax rich")
+
+from . import checkpoint  # noqa: E402
+from .__main__ import main  # noqa: E402
+from .mesh import make_mesh  # noqa: E402
+from .sizes import SIZES  # noqa: E402
+from .training import Task, train  # noqa: E402
+
+SIZE = dataclasses.replace(
+    SIZES["tiny"],
+    config=dataclasses.replace(
+        SIZES["tiny"].config, width=32, heads=4, kv_heads=2, head_dim=8, ffn_width=48
+    ),
+    steps=6,
+)
+
+
+def task(**changes):
+    return dataclasses.replace(Task(SIZE, make_mesh(1, 1)), **changes)
+
+
+def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
+    whole = train(task(checkpoints=tmp_path / "whole"))
+    parts = task(checkpoints=tmp_path / "parts", every=2)
+    assert len(train(parts, until=3).losses) == 3
+    resumed = train(parts, resume=True)
+    assert resumed.losses == whole.losses and len(whole.losses) == SIZE.steps
+    assert whole.losses[-1] < whole.losses[0]
+    files = [tmp_path / x / "step_00000006.npz" for x in ("whole", "parts")]
+    assert files == [checkpoint.latest(x.parent) for x in files]
+    with np.load(files[0]) as one, np.load(files[1]) as other:
+        assert {*one.files} == {*other.files}
+        assert all((one[x] == other[x]).all() for x in one.files)
+    assert len([*(tmp_path / "parts").iterdir()]) == checkpoint.KEPT
+    # There is nothing left to do; another run's checkpoint is refused.
+    assert train(parts, resume=True).losses == whole.losses
+    with pytest.raises(ValueError, match="expected a run with seed 1, got 0"):
+        train(dataclasses.replace(parts, seed=1), resume=True)
+
+
+def test_a_checkpoint_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
+    state = {"a": jax.numpy.arange(3)}
+    checkpoint.save(tmp_path, 1, state, {"losses": [1.0]})
+
+    def broken(file, **arrays):
+        file.write(b"half")
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", broken)
+        with pytest.raises(OSError, match="full"):
+            checkpoint.save(tmp_path, 2, state, {"losses": [1.0, 2.0]})
+    path = checkpoint.latest(tmp_path)
+    assert path is not None and path.name == "step_00000001.npz"
+    np.testing.assert_array_equal(checkpoint.restore(path, state)["a"], [0, 1, 2])
+    with pytest.raises(ValueError, match=r"expected \['a'\] int32\(4,\), got int32\(3,\)"):
+        checkpoint.restore(path, {"a": jax.numpy.arange(4)})
+    with pytest.raises(ValueError, match="differing"):
+        checkpoint.restore(path, {"b": jax.numpy.arange(3)})
+
+
+def test_the_command_compares(tmp_path, capsys):
+    main(["--size", "tiny", "--steps", "3", "--compare", "--out", str(tmp_path)])
+    (path,) = tmp_path.glob("train_packed-*.json")
+    report = json.loads(path.read_text())
+    packed, padded = (report["runs"][x] for x in ("packed", "padded"))
+    np.testing.assert_allclose(packed["losses"], padded["losses"], rtol=1e-4)
+    assert packed["fill"] > 1.5 * padded["fill"]
+    assert report["ratio"] == packed["tokens_per_second"] / padded["tokens_per_second"]
+    assert (tmp_path / "train_packed.png").read_bytes()[1:4] == b"PNG"
+    assert "packed is" in capsys.readouterr().out
+
+
+def test_what_the_command_refuses(capsys):
+    for words, message in (
+        (["--mesh", "9x1"], "expected at most"),
+        (["--resume"], "--resume wants --checkpoints"),
+        (["--compare", "--checkpoints", "x"], "it takes no --checkpoints"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["--size", "tiny", *words])
+        assert message in f"{stop.value} {capsys.readouterr().err}"
