@@ -36,6 +36,11 @@ _TILE = 256
 they must, and of whatever stands there they read a page (H200, 9.19: NaN where 5 pages of 64 were
 all of a row, and none where 3 pages of 128 were)."""
 
+_MOST_PADDED = 128
+"""Queries of each of several rows that have as many as their lengths say. Here kernels compute
+padding as well: 63 single queries beside a chunk of 512 took 2.3 times as long as with their keys
+gathered (64 rows of 4k keys, H200, 9.19)."""
+
 _LEAST_WHOLE = 4
 """A window has at least so many blocks: else the keys that it reaches are copied (near_keys.py)."""
 
@@ -135,9 +140,7 @@ class _Plan:
             return None  # few_queries.py does it with fewer keys apart
         if spec.seq_len_q > MOST and (left is not None or not spec.is_paged):
             return None  # a window's keys are copied, and an array goes packed
-        if spec.seq_len_q > MOST and spec.has("query_seq_lengths"):
-            # Here kernels compute padding as well: 63 single queries beside a chunk of 512 took 2.3
-            # times as long as with their keys gathered (64 rows of 4k keys, H200, 9.19).
+        if spec.seq_len_q > _MOST_PADDED and spec.batch > 1 and spec.has("query_seq_lengths"):
             return None
         blocks = Blocks.of(spec)
         if blocks is None:
