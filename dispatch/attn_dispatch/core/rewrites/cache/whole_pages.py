@@ -24,12 +24,12 @@ from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
 from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
 from attn_dispatch.core.rewrites.rewrite import LENGTHS, Arrays, Calls, changed, for_
 from attn_dispatch.semantics.merge import merged
-from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.padding import pad_last, round_up
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 from attn_dispatch.semantics.wrong import marked
 
-_BY_PAIR = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
+_BY_PAIR = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
 
 _TILE = 256
 """A table has room for a multiple of so many keys. Kernels read it in tiles of 128, past its end if
@@ -55,10 +55,13 @@ class WholePages:
         if plan is None:
             return None
         without = () if spec.is_paged else ("key", "value")
+        arrays = plan.blocks.arrays(spec, plan.columns)
+        if spec.has("bias"):
+            arrays |= _bias(spec, plan.columns * plan.blocks.size, by_row=plan.before > 0)
         return changed(
             spec,
             without=without,
-            arrays=plan.blocks.arrays(spec, plan.columns),
+            arrays=arrays,
             is_causal=False,
             window=(None, None),
             needs_lse=True,
@@ -93,6 +96,11 @@ class WholePages:
             ),
             "key_value_seq_lengths": ends.count * plan.blocks.size,
         }
+        if spec.has("bias"):
+            length, bias = plan.columns * plan.blocks.size, operands["bias"]
+            if plan.before:
+                bias = _bias_at(bias, ends.begin[:, None] + jnp.arange(length, dtype=jnp.int32))
+            given["bias"] = pad_last(bias[..., :length], length)
         results = calls.kernel(inner, for_(inner, given))
         t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
         # What a kernel makes of a row without keys is not said.
@@ -138,6 +146,10 @@ class _Plan:
             return None
         if spec.seq_len_q <= MOST and is_plain(spec):
             return None  # few_queries.py does it with fewer keys apart
+        if spec.has("bias") and (
+            spec.seq_len_q > MOST or not spec.is_paged or spec.shape("bias")[3] == 1
+        ):
+            return None  # it would be an array of many pairs
         if spec.seq_len_q > MOST and (left is not None or not spec.is_paged):
             return None  # a window's keys are copied, and an array goes packed
         if spec.seq_len_q > _MOST_PADDED and spec.batch > 1 and spec.has("query_seq_lengths"):
@@ -205,6 +217,23 @@ def _near(spec: AttentionSpec, keys: int) -> dict[str, tuple[tuple[int, ...], st
     }
 
 
+def _bias(
+    spec: AttentionSpec, keys: int, *, by_row: bool
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of the bias of so many keys, of other ones in each row or of the same."""
+    batch, heads, queries, _ = spec.shape("bias")
+    batch = spec.batch if by_row else batch
+    return {"bias": ((batch, heads, queries, keys), spec.dtype_of("bias"))}
+
+
+def _bias_at(bias: jax.Array, places: jax.Array) -> jax.Array:
+    """That of some places [B, L] of each row; of one that is not there that of another."""
+    at = jnp.clip(places, 0, bias.shape[3] - 1)[:, None, None]
+    return jnp.take_along_axis(
+        jnp.broadcast_to(bias, (places.shape[0], *bias.shape[1:])), at, axis=3
+    )
+
+
 def _by_kernel(
     spec: AttentionSpec,
     operands: Arrays,
@@ -244,11 +273,14 @@ def _by_xla(
     # 0 · NaN of what stands past a length would be NaN.
     is_read = may_attend.any(axis=1)[..., None, None]
     near = {name: jnp.where(is_read, x, 0) for name, x in (("key", key), ("value", value))}
-    mask = ((spec.batch, 1, spec.seq_len_q, length), "bool")
+    arrays = _near(spec, length) | {"mask": ((spec.batch, 1, spec.seq_len_q, length), "bool")}
+    if spec.has("bias"):
+        arrays |= _bias(spec, length, by_row=True)
+        near["bias"] = _bias_at(operands["bias"], places)
     rest = changed(
         spec,
         without=(*IN_BLOCKS, *LENGTHS),
-        arrays=_near(spec, length) | {"mask": mask},
+        arrays=arrays,
         is_causal=False,
         window=(None, None),
         needs_lse=True,
