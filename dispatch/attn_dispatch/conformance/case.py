@@ -103,6 +103,9 @@ class Case:
     """Keys in a page, of which s is a multiple; 0: key and value are not in pages."""
     shared_pages: int = 0
     """Pages from the first on that all batch rows have in common."""
+    ragged: bool = False
+    """In pages, forward: the queries that there are lie one after the other, and the call is
+    `paged_attention` with cu_seqlens_q."""
     rewrite: str = ""
     """The name of a rewrite (core/rewrites) to begin with, though nothing asks for one."""
 
