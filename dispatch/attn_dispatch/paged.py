@@ -16,7 +16,7 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.paged_arguments import check_ragged, cut_table
 from attn_dispatch.call.static_arguments import Window
 from attn_dispatch.one_call import ScoreMod, normal_form, run
-from attn_dispatch.semantics.query_blocks import QueryBlocks, goes_in_blocks
+from attn_dispatch.semantics.query_blocks import QueryBlocks, goes_in_blocks, size_of_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
 from attn_dispatch.semantics.wrong import wrong_queries
 
@@ -168,7 +168,7 @@ def normalise_paged(
     spec = LeadingCall.of(padded.operands, padded.options).spec
     if not goes_in_blocks(spec):
         return (padded,), lambda results, padding: ragged.packed(results[0], padding)
-    blocks = QueryBlocks.of(ragged)
+    blocks = QueryBlocks.of(ragged, size_of_blocks(spec))
     wrong = wrong_queries(spec, dict(zip(padded.options.operands, padded.operands, strict=True)))
     assert wrong is not None
     calls = blocks.calls(arguments, wrong[:, 0], is_causal=spec.band[1] == 0)

@@ -54,9 +54,14 @@ def ragged(
             return_lse=True,
             **by_head,
         )
-        results = {}
+        keys, results = arrays["key_value_seq_lengths"], {}
+        is_wrong = (keys < 0) | (keys > case.s)
         for name, x, padding in zip(("out", "lse"), found, (0, -jnp.inf), strict=True):
-            padded = jnp.full((case.b, case.t, *x.shape[1:]), padding, x.dtype)
+            # What has no token is what it is of the padded call: NaN in a row that is wrong.
+            padded = jnp.where(is_wrong, jnp.nan, jnp.asarray(padding, x.dtype))
+            padded = jnp.broadcast_to(
+                padded.reshape(case.b, *(1,) * x.ndim), (case.b, case.t, *x.shape[1:])
+            )
             padded = padded.at[rows, within].set(x[: len(rows)])
             is_right = (x[len(rows) :] == padding).all()
             results[name] = jnp.where(is_right, padded, jnp.nan)

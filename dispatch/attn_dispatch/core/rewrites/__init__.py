@@ -20,6 +20,7 @@ from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadG
 from attn_dispatch.core.rewrites.cache.beside_pages import BesidePages
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
 from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
 from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
@@ -48,7 +49,12 @@ from attn_dispatch.core.rewrites.wide_heads import WiderHeads
 _OF_THE_CALLERS_BIAS = NarrowBias()
 _GO_BY_LSE = (GradientApart, ReadGradientsApart, RowBias)
 
-_OF_A_CACHE: tuple[Rewrite, ...] = (NearKeys(), WholePages(), QueriesAsHeads())
+_OF_A_CACHE: tuple[Rewrite, ...] = (
+    NearKeys(),
+    WholePages(),
+    HeadsAsQueries(),
+    QueriesAsHeads(),
+)
 
 _FOR_DECODING: tuple[Rewrite, ...] = (
     SinksAfterwards(is_beside_cache=True),
