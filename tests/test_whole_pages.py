@@ -17,6 +17,7 @@ from attn_dispatch.conformance.case import Case
 from attn_dispatch.core.rewrites.cache import whole_pages
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
 from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
 from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
@@ -107,7 +108,7 @@ def test_a_table_that_lets_the_kernel_read_other_pages_is_noticed(what, monkeypa
 
 
 W, Q, S = (x.name for x in (WholePages(), QueriesAsHeads(), SinksAfterwards()))
-A, C = (x.name for x in (SlopesAsBias(), ScoreModAsCap()))
+A, C, G = (x.name for x in (SlopesAsBias(), ScoreModAsCap(), HeadsAsQueries()))
 
 
 def capped(score: Any, b: Any, n: Any, t: Any, s: Any) -> Any:
@@ -124,7 +125,8 @@ def capped(score: Any, b: Any, n: Any, t: Any, s: Any) -> Any:
         (4, 16, {"logits_soft_cap": 30.0}, (W, Q)),
         (1, 16, {"local_window_size": (5000, 0)}, (W,)),
         (4, 0, {"local_window_size": (5000, 0)}, (W, Q)),
-        (16, 16, {}, (Q,)),
+        (16, 16, {}, (W, G)),
+        (8, 0, {}, (W, G)),
         (4, 0, {"sinks": 1}, (S, Q)),
         (1, 0, {"sinks": 1}, (S,)),
         (256, 16, {}, (W,)),
@@ -135,7 +137,7 @@ def capped(score: Any, b: Any, n: Any, t: Any, s: Any) -> Any:
         (1, 16, {"alibi_slopes": 1, "local_window_size": (5000, 0)}, (A, W)),
         (1, 16, {"score_mod": capped}, (C, W)),
         (256, 16, {"score_mod": capped}, (C, W)),
-        (100, 16, {"query_seq_lengths": 1}, (W,)),
+        (100, 16, {"query_seq_lengths": 1}, (W, G)),
         (256, 16, {"query_seq_lengths": 1}, (PagesGathered().name,)),
         (1, 24, {}, (SmallerPages().name,)),
         (256, 24, {}, (W,)),

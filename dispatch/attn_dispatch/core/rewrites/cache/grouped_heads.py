@@ -26,10 +26,12 @@ _BY_HEAD = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
 ONE_TILE = 16
 """Query heads of a kv head that a kernel for decoding has in a tile: so many cost what one does."""
 
-_MOST_ROWS = 512
-"""Beyond it tiles are full without the heads."""
-
 _TILE = 128
+"""So many queries fill one without the heads."""
+PART = 256
+"""A table, and so each part of it, has room for a multiple of so many keys. Kernels read it in tiles
+of 128, past its end if they must, and of whatever stands there they read a page (H200, 9.19: NaN
+where 5 pages of 64 were all of a row, and none where 3 pages of 128 were)."""
 _ENOUGH = 128
 """Tiles at work; an H200 and an H100 have 132 multiprocessors."""
 
@@ -46,7 +48,7 @@ class HeadsAsQueries:
         if spec.is_backward or o.needs_max or o.needs_keep or any(map(spec.has, _BY_HEAD)):
             return None
         rows, parts = spec.seq_len_q * _group(spec), _parts(spec)
-        if not ONE_TILE < rows <= max(_MOST_ROWS, spec.seq_len_q):
+        if rows <= ONE_TILE or spec.seq_len_q >= _TILE:
             return None
         if _group(spec) == parts == 1:
             return None
@@ -116,12 +118,6 @@ def _parts(spec: AttentionSpec) -> int:
     """A power of two, into which the table divides."""
     tiles = spec.batch * spec.num_kv_heads * -(-spec.seq_len_q * _group(spec) // _TILE)
     columns, parts = spec.shape("page_table")[1], 1
-    while tiles * parts < _ENOUGH and (columns // parts) * spec.page_size >= 2 * _LEAST_PART:
-        if columns % (2 * parts):
-            break
+    while tiles * parts < _ENOUGH and columns * spec.page_size % (2 * parts * PART) == 0:
         parts *= 2
     return parts
-
-
-_LEAST_PART = 256
-"""Keys in a part; a table of a kernel's ends with a tile of its own (whole_pages.py)."""

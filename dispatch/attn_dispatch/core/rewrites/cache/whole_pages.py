@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
 from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
-from attn_dispatch.core.rewrites.cache.grouped_heads import ONE_TILE
+from attn_dispatch.core.rewrites.cache.grouped_heads import ONE_TILE, PART
 from attn_dispatch.core.rewrites.rewrite import LENGTHS, Arrays, Calls, changed, for_
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.padding import pad_last, round_up
@@ -32,10 +32,8 @@ from attn_dispatch.semantics.wrong import marked
 
 _BY_PAIR = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
 
-_TILE = 256
-"""A table has room for a multiple of so many keys. Kernels read it in tiles of 128, past its end if
-they must, and of whatever stands there they read a page (H200, 9.19: NaN where 5 pages of 64 were
-all of a row, and none where 3 pages of 128 were)."""
+_TILE = PART
+"""A table has room for a multiple of so many keys."""
 
 _MOST_PADDED = 128
 """Queries of each of several rows that have as many as their lengths say. Here kernels compute
