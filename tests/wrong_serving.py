@@ -99,9 +99,7 @@ def parts_averaged(call):
 def cap_of_whole_pages_alone(call):
     """The scores of the last keys are not capped."""
     whole, rest = both_parts(call)
-    return put_together(
-        call, *merged(*part(call, whole), *part(call, rest, logits_soft_cap=None))
-    )
+    return put_together(call, *merged(*part(call, whole), *part(call, rest, logits_soft_cap=None)))
 
 
 @wrong("serving", of_all(lambda c: has_ends(c) and c.sinks is not None), "forward")

@@ -73,7 +73,9 @@ def _queries(dice: Dice, kind: str, b: int, is_small: bool) -> Facts:
     few = (2, 3, 4, 5, 8, 12, 16)
     chunks = (17, 19, 23, 33) if is_small else (17, 33, 64, 65, 100, 129, 200, 300)
     if kind == "ragged":
-        lengths = [dice.one_of((0, 1, 1, 1, dice.one_of(few), dice.one_of(chunks))) for _ in "b" * b]
+        lengths = [
+            dice.one_of((0, 1, 1, 1, dice.one_of(few), dice.one_of(chunks))) for _ in "b" * b
+        ]
         longest = max(*lengths, 1) + dice.one_of((0, 0, 5))
         return {"t": longest, "q_lengths": tuple(lengths), "ragged": True}
     t = {"decode": 1, "few": dice.one_of(few), "chunk": dice.one_of(chunks)}[kind]
