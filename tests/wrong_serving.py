@@ -13,7 +13,18 @@ import jax.numpy as jnp
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.pages import gathered, gathered_spec
-from wrong_implementations import Array, Call, Results, has_band, returns_lse, wrong
+from wrong_implementations import (
+    WRONG,
+    Array,
+    Call,
+    Results,
+    Wrong,
+    has_band,
+    returns_lse,
+    wrong,
+)
+
+__all__ = ["WRONG", "Wrong"]
 
 
 def in_pages(c: Case) -> bool:

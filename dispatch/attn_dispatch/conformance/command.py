@@ -73,8 +73,8 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "--serving", action="store_true",
-        help="draw calls of serving alone: decoding, drafts and chunks beside a cache, most of them "
-        "in pages",
+        help="draw calls of serving alone: decoding, drafts and chunks beside a cache, most in "
+        "pages",
     )  # fmt: skip
     parser.add_argument(
         "--each-rewrite", action="store_true",

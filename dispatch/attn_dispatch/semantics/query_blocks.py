@@ -48,9 +48,9 @@ def goes_in_blocks(spec: AttentionSpec) -> bool:
 def size_of_blocks(spec: AttentionSpec) -> int:
     """Queries in a block of the padded call's queries.
 
-    63 single queries beside a chunk of 512 take 497 µs in blocks of 32, 513 of 64 and 548 of 128 (64
-    rows of 4,096 keys, 32 heads on 8, 128 dims, H200, 9.19), and 1,877 with all keys gathered; 15
-    beside one of 2,048 take 805, 1,115 and 871, and 1,438.
+    63 single queries beside a chunk of 512 take 497 µs in blocks of 32, 513 of 64 and 548 of 128
+    (64 rows of 4,096 keys, 32 heads on 8, 128 dims, H200, 9.19), and 1,877 with all keys gathered;
+    15 beside one of 2,048 take 805, 1,115 and 871, and 1,438.
     """
     return max(LEAST_SIZE, _TILE * spec.num_kv_heads // spec.num_heads)
 

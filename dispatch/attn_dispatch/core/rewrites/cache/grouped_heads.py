@@ -29,9 +29,9 @@ ONE_TILE = 16
 _TILE = 128
 """So many queries fill one without the heads."""
 PART = 256
-"""A table, and so each part of it, has room for a multiple of so many keys. Kernels read it in tiles
-of 128, past its end if they must, and of whatever stands there they read a page (H200, 9.19: NaN
-where 5 pages of 64 were all of a row, and none where 3 pages of 128 were)."""
+"""A table, and so each part of it, has room for a multiple of so many keys. Kernels read it in
+tiles of 128, past its end if they must, and of whatever stands there they read a page (H200, 9.19:
+NaN where 5 pages of 64 were all of a row, and none where 3 pages of 128 were)."""
 _ENOUGH = 128
 """Tiles at work; an H200 and an H100 have 132 multiprocessors."""
 
