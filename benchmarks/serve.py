@@ -6,10 +6,10 @@ The model has SmolLM2-135M's shapes and random weights, in bfloat16 on a GPU; el
 in float32. "load" answers the same requests, whose answers are long-tailed (log-normal), by
 examples/serve and by static batches, each in one program: prompts padded to the longest, a dense
 cache that is written in place, steps until the longest answer of the batch is done; attention by
-our call and by jax.nn's. Nothing is compiled in the seconds that count. "decode" makes 100 tokens for each row of a full
-batch in one program, and as a call for each token: on our pages, on a dense cache by our call, and
-by jax.nn's on cuDNN. Device time is the profiler's, of fewer tokens; "gap" is the share of a step's
-wall time in which no kernel ran.
+our call and by jax.nn's. Nothing is compiled in the seconds that count. "decode" makes 100 tokens
+for each row of a full batch in one program, and as a call for each token: on our pages, on a dense
+cache by our call, and by jax.nn's on cuDNN. Device time is the profiler's, of fewer tokens; "gap"
+is the share of a step's wall time in which no kernel ran.
 """
 
 from __future__ import annotations

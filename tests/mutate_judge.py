@@ -3,9 +3,10 @@
 usage: PYTHONPATH=tests python tests/mutate_judge.py [--seed N] [--draws N] [--only GLOB]
                                                      [--jobs N] [--write]
 
-Every one of wrong_implementations.py and wrong_serving.py runs cases of `conformance.draws` on the CPU, those in which
-its mistake can show, until one fails that the right implementation passes. What no case notices
-survives; the exit status says whether anything did.
+Every one of wrong_implementations.py and wrong_serving.py runs cases of `conformance.draws`, or of
+`conformance.serving_draws`, on the CPU, those in which its mistake can show, until one fails that
+the right implementation passes. What no case notices survives; the exit status says whether
+anything did.
 
 --write keeps in judged.json which case noticed which mistake: test_judge.py runs them again.
 """

@@ -1,4 +1,4 @@
-"""Ragged queries on pages as single ones and blocks: the same as the padded batch, whatever comes."""
+"""Ragged queries on pages as single ones and blocks: what comes is that of the padded batch."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_which_calls_go_in_blocks():
                    for x in ("key_value_seq_lengths", "query_seq_lengths")}  # fmt: skip
         return api.spec_of(query=struct((b, t, n, 16), jnp.bfloat16), **pools, **arrays, **options)
 
-    slopes = {"alibi_slopes": struct((4,), jnp.float32)}
+    slopes: dict[str, Any] = {"alibi_slopes": struct((4,), jnp.float32)}
     assert goes_in_blocks(spec()) and goes_in_blocks(spec(is_causal=False))
     assert goes_in_blocks(spec(local_window_size=(5, 0))) and goes_in_blocks(spec(**slopes))
     assert not goes_in_blocks(spec(is_causal=False, **slopes))

@@ -160,10 +160,10 @@ class Engine:
     def _sampling_now(self) -> Sampling:
         slots = [x or Request([], 0) for x in self._slots]
         return Sampling(
-            np.array([x.temperature for x in slots], np.float32),
-            np.array([x.top_k for x in slots], np.int32),
-            np.array([x.top_p for x in slots], np.float32),
-            np.array([x.seed for x in slots], np.uint32),
+            jax.device_put(np.array([x.temperature for x in slots], np.float32)),
+            jax.device_put(np.array([x.top_k for x in slots], np.int32)),
+            jax.device_put(np.array([x.top_p for x in slots], np.float32)),
+            jax.device_put(np.array([x.seed for x in slots], np.uint32)),
         )
 
     def _next_tokens(self, slot: int) -> list[int]:

@@ -105,7 +105,7 @@ def test_nothing_is_compiled_while_serving(params, has_prefix, speculate):
     """After `prepare`, whatever comes; without it something is."""
     counted: list[str] = []
 
-    def count(event: str, _: float, **__: Any) -> None:
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if "backend_compile" in event:
             counted.append(event)
 
