@@ -66,9 +66,9 @@ def differs(case: Case) -> bool:
 @pytest.mark.parametrize(
     ("heads", "t", "options"),
     [
-        ((8, 1), 3, {}),
+        ((8, 1), 5, {}),
         ((8, 2), 16, {}),
-        ((8, 2), 5, {"q_lengths": (5, 0, 2, 1), "soft_cap": 20.0}),
+        ((16, 2), 5, {"q_lengths": (5, 0, 2, 1), "soft_cap": 20.0}),
         ((6, 2), 16, {"is_causal": False}),
         ((8, 1), 7, {"window": (600, 0)}),
         ((4, 4), 40, {"soft_cap": 20.0, "s": 2048}),
@@ -85,8 +85,8 @@ def test_it_changes_nothing(page, heads, t, options):
 
 
 def test_keys_are_in_parts_where_tiles_are_few():
-    assert computed(case_of((8, 1), 3, 64, s=2048))[2] == 8
-    assert computed(case_of((8, 1), 3, 64))[2] == 1  # 5 tables of 256 keys
+    assert computed(case_of((8, 1), 5, 64, s=2048))[2] == 8
+    assert computed(case_of((8, 1), 5, 64))[2] == 1  # 5 tables of 256 keys
 
 
 @pytest.mark.parametrize("what", ["_merged", "_group"])

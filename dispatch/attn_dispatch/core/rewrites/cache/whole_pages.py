@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
 from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
-from attn_dispatch.core.rewrites.cache.grouped_heads import ONE_TILE, PART
+from attn_dispatch.core.rewrites.cache.grouped_heads import MOST_AS_HEADS, PART
 from attn_dispatch.core.rewrites.rewrite import LENGTHS, Arrays, Calls, changed, for_
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.padding import pad_last, round_up
@@ -144,7 +144,8 @@ class _Plan:
         if right is not None and right < 0:
             return None
         rows = spec.seq_len_q * spec.num_heads // spec.num_kv_heads
-        if spec.seq_len_q <= MOST and is_plain(spec) and (spec.seq_len_q == 1 or rows <= ONE_TILE):
+        goes_as_heads = spec.seq_len_q == 1 or rows <= MOST_AS_HEADS
+        if spec.seq_len_q <= MOST and is_plain(spec) and goes_as_heads:
             return None  # few_queries.py does it with fewer keys apart
         if spec.has("bias") and (
             spec.seq_len_q > MOST or not spec.is_paged or spec.shape("bias")[3] == 1
