@@ -23,6 +23,11 @@ from attn_dispatch.conformance.environment import environment
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
 from attn_dispatch.settings import override
 
+
+def _added(score: jax.Array, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+    return score + 0.1 * jnp.sin(0.01 * (s + n))
+
+
 _PLAIN = (16, 8192, 32, 8, 128)
 _CELLS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     "a chunk of 256": (_PLAIN, 256, {}),
@@ -41,6 +46,11 @@ _CELLS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
     ),
     "16 queries": (_PLAIN, 16, {}),
     "multi-query, 4 queries": ((16, 8192, 32, 1, 128), 4, {}),
+    "ALiBi": (_PLAIN, 1, {"has_slopes": True}),
+    "ALiBi, 4 queries": (_PLAIN, 4, {"has_slopes": True}),
+    "what a score_mod adds": (_PLAIN, 1, {"score_mod": _added}),
+    "8 queries": (_PLAIN, 8, {}),
+    "multi-query, 16 queries": ((16, 8192, 32, 1, 128), 16, {}),
     "pages of 24": ((16, 6144, 32, 8, 128), 1, {"page": 24}),
 }
 """Batch, keys, heads, kv heads, head dim; queries; and the rest."""
@@ -48,7 +58,7 @@ _CELLS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
 
 def programs_of(
     cell: tuple[int, ...], t: int, page: int = 64, is_mix: bool = False, has_sinks: bool = False,
-    **options: Any,
+    has_slopes: bool = False, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The programs of a cell by name, each with its arguments."""
     batch, keys, heads, kv_heads, dim = cell
@@ -64,6 +74,8 @@ def programs_of(
         options["query_seq_lengths"] = jnp.ones(batch, jnp.int32).at[-1].set(t)
     if has_sinks:
         options["sinks"] = jnp.zeros(heads)
+    if has_slopes:
+        options["alibi_slopes"] = 2.0 ** -jnp.linspace(0.25, 8.0, heads)
     paged = partial(paged_attention, implementation="cudnn", **options)
 
     def on_array(q: jax.Array, k: jax.Array, v: jax.Array, n: jax.Array) -> jax.Array:

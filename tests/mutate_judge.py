@@ -3,9 +3,10 @@
 usage: PYTHONPATH=tests python tests/mutate_judge.py [--seed N] [--draws N] [--only GLOB]
                                                      [--jobs N] [--write]
 
-Every one of wrong_implementations.py runs cases of `conformance.draws` on the CPU, those in which
-its mistake can show, until one fails that the right implementation passes. What no case notices
-survives; the exit status says whether anything did.
+Every one of wrong_implementations.py and wrong_serving.py runs cases of `conformance.draws`, or of
+`conformance.serving_draws`, on the CPU, those in which its mistake can show, until one fails that
+the right implementation passes. What no case notices survives; the exit status says whether
+anything did.
 
 --write keeps in judged.json which case noticed which mistake: test_judge.py runs them again.
 """
@@ -33,8 +34,9 @@ import rich.table
 
 from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.serving_draws import serving_examples
 from attn_dispatch.conformance.suite import Conformance
-from wrong_implementations import WRONG, Wrong
+from wrong_serving import WRONG, Wrong
 
 RECORD = Path(__file__).with_name("judged.json")
 
@@ -73,9 +75,10 @@ def failures_of_the_right_one(case: Case) -> tuple[str, ...]:
 
 
 @lru_cache
-def drawn(count: int, seed: int) -> list[Case]:
+def drawn(count: int, seed: int, *, of_serving: bool) -> list[Case]:
     """That many small cases."""
-    return draws.examples(count, seed, draws.SMALL)
+    examples = serving_examples if of_serving else draws.examples
+    return examples(count, seed, draws.SMALL)
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Verdict:
 def verdict_on(name: str, count: int, seed: int) -> Verdict:
     """Draws until a case fails, or for as long as there are cases."""
     wrong, tried = WRONG[name], 0
-    for case in drawn(count, seed):
+    for case in drawn(count, seed, of_serving=name.startswith("serving/")):
         if not wrong.applies_to(case):
             continue
         tried += 1

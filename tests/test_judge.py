@@ -16,7 +16,7 @@ from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.core import select
 from mutate_judge import RECORD, failures, failures_of_the_right_one
-from wrong_implementations import WRONG
+from wrong_serving import WRONG
 
 _RECORD = json.loads(RECORD.read_text())
 _CASES = {name: Case.from_json(case) for name, case in _RECORD["cases"].items()}

@@ -17,9 +17,12 @@ from attn_dispatch.conformance.case import Case
 from attn_dispatch.core.rewrites.cache import whole_pages
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
 from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
 from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
+from attn_dispatch.core.rewrites.dense import SlopesAsBias
+from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.core.rewrites.sinks import SinksAfterwards
 from backend import needs_cudnn
@@ -105,6 +108,11 @@ def test_a_table_that_lets_the_kernel_read_other_pages_is_noticed(what, monkeypa
 
 
 W, Q, S = (x.name for x in (WholePages(), QueriesAsHeads(), SinksAfterwards()))
+A, C, G = (x.name for x in (SlopesAsBias(), ScoreModAsCap(), HeadsAsQueries()))
+
+
+def capped(score: Any, b: Any, n: Any, t: Any, s: Any) -> Any:
+    return 30 * jnp.tanh(score / 30)
 
 
 @needs_cudnn
@@ -117,12 +125,21 @@ W, Q, S = (x.name for x in (WholePages(), QueriesAsHeads(), SinksAfterwards()))
         (4, 16, {"logits_soft_cap": 30.0}, (W, Q)),
         (1, 16, {"local_window_size": (5000, 0)}, (W,)),
         (4, 0, {"local_window_size": (5000, 0)}, (W, Q)),
-        (16, 16, {}, (Q,)),
+        (16, 16, {}, (W, G)),
+        (8, 0, {}, (Q,)),
+        (9, 0, {}, (W, G)),
         (4, 0, {"sinks": 1}, (S, Q)),
         (1, 0, {"sinks": 1}, (S,)),
         (256, 16, {}, (W,)),
         (256, 16, {"sinks": 1}, (S, W)),
         (256, 16, {"local_window_size": (1023, 0)}, (NearKeys().name,)),
+        (1, 16, {"alibi_slopes": 1}, (A, W)),
+        (4, 16, {"alibi_slopes": 1, "sinks": 1}, (S, A, W, Q)),
+        (1, 16, {"alibi_slopes": 1, "local_window_size": (5000, 0)}, (A, W)),
+        (1, 16, {"score_mod": capped}, (C, W)),
+        (256, 16, {"score_mod": capped}, (C, W)),
+        (100, 16, {"query_seq_lengths": 1}, (W, G)),
+        (256, 16, {"query_seq_lengths": 1}, (PagesGathered().name,)),
         (1, 24, {}, (SmallerPages().name,)),
         (256, 24, {}, (W,)),
         (256, 3, {}, (PagesGathered().name,)),
@@ -132,8 +149,10 @@ W, Q, S = (x.name for x in (WholePages(), QueriesAsHeads(), SinksAfterwards()))
 def test_how_cudnn_takes_them(target, t, page, options, expected):
     struct, b, n, k, s = jax.ShapeDtypeStruct, 4, 32, 8, 6144
     given: dict[str, Any] = {"key_value_seq_lengths": struct((b,), jnp.int32)} | options
-    if "sinks" in given:
-        given["sinks"] = struct((n,), jnp.float32)
+    for name in given.keys() & {"sinks", "alibi_slopes"}:
+        given[name] = struct((n,), jnp.float32)
+    if "query_seq_lengths" in given:
+        given["query_seq_lengths"] = struct((b,), jnp.int32)
     if page:
         pools = {x: struct((900, page, k, 128), jnp.bfloat16) for x in ("key_pages", "value_pages")}
         given |= pools | {"page_table": struct((b, s // page), jnp.int32)}

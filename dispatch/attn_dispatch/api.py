@@ -439,7 +439,7 @@ class _NamedCall:
 
     def normalised(self, *, needs_keep: bool = False) -> Call:
         if self.function is paged_attention:
-            return normalise_paged(**self.arguments, needs_keep=needs_keep)[0]
+            return normalise_paged(**self.arguments, needs_keep=needs_keep)[0][-1]
         is_ragged = self.function is ragged_dot_product_attention
         normal = _normalise_ragged if is_ragged else normal_form
         return normal(**self.arguments, needs_keep=needs_keep)

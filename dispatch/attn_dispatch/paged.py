@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from attn_dispatch.call.arguments import Call
 from attn_dispatch.call.foreign_names import hints_at_foreign_names
 from attn_dispatch.call.layouts import KvLayout, pages_apart
+from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.paged_arguments import check_ragged, cut_table
 from attn_dispatch.call.static_arguments import Window
 from attn_dispatch.one_call import ScoreMod, normal_form, run
+from attn_dispatch.semantics.query_blocks import QueryBlocks, goes_in_blocks, size_of_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
+from attn_dispatch.semantics.wrong import wrong_queries
 
 
 @hints_at_foreign_names
@@ -68,7 +73,8 @@ def paged_attention(
         has the queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] - 1: one, to decode, or a chunk of
         its prompt.
       max_seqlen_q: static, with cu_seqlens_q: no sequence may have more queries. By default the
-        number of tokens, which is seldom near: queries are padded to it.
+        number of tokens. What it is makes a difference up to 16, the most that kernels for
+        decoding take, and beside a score_mod, where queries are padded to it.
       max_seqlen_kv: static: no sequence may have more keys. The table is cut to the pages that
         they need, and kernels plan for them; by default M · page.
       is_causal: each query attends to keys up to its own. False: all of a sequence's queries attend
@@ -95,7 +101,7 @@ def paged_attention(
       NotImplementedError: no implementation that may run it can; says every reason. Raised when the
         call is lowered, which under `jax.jit` means compiled; at once where it is differentiated.
     """
-    call, ragged = normalise_paged(
+    calls, packed = normalise_paged(
         query=query,
         key_pages=key_pages,
         value_pages=value_pages,
@@ -117,13 +123,18 @@ def paged_attention(
         implementation=implementation,
         return_lse=return_lse,
     )
-    results = run(call, return_residual=False, return_lse=return_lse, return_max_logits=False)
-    if ragged is None:
-        return results
+    results = [
+        run(call, return_residual=False, return_lse=return_lse, return_max_logits=False)
+        for call in calls
+    ]
     if not return_lse:
-        return ragged.packed(results, 0)
-    out, lse = results
-    return ragged.packed(out, 0), ragged.packed(lse, -jnp.inf)
+        return packed(results, 0)
+    outs, lses = zip(*results, strict=True)
+    return packed(outs, 0), packed(lses, -jnp.inf)
+
+
+Packed = Callable[[Sequence[jax.Array], float], jax.Array]
+"""One result of each of the calls, and what stands where no sequence is, as what is returned."""
 
 
 def normalise_paged(
@@ -133,8 +144,8 @@ def normalise_paged(
     max_seqlen_kv: int | None,
     needs_keep: bool = False,
     **arguments: Any,
-) -> tuple[Call, RaggedQueries | None]:
-    """The call, and where queries of a ragged one stand among all of them."""
+) -> tuple[tuple[Call, ...], Packed]:
+    """The calls that compute it, that of most queries last, and what is made of their results."""
     for name in ("page_table", "key_value_seq_lengths"):
         if arguments[name] is None:
             raise ValueError(f"{name}: expected an array of integers, got None")
@@ -142,17 +153,8 @@ def normalise_paged(
     if max_seqlen_kv is not None:
         table = cut_table(arguments["page_table"], arguments["key_pages"], max_seqlen_kv)
         arguments["page_table"] = table
-    ragged = None
-    if cu_seqlens_q is not None:
-        cu_seqlens, longest = check_ragged(arguments, cu_seqlens_q, max_seqlen_q)
-        tokens = jnp.shape(arguments["query"])[0]
-        ragged = RaggedQueries.of(cu_seqlens, tokens, longest)
-        arguments["query"] = ragged.padded(jnp.asarray(arguments["query"]))
-        arguments["query_seq_lengths"] = ragged.lengths
-    elif max_seqlen_q is not None:
-        raise ValueError(f"cu_seqlens_q: expected one with max_seqlen_q={max_seqlen_q}, got None")
-    call = normal_form(
-        **arguments,
+    normal = partial(
+        normal_form,
         causal_alignment="bottom_right",
         dropout_rate=0.0,
         deterministic_backward=False,
@@ -160,4 +162,26 @@ def normalise_paged(
         return_residual=False,
         return_max_logits=False,
     )
-    return call, ragged
+    if cu_seqlens_q is None:
+        if max_seqlen_q is not None:
+            raise ValueError(
+                f"cu_seqlens_q: expected one with max_seqlen_q={max_seqlen_q}, got None"
+            )
+        return (normal(**arguments),), lambda results, _: results[0]
+    cu_seqlens, longest = check_ragged(arguments, cu_seqlens_q, max_seqlen_q)
+    ragged = RaggedQueries.of(cu_seqlens, jnp.shape(arguments["query"])[0], longest)
+    query = ragged.padded(jnp.asarray(arguments["query"]))
+    padded = normal(**arguments | {"query": query, "query_seq_lengths": ragged.lengths})
+    spec = LeadingCall.of(padded.operands, padded.options).spec
+    if not goes_in_blocks(spec):
+        return (padded,), lambda results, padding: ragged.packed(results[0], padding)
+    blocks = QueryBlocks.of(ragged, size_of_blocks(spec))
+    wrong = wrong_queries(spec, dict(zip(padded.options.operands, padded.operands, strict=True)))
+    assert wrong is not None
+    calls = blocks.calls(arguments, wrong[:, 0], is_causal=spec.band[1] == 0)
+
+    def packed(results: Sequence[jax.Array], padding: float) -> jax.Array:
+        single, several = results
+        return blocks.packed(single, several, wrong[:, 0], padding)
+
+    return tuple(normal(**x) for x in calls), packed

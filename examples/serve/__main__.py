@@ -42,6 +42,7 @@ def main() -> None:
             params, checkpoint.config, checkpoint.vocabulary.end_id, slots=args.slots,
             prefix=prompts[0][:common], speculate=args.speculate,
         )  # fmt: skip
+        engine.prepare(max(map(len, prompts)) + args.tokens)
     requests = [
         # A long tail: one in four answers may be long.
         Request(

@@ -59,7 +59,7 @@ class Engine:
             config, slots + 1, num_pages, page_size, params["embed"].dtype.name
         )  # fmt: skip
         self._admission = Admission(slots, page_size, num_pages, prefix)
-        self._share = jax.jit(serving.share_prefix, donate_argnums=0)
+        self._share: Any = jax.jit(serving.share_prefix, donate_argnums=0)
         self._programs: dict[tuple[int, ...], Any] = {}
         self._sampling = self._sampling_now()
         self.on_token: Callable[[Request], object] = lambda request: None
@@ -87,6 +87,28 @@ class Engine:
                 f"be one, and the model knows {self._config.context}, the cache {room} tokens"
             )
         self._admission.waiting.append(request)
+
+    def prepare(self, longest: int | None = None) -> None:
+        """Compile every program that answers may need: nothing is compiled while they are made.
+
+        Args:
+          longest: the most tokens of a request, prompt and answer; by default what the model knows.
+        """
+        admission, slots = self._admission, len(self._slots)
+        longest = min(longest or self._config.context, self._config.context)
+        least = self._cache_of(1)
+        caches = {self._cache_of(x) for x in range(least, longest + 1, least)}
+        caches |= {least, self._cache_of(longest)}
+        for width in sorted({1, self._speculate + 1}):
+            for chunk in (0, self._chunk):
+                work = Work(
+                    np.zeros((slots, width), np.int32), np.zeros(slots, np.int32),
+                    np.zeros(chunk, np.int32), np.int32(0), np.int32(0), admission.ended.copy(),
+                )  # fmt: skip
+                for cache in sorted(caches):
+                    self._program(work, cache)
+        if self._slots[0] is not None and isinstance(self._share, jax.stages.Wrapped):
+            self._share = self._share.lower(self._state.tables, 0, 1, 0).compile()
 
     def cancel(self, request: Request) -> None:
         """End a request that is being answered: its pages are free."""
@@ -138,10 +160,10 @@ class Engine:
     def _sampling_now(self) -> Sampling:
         slots = [x or Request([], 0) for x in self._slots]
         return Sampling(
-            jnp.array([x.temperature for x in slots], jnp.float32),
-            jnp.array([x.top_k for x in slots], jnp.int32),
-            jnp.array([x.top_p for x in slots], jnp.float32),
-            jnp.array([x.seed for x in slots], jnp.uint32),
+            jax.device_put(np.array([x.temperature for x in slots], np.float32)),
+            jax.device_put(np.array([x.top_k for x in slots], np.int32)),
+            jax.device_put(np.array([x.top_p for x in slots], np.float32)),
+            jax.device_put(np.array([x.seed for x in slots], np.uint32)),
         )
 
     def _next_tokens(self, slot: int) -> list[int]:
@@ -160,7 +182,7 @@ class Engine:
         return request.prompt[request.done : request.done + self._chunk]
 
     def _work(self, tokens: list[list[int]]) -> tuple[Work, int]:
-        """A step of these tokens, and the most tokens that a slot has then: as a power of two of
+        """A step of these tokens, and the most tokens that a slot may have then: a power of two of
         pages, since each is a program of its own."""
         reading = [i for i, x in enumerate(self._slots) if x and not x.is_decoding]
         chunk_slot = reading[0] if reading else 0
@@ -181,9 +203,13 @@ class Engine:
             for x, new in zip(self._slots, tokens, strict=True)
             if x
         ]
-        pages = max(self._admission.pages(max(lengths, default=1)), LEAST_PAGES)
+        return work, self._cache_of(max(lengths, default=1))
+
+    def _cache_of(self, tokens: int) -> int:
+        """How many tokens a step is compiled for, where a slot has so many."""
+        pages = max(self._admission.pages(tokens), LEAST_PAGES)
         room = self._state.tables.table.shape[1]
-        return work, min(1 << (pages - 1).bit_length(), room) * self._admission.page_size
+        return min(1 << (pages - 1).bit_length(), room) * self._admission.page_size
 
     def _program(self, work: Work, longest: int) -> Any:
         """The step compiled for these shapes, each once."""

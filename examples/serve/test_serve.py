@@ -1,5 +1,6 @@
 """Answers are those of the whole sequence computed at once, however requests came together."""
 
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -97,6 +98,36 @@ def test_answers_are_those_of_full_recomputation(params, chunk, has_prefix, spec
     assert engine.free_pages == free_before
     if speculate:
         assert 0 < engine.accepted < engine.drafted
+
+
+@pytest.mark.parametrize(("has_prefix", "speculate"), [(False, 0), (True, 3)])
+def test_nothing_is_compiled_while_serving(params, has_prefix, speculate):
+    """After `prepare`, whatever comes; without it something is."""
+    counted: list[str] = []
+
+    def count(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if "backend_compile" in event:
+            counted.append(event)
+
+    prefix = list(range(3, 26)) if has_prefix else []
+    of_these = [Request(x, most=1 + 8 * i) for i, x in enumerate(prompts(6, prefix))]
+    numbers = []
+    for is_prepared in (True, False):
+        jax.clear_caches()
+        engine = Engine(
+            params, CONFIG, END, slots=3, page_size=4, num_pages=90, chunk=5, prefix=prefix,
+            speculate=speculate,
+        )  # fmt: skip
+        if is_prepared:
+            engine.prepare()
+        jax.monitoring.register_event_duration_secs_listener(count)
+        counted.clear()
+        for x in of_these:
+            engine.add(dataclasses.replace(x, answer=[], done=0))
+        engine.run()
+        numbers.append(len(counted))
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert numbers[0] == 0 and numbers[1] > 0
 
 
 def test_a_thousand_requests_leave_no_page(params):

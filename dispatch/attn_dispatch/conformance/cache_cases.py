@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 from attn_dispatch.conformance.case import Case
+from attn_dispatch.conformance.drawn_mods import Step
 
 _DTYPES = ("bfloat16", "float16")
 _CAUSAL = {"is_causal": True, "alignment": "bottom_right"}
@@ -91,6 +92,14 @@ def _cases() -> list[Case]:
         near = (576, 63, 64, 65, 449)
         add(f"whole_{feature}_t{t}_page{page}", t=t, s=576, page=page, kv_lengths=near,
             **_OF_WHOLE_PAGES[feature])  # fmt: skip
+    # A bias of batch rows alone, which a kernel for a single query reads as the first row's.
+    of_rows = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "b"),)
+    for t, page, window in product((1, 4), (1, 64), (None, 634)):
+        add(f"sum_of_rows_t{t}_page{page}_window{window}", t=t, s=960, page=page,
+            window=(window, None if window is None else 0), score_mod=of_rows,
+            kv_lengths=(0, 528, 759, 960, 64))  # fmt: skip
+    for (n, k), t in product(((16, 1), (20, 4), (4, 4)), (3, 12, 16, 40)):
+        add(f"grouped{n}_{k}_t{t}", n=n, k=k, t=t, s=2048, page=64)
     for h, page in product((128, 256), (48, 64)):
         add(f"whole_d{h}_page{page}", h=h, t=40, s=576, page=page, soft_cap=20.0)
     return found

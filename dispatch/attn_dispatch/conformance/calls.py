@@ -16,6 +16,7 @@ from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
 from attn_dispatch.conformance.in_pages import in_pages, paged_options
+from attn_dispatch.conformance.ragged_call import ragged
 from attn_dispatch.conformance.reference import Operands
 from attn_dispatch.core import select
 from attn_dispatch.core.primitive import attention, attn_bwd_p, attn_fwd_p
@@ -123,6 +124,8 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def _forward(case: Case, options: AttentionOptions) -> Call:
+    if case.ragged:
+        return ragged(case, options)
     extra = {"lse": options.needs_lse, "row_max": options.needs_max, "keep": options.needs_keep}
     names = ("out", *(name for name, wanted in extra.items() if wanted))
 

@@ -107,6 +107,9 @@ class Case:
     """The sides, "q" and "kv", whose arrays or pages lie in memory with heads first: "q kv"."""
     one_pool: bool = False
     """Keys and values lie in one pool of pages, those of a page one after the other."""
+    ragged: bool = False
+    """In pages, forward: the queries that there are lie one after the other, and the call is
+    `paged_attention` with cu_seqlens_q."""
     rewrite: str = ""
     """The name of a rewrite (core/rewrites) to begin with, though nothing asks for one."""
 

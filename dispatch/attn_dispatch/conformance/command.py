@@ -20,6 +20,7 @@ from attn_dispatch.conformance.each_rewrite import each_rewrite
 from attn_dispatch.conformance.environment import environment
 from attn_dispatch.conformance.outcome import Outcome
 from attn_dispatch.conformance.report import Report, bad_cases
+from attn_dispatch.conformance.serving_draws import serving_examples
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.terminal.help import Commands, add_command
@@ -38,6 +39,7 @@ _EXAMPLES = (
     "attn-dispatch verify --report report",
     "attn-dispatch verify --cases 'window/*' --jobs 4",
     "attn-dispatch verify --random 1000 --implementation xla",
+    "attn-dispatch verify --cases '' --random 1000 --serving",
     "attn-dispatch verify --repeat report/verify-cudnn-NVIDIA_H200-9_19_0.json",
 )
 _MOST_JOBS = 8
@@ -70,6 +72,11 @@ def add_parser(commands: Commands) -> None:
         "--seed", type=_at_least(0), metavar="SEED", help="draw the cases of an earlier run again"
     )
     parser.add_argument(
+        "--serving", action="store_true",
+        help="draw calls of serving alone: decoding, drafts and chunks beside a cache, most in "
+        "pages",
+    )  # fmt: skip
+    parser.add_argument(
         "--each-rewrite", action="store_true",
         help="give each drawn case one of the rewrites that there is something to do for, the "
         "least used one, whether or not a kernel needs it",
@@ -90,8 +97,10 @@ def main(args: argparse.Namespace) -> None:
     interrupted."""
     # This process, which only asks the device what it is, must leave its memory to the workers.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if args.each_rewrite and not args.random:
-        sys.exit("error: --each-rewrite: of drawn cases, so --random N is wanted as well")
+    for name in ("each_rewrite", "serving"):
+        if getattr(args, name) and not args.random:
+            flag = name.replace("_", "-")
+            sys.exit(f"error: --{flag}: of drawn cases, so --random N is wanted as well")
     try:
         implementation = args.implementation or default_implementation()
         cases, options = _named(args)
@@ -104,11 +113,14 @@ def main(args: argparse.Namespace) -> None:
             sys.exit(f"error: {implementation} cannot run here: {unusable}")
         if args.random:
             seed = random.randrange(2**32) if args.seed is None else args.seed
-            print(
-                f"{args.random} drawn cases; --random {args.random} --seed {seed} draws them again"
-            )
+            again = f"--random {args.random}{' --serving' * args.serving} --seed {seed}"
+            print(f"{args.random} drawn cases; {again} draws them again")
             options |= {"random": args.random, "seed": seed}
-            drawn = draws.examples(args.random, seed)
+            if args.serving:
+                options |= {"serving": True}
+                drawn = serving_examples(args.random, seed)
+            else:
+                drawn = draws.examples(args.random, seed)
             if args.each_rewrite:
                 options |= {"each_rewrite": True}
                 drawn = each_rewrite(drawn)

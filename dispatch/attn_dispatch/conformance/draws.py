@@ -98,7 +98,7 @@ def _plain(dice: Dice, b: int, t: int, s: int) -> Facts:
 def _lengths(dice: Dice, b: int, t: int, s: int) -> Facts:
     which = dice.one_of((("q_lengths",), ("kv_lengths",), ("q_lengths", "kv_lengths")))
     full = {"q_lengths": t, "kv_lengths": s}
-    return {name: tuple(_any_length(dice, full[name]) for _ in range(b)) for name in which}
+    return {name: tuple(any_length(dice, full[name]) for _ in range(b)) for name in which}
 
 
 def _length(dice: Dice, full: int) -> int:
@@ -106,7 +106,7 @@ def _length(dice: Dice, full: int) -> int:
     return min(full, dice.one_of((0, 1, full, *(dice.up_to(full) for _ in range(4)))))
 
 
-def _any_length(dice: Dice, full: int) -> int:
+def any_length(dice: Dice, full: int) -> int:
     """Also one that is wrong, and makes its batch row NaN where no one can look at it."""
     return dice.one_of((-2, full + 3)) if dice.in_one_of(12) else _length(dice, full)
 
@@ -186,7 +186,7 @@ def _cache(dice: Dice, facts: Facts, sizes: Sizes) -> Facts:
     t = dice.one_of((1, 1, 1, 1, 2, 3, 4, 5, 8, 9, 33) if most > 64 else (1, 1, 2, 4, 9))
     b = facts["b"]
     cache: Facts = {"t": t, "s": s, "inference": True, "dropout": 0.0, "dropout_keys": 1}
-    cache |= {"kv_lengths": tuple(_any_length(dice, s) for _ in range(b)), "q_lengths": None}
+    cache |= {"kv_lengths": tuple(any_length(dice, s) for _ in range(b)), "q_lengths": None}
     cache |= {
         "is_causal": not dice.in_one_of(4),
         "alignment": "bottom_right",
@@ -194,7 +194,7 @@ def _cache(dice: Dice, facts: Facts, sizes: Sizes) -> Facts:
     }
     cache |= {"deterministic": False, "lse_grad": False, "needs_max": dice.in_one_of(12)}
     if dice.in_one_of(4):
-        cache["q_lengths"] = tuple(_any_length(dice, t) for _ in range(b))
+        cache["q_lengths"] = tuple(any_length(dice, t) for _ in range(b))
     if dice.in_one_of(4):
         cache["window"] = (dice.up_to(s // 2), 0)
     if not dice.in_one_of(2):
@@ -228,7 +228,7 @@ def _mods(dice: Dice, facts: Facts) -> Facts:
     mods: Facts = {}
     if which in ("both", "score") and not is_extreme:
         is_of_the_past = facts["is_causal"] and facts["alignment"] == "top_left"
-        mods["score_mod"] = _steps(dice, is_of_the_past)
+        mods["score_mod"] = steps(dice, is_of_the_past)
     if which in ("both", "mask"):
         mods["mask_mod"] = (dice.one_of(tuple(MASKS)), dice.between(1, 100))
     if mods and facts["transform"] in ("vmap", "scan"):
@@ -241,7 +241,7 @@ def _mods(dice: Dice, facts: Facts) -> Facts:
     return mods
 
 
-def _steps(dice: Dice, is_of_the_past: bool) -> tuple[Step, ...]:
+def steps(dice: Dice, is_of_the_past: bool) -> tuple[Step, ...]:
     """3 to 20 steps, some of which may be NaN for keys that come after the query."""
     # An entry for each query is a row of its own, of which a backward pass takes few.
     readable = ("n", "s", "b", "t") if dice.in_one_of(3) else ("n", "n", "b")

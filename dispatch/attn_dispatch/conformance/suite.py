@@ -50,7 +50,8 @@ _BY_EITHER = NarrowBias().name
 
 @dataclass(frozen=True)
 class _Traced:
-    """A program, traced, and the verdicts on its calls by direction."""
+    """A program, traced, and the verdicts on its calls by direction: of ragged queries on pages
+    there may be two forward calls."""
 
     program: Program
     traced: Any
@@ -195,10 +196,11 @@ class Conformance:
         preference = (self.implementation, "xla") if use_xla else (self.implementation,)
         program = Program.of(case, preference, gradients)
         traced = program.trace(operands)
-        verdicts = {
-            "backward" if spec.is_backward else "forward": self._verdict(spec)
-            for spec in specs_in(traced.jaxpr)
-        }
+        verdicts: dict[str, select.Verdict] = {}
+        for spec in specs_in(traced.jaxpr):
+            direction = "backward" if spec.is_backward else "forward"
+            name = f"{direction}, another" if direction in verdicts else direction
+            verdicts[name] = self._verdict(spec)
         return _Traced(program, traced, verdicts)
 
     def _verdict(self, spec: AttentionSpec) -> select.Verdict:

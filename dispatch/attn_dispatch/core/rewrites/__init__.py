@@ -17,8 +17,10 @@ import jax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadGradientsApart
+from attn_dispatch.core.rewrites.cache.beside_pages import BesidePages
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
 from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
 from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
@@ -47,11 +49,19 @@ from attn_dispatch.core.rewrites.wide_heads import WiderHeads
 _OF_THE_CALLERS_BIAS = NarrowBias()
 _GO_BY_LSE = (GradientApart, ReadGradientsApart, RowBias)
 
-_FOR_DECODING: tuple[Rewrite, ...] = (
-    SinksAfterwards(is_beside_cache=True),
+_OF_A_CACHE: tuple[Rewrite, ...] = (
     NearKeys(),
     WholePages(),
+    HeadsAsQueries(),
     QueriesAsHeads(),
+)
+
+_FOR_DECODING: tuple[Rewrite, ...] = (
+    SinksAfterwards(is_beside_cache=True),
+    BesidePages(ScoreModAsCap()),
+    BesidePages(SumAsBias()),
+    BesidePages(SlopesAsBias()),
+    *_OF_A_CACHE,
 )
 
 _PREFERRED: tuple[Rewrite, ...] = (MaskModAsLengths(),)
@@ -70,7 +80,7 @@ REWRITES: tuple[Rewrite, ...] = (
     ReadGradientsApart(),
     RowBias(),
     SinksAfterwards(),
-    *_FOR_DECODING[1:],
+    *_OF_A_CACHE,
     SmallerPages(),
     PagesGathered(),
     MaximumApart(),
@@ -207,8 +217,13 @@ def _chain(
         inner = rewrite.inner(spec)
         if inner is None or not (moves is None or rewrite.name in moves):
             continue
-        left = reasons_of(rewrite, spec, inner)
-        if set(left) <= set(reasons):
+        left = brought = reasons_of(rewrite, spec, inner)
+        if isinstance(rewrite, BesidePages):
+            if not reasons:
+                continue  # kernels read pages as it is
+            whole = rewrite.whole_pages(spec)
+            brought = left if whole is None else reasons_against(whole)
+        if set(brought) <= set(reasons):
             steps.append((rewrite, spec))
             spec, reasons = inner, left
     while before < len(steps):

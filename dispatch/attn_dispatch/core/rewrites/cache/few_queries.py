@@ -27,7 +27,7 @@ MOST = 16
 """Queries of a row. Of 16 an H200 takes 352 µs, and 597 by the kernel for several (16 rows of 8,192
 keys, 32 heads on 8, 128 dims)."""
 
-_CANNOT_GO = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
+_CANNOT_GO = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
 """Operands by which queries differ otherwise than by what they see; sinks go by lse."""
 
 
@@ -44,10 +44,14 @@ class QueriesAsHeads:
             return None
         if o.mods or o.needs_max or o.needs_keep or spec.is_empty:
             return None
-        if not is_plain(spec) and not (o.whole_pages and spec.band == (None, None)):
+        is_whole = o.whole_pages and spec.band == (None, None)
+        if not is_whole and not is_plain(spec):
             return None
         heads = spec.num_heads * spec.seq_len_q
         arrays = {"query": ((spec.batch, 1, heads, spec.head_dim), spec.dtype)}
+        if spec.has("bias"):
+            batch, *_, keys = spec.shape("bias")
+            arrays["bias"] = (batch, heads, 1, keys), spec.dtype_of("bias")
         return changed(spec, arrays=arrays, is_causal=False, window=(None, None), needs_lse=True)
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
@@ -60,6 +64,8 @@ class QueriesAsHeads:
             seen_by_all = jnp.where(queries > 0, jnp.maximum(keys - queries + 1, 0), 0)
         given = dict(operands)
         given["query"] = _as_heads(spec, operands["query"])
+        if spec.has("bias"):
+            given["bias"] = _bias_of_heads(spec, operands["bias"])
         given["key_value_seq_lengths"] = seen_by_all
         if spec.has("query_seq_lengths"):
             given["query_seq_lengths"] = jnp.minimum(queries, 1)
@@ -78,15 +84,24 @@ class QueriesAsHeads:
 
 def is_plain(spec: AttentionSpec) -> bool:
     """Whether nothing but causality from the bottom right, if that, becomes of scores; of a call
-    without any of the operands that do something to them."""
+    without any of the operands that do something to them, but perhaps a bias."""
     is_causal = spec.band == (None, 0) and spec.options.causal_alignment == "bottom_right"
-    return spec.options.logits_soft_cap is None and (is_causal or spec.band == (None, None))
+    if spec.options.logits_soft_cap is not None or spec.has("bias"):
+        return False
+    return is_causal or spec.band == (None, None)
 
 
 def _as_heads(spec: AttentionSpec, query: jax.Array) -> jax.Array:
     """[B, T, N, H] as [B, 1, N · T, H], those of a kv head together."""
     x = query.reshape(spec.batch, spec.seq_len_q, spec.num_kv_heads, -1, spec.head_dim)
     return jnp.moveaxis(x, 1, 3).reshape(spec.batch, 1, -1, spec.head_dim)
+
+
+def _bias_of_heads(spec: AttentionSpec, bias: jax.Array) -> jax.Array:
+    """[1|B, 1|N, 1|T, S] as [1|B, N · T, 1, S]."""
+    batch, keys = bias.shape[0], bias.shape[3]
+    x = jnp.broadcast_to(bias, (batch, spec.num_heads, spec.seq_len_q, keys))
+    return x.reshape(batch, -1, 1, keys)
 
 
 def _from_heads(spec: AttentionSpec, x: jax.Array) -> jax.Array:

@@ -22,19 +22,23 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
 from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
+from attn_dispatch.core.rewrites.cache.grouped_heads import MOST_AS_HEADS, PART
 from attn_dispatch.core.rewrites.rewrite import AS_ROWS, LENGTHS, Arrays, Calls, changed, for_
 from attn_dispatch.semantics.merge import merged
-from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.padding import pad_last, round_up
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 from attn_dispatch.semantics.wrong import marked
 
-_BY_PAIR = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
+_BY_PAIR = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
 
-_TILE = 256
-"""A table has room for a multiple of so many keys. Kernels read it in tiles of 128, past its end if
-they must, and of whatever stands there they read a page (H200, 9.19: NaN where 5 pages of 64 were
-all of a row, and none where 3 pages of 128 were)."""
+_TILE = PART
+"""A table has room for a multiple of so many keys."""
+
+_MOST_PADDED = 128
+"""Queries of each of several rows that have as many as their lengths say. Here kernels compute
+padding as well: 63 single queries beside a chunk of 512 took 2.3 times as long as with their keys
+gathered (64 rows of 4k keys, H200, 9.19)."""
 
 _LEAST_WHOLE = 4
 """A window has at least so many blocks: else the keys that it reaches are copied (near_keys.py)."""
@@ -50,10 +54,13 @@ class WholePages:
         if plan is None:
             return None
         without = () if spec.is_paged else ("key", "value")
+        arrays = plan.blocks.arrays(spec, plan.columns)
+        if spec.has("bias"):
+            arrays |= _bias(spec, plan.columns * plan.blocks.size, by_row=plan.before > 0)
         return changed(
             spec,
             without=without,
-            arrays=plan.blocks.arrays(spec, plan.columns),
+            arrays=arrays,
             is_causal=False,
             window=(None, None),
             needs_lse=True,
@@ -90,6 +97,11 @@ class WholePages:
             ),
             "key_value_seq_lengths": ends.count * plan.blocks.size,
         }
+        if spec.has("bias"):
+            length, bias = plan.columns * plan.blocks.size, operands["bias"]
+            if plan.before:
+                bias = _bias_at(bias, ends.begin[:, None] + jnp.arange(length, dtype=jnp.int32))
+            given["bias"] = pad_last(bias[..., :length], length)
         results = calls.kernel(inner, for_(inner, given))
         t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
         # What a kernel makes of a row without keys is not said.
@@ -133,13 +145,17 @@ class _Plan:
             return None
         if right is not None and right < 0:
             return None
-        if spec.seq_len_q <= MOST and is_plain(spec):
+        rows = spec.seq_len_q * spec.num_heads // spec.num_kv_heads
+        goes_as_heads = spec.seq_len_q == 1 or rows <= MOST_AS_HEADS
+        if spec.seq_len_q <= MOST and is_plain(spec) and goes_as_heads:
             return None  # few_queries.py does it with fewer keys apart
+        if spec.has("bias") and (
+            spec.seq_len_q > MOST or not spec.is_paged or spec.shape("bias")[3] == 1
+        ):
+            return None  # it would be an array of many pairs
         if spec.seq_len_q > MOST and (left is not None or not spec.is_paged):
             return None  # a window's keys are copied, and an array goes packed
-        if spec.seq_len_q > MOST and spec.has("query_seq_lengths"):
-            # Here kernels compute padding as well: 63 single queries beside a chunk of 512 took 2.3
-            # times as long as with their keys gathered (64 rows of 4k keys, H200, 9.19).
+        if spec.seq_len_q > _MOST_PADDED and spec.batch > 1 and spec.has("query_seq_lengths"):
             return None
         blocks = Blocks.of(spec)
         if blocks is None:
@@ -204,6 +220,23 @@ def _near(spec: AttentionSpec, keys: int) -> dict[str, tuple[tuple[int, ...], st
     }
 
 
+def _bias(
+    spec: AttentionSpec, keys: int, *, by_row: bool
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of the bias of so many keys, of other ones in each row or of the same."""
+    batch, heads, queries, _ = spec.shape("bias")
+    batch = spec.batch if by_row else batch
+    return {"bias": ((batch, heads, queries, keys), spec.dtype_of("bias"))}
+
+
+def _bias_at(bias: jax.Array, places: jax.Array) -> jax.Array:
+    """That of some places [B, L] of each row; of one that is not there that of another."""
+    at = jnp.clip(places, 0, bias.shape[3] - 1)[:, None, None]
+    return jnp.take_along_axis(
+        jnp.broadcast_to(bias, (places.shape[0], *bias.shape[1:])), at, axis=3
+    )
+
+
 def _by_kernel(
     spec: AttentionSpec,
     operands: Arrays,
@@ -243,11 +276,14 @@ def _by_xla(
     # 0 · NaN of what stands past a length would be NaN.
     is_read = may_attend.any(axis=1)[..., None, None]
     near = {name: jnp.where(is_read, x, 0) for name, x in (("key", key), ("value", value))}
-    mask = ((spec.batch, 1, spec.seq_len_q, length), "bool")
+    arrays = _near(spec, length) | {"mask": ((spec.batch, 1, spec.seq_len_q, length), "bool")}
+    if spec.has("bias"):
+        arrays |= _bias(spec, length, by_row=True)
+        near["bias"] = _bias_at(operands["bias"], places)
     rest = changed(
         spec,
         without=(*IN_BLOCKS, *LENGTHS),
-        arrays=_near(spec, length) | {"mask": mask},
+        arrays=arrays,
         is_causal=False,
         window=(None, None),
         needs_lse=True,

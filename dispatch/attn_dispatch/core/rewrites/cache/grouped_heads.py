@@ -1,0 +1,124 @@
+"""The query heads of a kv head as more queries of it, and keys in parts, of calls on whole pages.
+
+A kernel for several queries has tiles of 128 of them, each of one query head, and reads keys for
+each tile. Of whole pages all queries see all keys, so that the queries of all heads of a group may
+stand in one tile. Such a kernel does not split keys either: where there are fewer tiles than
+multiprocessors, the pages of a row are batch rows of a few parts, merged by lse.
+
+4 queries of 32 heads on one kv head take 63 µs so, with keys in 8 parts, where as heads of a single
+query they take 161 (16 rows of 8,192 keys, 128 dims, H200, 9.19); 16 queries of 32 heads on 8 take
+183 and 353.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
+from attn_dispatch.semantics.wrong import marked
+
+_BY_HEAD = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
+
+MOST_AS_HEADS = 32
+"""Query heads of a kv head, of all queries together, that a kernel for decoding takes: it has 16 in
+a tile. 8 queries of 32 heads on 8 take 172 µs as heads, and 196 here (16 rows of 8,192 keys)."""
+
+_TILE = 128
+"""So many queries fill one without the heads."""
+PART = 256
+"""A table, and so each part of it, has room for a multiple of so many keys. Kernels read it in
+tiles of 128, past its end if they must, and of whatever stands there they read a page (H200, 9.19:
+NaN where 5 pages of 64 were all of a row, and none where 3 pages of 128 were)."""
+_ENOUGH = 128
+"""Tiles at work; an H200 and an H100 have 132 multiprocessors."""
+
+
+@dataclass(frozen=True)
+class HeadsAsQueries:
+    name: str = "whole pages: the heads of a group as queries of one, keys in parts"
+    moves_dropout: bool = False
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        o = spec.options
+        if not o.whole_pages or spec.band != (None, None) or spec.seq_len_q == 1 or o.mods:
+            return None
+        if spec.is_backward or o.needs_max or o.needs_keep or any(map(spec.has, _BY_HEAD)):
+            return None
+        rows, parts = spec.seq_len_q * _group(spec), _parts(spec)
+        if rows <= MOST_AS_HEADS or spec.seq_len_q >= _TILE:
+            return None
+        if _group(spec) == parts == 1:
+            return None
+        batch, table = spec.batch * parts, spec.shape("page_table")[1] // parts
+        arrays = {
+            "query": ((batch, rows, spec.num_kv_heads, spec.head_dim), spec.dtype),
+            "page_table": ((batch, table), "int32"),
+            "key_value_seq_lengths": ((batch,), "int32"),
+        }
+        if spec.has("query_seq_lengths"):
+            arrays["query_seq_lengths"] = (batch,), "int32"
+        return changed(spec, arrays=arrays, needs_lse=True)
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner = self.inner(spec)
+        assert inner is not None
+        b, t, k, group, parts = spec.batch, spec.seq_len_q, spec.num_kv_heads, *_facts(spec)
+        query = jnp.swapaxes(operands["query"].reshape(b, t, k, group, spec.head_dim), 2, 3)
+        query = query.reshape(b, t * group, k, spec.head_dim)
+        room = spec.seq_len_kv // parts
+        begin = room * jnp.arange(parts, dtype=jnp.int32)
+        lengths = jnp.clip(operands["key_value_seq_lengths"][:, None] - begin, 0, room)
+        given = {
+            **operands,
+            "query": jnp.repeat(query, parts, axis=0),
+            "page_table": operands["page_table"].reshape(inner.shape("page_table")),
+            "key_value_seq_lengths": lengths.reshape(-1),
+        }
+        if spec.has("query_seq_lengths"):
+            queries = group * operands["query_seq_lengths"]
+            given["query_seq_lengths"] = jnp.repeat(queries, parts, axis=0)
+        results = calls.kernel(inner, for_(inner, given))
+        out = results["out"].reshape(b, parts, t * group, k, -1)
+        lse = jnp.swapaxes(results["lse"], 1, 2).reshape(b, parts, t * group, k)
+        # What a kernel makes of a part without keys is not said.
+        lse = jnp.where((lengths > 0)[..., None, None], lse, -jnp.inf)
+        out, lse = _merged(out, lse) if parts > 1 else (out[:, 0], lse[:, 0])
+
+        def back(x: jax.Array) -> jax.Array:
+            """[B, T · group, K, ...] as [B, T, N, ...]."""
+            x = jnp.swapaxes(x.reshape(b, t, group, k, *x.shape[3:]), 2, 3)
+            return x.reshape(b, t, spec.num_heads, *x.shape[4:])
+
+        found = {"out": back(out).astype(spec.dtype), "lse": jnp.swapaxes(back(lse), 1, 2)}
+        return marked(spec, operands, found)
+
+
+def _merged(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Of parts along axis 1; what there is without keys is 0 and -inf."""
+    top = lse.max(axis=1, keepdims=True)
+    weight = jnp.exp(lse - jnp.where(top == -jnp.inf, 0, top))
+    total = weight.sum(axis=1, keepdims=True)
+    share = (weight / jnp.where(total == 0, 1, total))[..., None]
+    out = jnp.where(share > 0, out * share, 0).sum(axis=1)
+    return out, (top + jnp.log(total))[:, 0]
+
+
+def _facts(spec: AttentionSpec) -> tuple[int, int]:
+    return _group(spec), _parts(spec)
+
+
+def _group(spec: AttentionSpec) -> int:
+    return spec.num_heads // spec.num_kv_heads
+
+
+def _parts(spec: AttentionSpec) -> int:
+    """A power of two, into which the table divides."""
+    tiles = spec.batch * spec.num_kv_heads * -(-spec.seq_len_q * _group(spec) // _TILE)
+    columns, parts = spec.shape("page_table")[1], 1
+    while tiles * parts < _ENOUGH and columns * spec.page_size % (2 * parts * PART) == 0:
+        parts *= 2
+    return parts
