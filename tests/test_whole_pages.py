@@ -136,8 +136,8 @@ def capped(score: Any, b: Any, n: Any, t: Any, s: Any) -> Any:
         (1, 16, {"alibi_slopes": 1}, (A, W)),
         (4, 16, {"alibi_slopes": 1, "sinks": 1}, (S, A, W, Q)),
         (1, 16, {"alibi_slopes": 1, "local_window_size": (5000, 0)}, (A, W)),
-        (1, 16, {"score_mod": capped}, (C, W)),
-        (256, 16, {"score_mod": capped}, (C, W)),
+        (1, 16, {"score_mod": "capped"}, (C, W)),
+        (256, 16, {"score_mod": "capped"}, (C, W)),
         (100, 16, {"query_seq_lengths": 1}, (W, G)),
         (256, 16, {"query_seq_lengths": 1}, (PagesGathered().name,)),
         (1, 24, {}, (SmallerPages().name,)),
@@ -151,6 +151,8 @@ def test_how_cudnn_takes_them(target, t, page, options, expected):
     given: dict[str, Any] = {"key_value_seq_lengths": struct((b,), jnp.int32)} | options
     for name in given.keys() & {"sinks", "alibi_slopes"}:
         given[name] = struct((n,), jnp.float32)
+    if "score_mod" in given:
+        given["score_mod"] = capped  # by name above: ids must be the same in every process
     if "query_seq_lengths" in given:
         given["query_seq_lengths"] = struct((b,), jnp.int32)
     if page:

@@ -96,7 +96,7 @@ def _cases() -> list[Case]:
     of_rows = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "b"),)
     for t, page, window in product((1, 4), (1, 64), (None, 634)):
         add(f"sum_of_rows_t{t}_page{page}_window{window}", t=t, s=960, page=page,
-            window=(window, None if window is None else 0), score_mod=of_rows,
+            score_mod=of_rows, window=(window, None if window is None else 0),
             kv_lengths=(0, 528, 759, 960, 64))  # fmt: skip
     for (n, k), t in product(((16, 1), (20, 4), (4, 4)), (3, 12, 16, 40)):
         add(f"grouped{n}_{k}_t{t}", n=n, k=k, t=t, s=2048, page=64)
