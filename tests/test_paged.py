@@ -24,6 +24,7 @@ from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.conformance.reference import poison_padding
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
 from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
 from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
@@ -383,7 +384,7 @@ def test_how_cudnn_takes_them():
 
     assert forward(1).rewrites == ()
     assert forward(4).rewrites == (QueriesAsHeads().name,)
-    assert forward(33).rewrites == (WholePages().name,)
+    assert forward(33).rewrites == (WholePages().name, HeadsAsQueries().name)
     assert forward(1, local_window_size=(50, 0)).rewrites == (NearKeys().name,)
     odd = forward(1, page=24)
     assert odd.rewrites == (SmallerPages().name,)

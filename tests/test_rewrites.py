@@ -36,6 +36,7 @@ from attn_dispatch.core.rewrites import (
 )
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
 from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
 from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
@@ -272,7 +273,10 @@ def test_a_rewrite_that_is_taken_first(case: Case):
 def test_every_rewrite_has_cases():
     without_cases = {name for name, found in CASES.items() if len(found) < 3}
     assert NarrowBias().name in without_cases  # these are float32: tests/test_aiter_public.py
-    of_serving = (NearKeys(), QueriesAsHeads(), WholePages(), SmallerPages(), PagesGathered())
+    of_serving = (
+        NearKeys(), QueriesAsHeads(), HeadsAsQueries(), WholePages(), SmallerPages(),
+        PagesGathered(),
+    )  # fmt: skip
     serving = {x.name for x in of_serving}  # test_paged.py, test_whole_pages.py
     assert without_cases - {NarrowBias().name} <= serving
 

@@ -18,7 +18,9 @@ from attn_dispatch.conformance.cases import BY_NAME
 from attn_dispatch.conformance.each_rewrite import each_rewrite
 from attn_dispatch.conformance.outcome import Outcome
 from attn_dispatch.conformance.report import bad_cases
+from attn_dispatch.conformance.serving_draws import serving_examples
 from attn_dispatch.core.rewrites import REWRITES
+from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
 from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.empty import NoScores
 
@@ -90,11 +92,24 @@ def test_drawn_cases(verify):
     assert report["options"]["seed"] == 4
 
 
+def test_calls_of_serving_are_drawn(verify):
+    status, printed, report, _ = verify("--cases", "", "--random", "3", "--serving", "--seed", "4")
+    assert status == 0 and "--random 3 --serving --seed 4 draws them again" in printed
+    assert [x["case"] for x in report["outcomes"]] == ["served/4_0", "served/4_1", "served/4_2"]
+    assert report["options"]["serving"] and "--random N" in str(verify("--serving")[0])
+    cases = serving_examples(400, 4)
+    assert all(Case.from_json(case.to_json()) == case for case in cases)
+    assert {1, 24, 1024} <= {case.page for case in cases} and any(x.ragged for x in cases)
+    assert {0, 1} <= {length for case in cases for length in case.kv_lengths or ()}
+
+
 def test_each_rewrite_is_drawn(verify):
     drawn = each_rewrite(draws.examples(150, 5))
     used = Counter(case.rewrite for case in drawn)
-    # No axis is drawn empty, and no page of 24 keys or the like, which named cases have.
-    names = {x.name for x in REWRITES} - {NoScores().name, SmallerPages().name}
+    # No axis is drawn empty, and no page of 24 keys or the like, which named cases have; and no
+    # call on whole pages alone.
+    left_out = (NoScores(), SmallerPages(), HeadsAsQueries())
+    names = {x.name for x in REWRITES} - {x.name for x in left_out}
     assert used.keys() - {""} == names
     assert all(Case.from_json(case.to_json()) == case for case in drawn)
     assert "--random N" in str(verify("--each-rewrite")[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ def ragged(
         query = arrays["query"][rows, within]
         query = jnp.pad(query, ((0, _UNUSED), (0, 0), (0, 0)), constant_values=jnp.nan)
         ends = jnp.cumsum(arrays["query_seq_lengths"])
-        by_head = {
+        by_head: dict[str, Any] = {
             name: x[0] if x.shape[0] == 1 else x
             for name, x in arrays.items()
             if name in ("alibi_slopes", "sinks")
