@@ -4,6 +4,7 @@
 # make soak    20,000 drawn calls and every named one on XLA, and every plan: for a night
 # make docs    the docs as a site, in build/site; a warning is an error
 # make lint    ruff, pyright, clang-format
+# make release-check    builds every wheel, installs each in a fresh environment and tries it: minutes
 #
 # Both of the first two make their own virtual environment and need only python3 (3.11 or newer),
 # make, g++ and git.
@@ -33,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
-.PHONY: demo serve test soak docs lint clean
+.PHONY: demo serve test soak docs lint release-check clean
 
 ifeq ($(HAS_NVIDIA),yes)
 demo serve: $(VENV)/cuda-library
@@ -70,6 +71,16 @@ lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run --Werror $(wildcard *_backend/*.h *_backend/*.cc tests/*/*.h tests/*/*.cc)
+
+# Arguments: make release-check RELEASE='--pythons 3.12 --skip-source'
+RELEASE ?=
+release-check: build/release/tools
+	build/release/tools/bin/python release/release_check.py $(RELEASE)
+
+build/release/tools: release/requirements.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'

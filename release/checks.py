@@ -13,7 +13,7 @@ from pathlib import Path
 from plugins import PLATFORM, PLUGINS, VERSION
 
 _STRAY = re.compile(
-    r"(^|/)(tests?|__pycache__|build|dist|release|\.\w[^/]*)/|\.(pyc|o|a|orig|rej|tmp|log)$|~$"
+    r"(^|/)(tests?|__pycache__|release|\.\w[^/]*)/|\.(pyc|o|a|orig|rej|tmp|log)$|~$"
 )
 _GLIBC = re.compile(r"manylinux_(\d+)_(\d+)_x86_64")
 
@@ -56,7 +56,9 @@ def _pure(path: Path, inside: list[str]) -> list[str]:
         found.append(f"expected a wheel for any Python, got {path.name}")
     if "attn_dispatch/py.typed" not in inside:
         found.append("py.typed is missing")
-    return found + [f"outside the package: {x}" for x in inside if not x.startswith("attn_dispatch/")]
+    return found + [
+        f"outside the package: {x}" for x in inside if not x.startswith("attn_dispatch/")
+    ]
 
 
 def _source_distribution(path: Path) -> list[str]:

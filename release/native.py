@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from environments import Failed
 from plugins import BUILD, OLDEST_JAX, REPOSITORY
 
 _HEADERS = BUILD / "headers"
@@ -42,22 +43,31 @@ def _runs(python: Path) -> bool:
     return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
 
 
-def compile_for(python: Path, version: str, switches: tuple[str, ...]) -> Path:
-    """The folder into which the libraries of these switches are installed, built for this Python.
+def compiled(version: str) -> Path:
+    """Where the libraries for this version of Python are."""
+    return BUILD / "libraries" / version / "attn_dispatch"
+
+
+def compile_for(python: Path, version: str, switches: tuple[str, ...]) -> str:
+    """Build the libraries of these switches for this Python, into `compiled(version)`.
 
     All versions share one build folder: what does not see Python, which is most of it, is compiled
     for the first of them alone.
     """
-    _fetch_headers()
     zig = importlib.util.find_spec("ziglang")
-    assert zig is not None and zig.origin is not None, "zig: pip install -r release/requirements.txt"
+    assert zig is not None and zig.origin is not None, (
+        "zig: pip install -r release/requirements.txt"
+    )
     tools = Path(sys.executable).parent
-    environment = os.environ | {
-        "ATTN_RELEASE_ZIG": str(Path(zig.origin).with_name("zig")),
-        "ATTN_DISPATCH_INCLUDE": os.pathsep.join(str(_HEADERS / x) for x in _INCLUDES),
-        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-    }
-    objects, installed = BUILD / "objects", BUILD / "libraries" / version
+    environment = (
+        os.environ
+        | header_environment()
+        | {
+            "ATTN_RELEASE_ZIG": str(_zig()),
+            "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        }
+    )
+    objects, installed = BUILD / "objects", compiled(version).parent
     shutil.rmtree(installed, ignore_errors=True)
     configure = [
         "cmake", "--fresh", "-G", "Ninja", "-S", REPOSITORY, "-B", objects,
@@ -76,14 +86,38 @@ def compile_for(python: Path, version: str, switches: tuple[str, ...]) -> Path:
         ):
             done = subprocess.run(command, env=environment, stdout=output, stderr=output)
             if done.returncode != 0:
-                sys.exit(f"{' '.join(map(str, command))} failed: see {log}")
-    return installed / "attn_dispatch"
+                raise Failed(f"{' '.join(map(str, command))}: see {log}")
+    return ""
+
+
+def _zig() -> Path:
+    found = importlib.util.find_spec("ziglang")
+    if found is None or found.origin is None:
+        raise Failed("there is no zig: pip install -r release/requirements.txt")
+    return Path(found.origin).with_name("zig")
+
+
+def header_environment() -> dict[str, str]:
+    """The variable that says where headers are, once they are there."""
+    if not _HEADERS.exists():
+        _fetch_headers()
+    return {"ATTN_DISPATCH_INCLUDE": os.pathsep.join(str(_HEADERS / x) for x in _INCLUDES)}
 
 
 def _fetch_headers() -> None:
-    if _HEADERS.exists():
-        return
     unfinished = _HEADERS.with_suffix(".tmp")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
     subprocess.run([*command, "--target", unfinished, *_HEADER_PACKAGES], check=True)
     unfinished.rename(_HEADERS)
+
+
+def licenses() -> Path:
+    """A folder with the licenses of what is compiled into the libraries."""
+    folder = BUILD / "licenses"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for package in ("nvidia_cudnn_frontend", "pybind11"):
+        for found in _HEADERS.glob(f"{package}-*.dist-info/licenses/*"):
+            shutil.copy(found, folder / f"{package}-{found.name}")
+    shutil.copy(_zig().parent / "lib" / "libcxx" / "LICENSE.TXT", folder / "libcxx.txt")
+    return folder

@@ -44,7 +44,7 @@ def _cuda(major: int) -> Plugin:
         "_cuda",
         "ATTN_DISPATCH_CUDA",
         f"attn-dispatch's library for JAX on CUDA {major}.",
-        # cuDNN's lower bound is that of cuda_backend/library.cc; JAX brings it, and may ask for more.
+        # cuDNN's lower bound is that of cuda_backend/library.cc; JAX's own may be higher.
         (f"jax[cuda{major}]>={OLDEST_JAX}", f"nvidia-cudnn-cu{major}>=9.12,<10"),
     )
 

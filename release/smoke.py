@@ -1,6 +1,6 @@
 """What an installation must do, on a machine without a GPU. Run in it, outside of the checkout.
 
-usage: smoke.py none|PACKAGE [CUDA_MAJOR]
+usage: smoke.py none|PACKAGE
 
 PACKAGE is where the CUDA library is to come from: attn_dispatch_cuda13, or attn_dispatch itself.
 """
@@ -15,6 +15,8 @@ import numpy as np
 
 import attn_dispatch
 from attn_dispatch import dot_product_attention, explain
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.devices import native
 
 expected = sys.argv[1]
 installed = Path(attn_dispatch.__file__)
@@ -43,12 +45,9 @@ half = jax.ShapeDtypeStruct((2, 4096, 32, 128), jnp.bfloat16)
 plan = explain(half, half, half, is_causal=True, target="b200")
 if expected == "none":
     assert plan.chosen_forward == "xla", plan
-    assert "installed without its CUDA library" in info.replace("\n", " ").replace("  ", " "), info
+    assert "installed without its CUDA library" in " ".join(info.split()), info
     print("XLA")
     sys.exit()
-
-from attn_dispatch.cudnn import library as cudnn_library
-from attn_dispatch.devices import native
 
 name = native.load(native.CUDA).__name__
 assert name == f"{expected}._cuda", name

@@ -7,8 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
+import native
+from environments import Failed
 from plugins import BUILD, DIST, PLATFORM, REPOSITORY, VERSION, Plugin
 
 _PYPROJECT = """\
@@ -22,7 +25,7 @@ version = "{version}"
 description = "{description}"
 readme = "README.md"
 license = "Apache-2.0"
-license-files = ["LICENSE"]
+license-files = ["LICENSE", "licenses/*"]
 requires-python = ">={python},<{next_python}"
 dependencies = {dependencies}
 
@@ -47,7 +50,7 @@ __version__ = "{version}"
 '''
 
 
-def plugin_wheel(plugin: Plugin, version: str, compiled: Path) -> Path:
+def plugin_wheel(plugin: Plugin, version: str) -> Path:
     """The wheel of a plugin for this version of Python, of what was compiled for it."""
     stage = BUILD / "stage" / f"{plugin.suffix}-{version}"
     shutil.rmtree(stage, ignore_errors=True)
@@ -67,8 +70,9 @@ def plugin_wheel(plugin: Plugin, version: str, compiled: Path) -> Path:
     (stage / "README.md").write_text(_README.format(**facts))
     (package / "__init__.py").write_text(_INIT.format(**facts))
     shutil.copy(REPOSITORY / "LICENSE", stage)
+    shutil.copytree(native.licenses(), stage / "licenses")
     shutil.copy(Path(__file__).parent / "plugin" / "hatch_build.py", stage)
-    for path in compiled.iterdir():
+    for path in native.compiled(version).iterdir():
         if path.name.startswith(f"{plugin.library}."):
             shutil.copy(path, package)
         elif path.name.startswith("libattn_dispatch_no_") and plugin.library == "_cuda":
@@ -79,13 +83,20 @@ def plugin_wheel(plugin: Plugin, version: str, compiled: Path) -> Path:
     return _built("--wheel", stage, {"ATTN_RELEASE_TAG": tag})
 
 
-def pure_wheel() -> Path:
-    """attn-dispatch itself, which has no compiled code."""
-    return _built("--wheel", REPOSITORY, {})
-
-
 def source_distribution() -> Path:
     return _built("--sdist", REPOSITORY, {})
+
+
+def pure_wheel() -> Path:
+    """attn-dispatch itself, which has no compiled code: made from its source distribution, so that
+    nothing that lies about in the checkout comes along."""
+    (sdist,) = DIST.glob("*.tar.gz")
+    unpacked = BUILD / "unpacked"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    return _built("--wheel", source, {})
 
 
 def _built(what: str, source: Path, environment: dict[str, str]) -> Path:
@@ -95,7 +106,7 @@ def _built(what: str, source: Path, environment: dict[str, str]) -> Path:
     command = [sys.executable, "-m", "build", what, "--no-isolation", "--outdir", str(out), source]
     done = subprocess.run(command, env=plain | environment, capture_output=True, text=True)
     if done.returncode != 0:
-        sys.exit(f"{source}: {done.stdout}{done.stderr}")
+        raise Failed(f"{source}: {done.stdout}{done.stderr}")
     (built,) = out.iterdir()
     DIST.mkdir(parents=True, exist_ok=True)
     return Path(shutil.move(built, DIST / built.name))

@@ -75,6 +75,12 @@ def load(native: Native) -> ModuleType:
     return _imported(native, plugin, Path(str(package.__file__)).parent)
 
 
+def plugin_folders(native: Native) -> list[Path]:
+    """Where the wheels of a library are, of those that are installed."""
+    found = (find_spec(x) for x in native.plugins())
+    return [Path(x.origin).parent for x in found if x is not None and x.origin is not None]
+
+
 def _imported(native: Native, package: str, folder: Path) -> ModuleType:
     try:
         return importlib.import_module(f"{package}.{native.name}")
