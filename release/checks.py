@@ -67,7 +67,7 @@ def _source_distribution(path: Path) -> list[str]:
     wanted = ("pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "cuda_backend/module.cc",
               "rocm_backend/module.cc", "dispatch/attn_dispatch/__init__.py")  # fmt: skip
     found = [f"{x} is missing" for x in wanted if x not in names]
-    return found + [f"stray file {x}" for x in names if _STRAY.search(x)]
+    return found + [f"stray file {x}" for x in names if _STRAY.search(x) or x.endswith(".so")]
 
 
 def _twine(path: Path) -> list[str]:
