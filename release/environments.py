@@ -91,8 +91,8 @@ def run(
         input=said, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise Failed(f"{' '.join(map(str, command))}: " + "\n".join(said[-12:]))
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise Failed(f"{' '.join(map(str, command))}: " + "\n".join(lines[-12:]))
     return done.stdout
 
 
