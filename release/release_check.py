@@ -1,10 +1,10 @@
 """Builds everything that is released, checks it, installs it in fresh environments and tries it.
 
-usage: python release/release_check.py [--pythons 3.12 3.13] [--skip-source] [--skip-build]
+usage: python release/release_check.py [--pythons 3.12 3.13] [--skip-build] [--skip-trial] …
 
-`make release-check` runs it. What it builds is in build/release/dist; it ends with a table, and
-with status 1 if anything is wrong. Pythons that are not on this machine are named in it and left
-out.
+`make release-check` and `make wheels` run it. What it builds is in build/release/dist; it ends with
+a table, and with status 1 if anything is wrong. Pythons that are not on this machine are named in
+it and left out.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pythons", nargs="+", default=PYTHONS, choices=PYTHONS)
     parser.add_argument("--skip-source", action="store_true", help="not to build from the sdist")
+    parser.add_argument("--skip-trial", action="store_true", help="to build and check alone")
     parser.add_argument("--skip-build", action="store_true", help="to try what is built already")
     args = parser.parse_args()
     table = Table()
@@ -75,7 +76,7 @@ def main() -> None:
     if not args.skip_build:
         shutil.rmtree(DIST, ignore_errors=True)
         build(table, pythons, plugins)
-    for version, python in pythons.items():
+    for version, python in () if args.skip_trial else pythons.items():
         for jax in (f"jax=={OLDEST_JAX}", "jax"):
             try_wheels(table, version, python, jax, plugins)
     if not args.skip_source and pythons:
