@@ -90,17 +90,18 @@ def _imported(native: Native, package: str, folder: Path) -> ModuleType:
 
 def _why_not(native: Native, folder: Path, error: ImportError) -> str:
     """Why the library is not here, or not for this Python."""
-    ours = f"attn_dispatch's {native.vendor} library"
     others = [x.name.split(".")[1] for x in folder.glob(f"{native.name}.*.so")]
     this = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
     if others and this not in others:
         return (
-            f"{ours} was built for another Python: expected {this}, got "
-            f"{', '.join(sorted(others))}; {native.remedy} ({error})"
+            f"attn_dispatch's {native.vendor} library was built for another Python: expected "
+            f"{this}, got {', '.join(sorted(others))}; {native.remedy} ({error})"
         )
     if isinstance(error, ModuleNotFoundError):
         return (
             f"attn_dispatch was installed without its {native.vendor} library; {native.remedy} "
             f"({error})"
         )
-    return f"{ours} could not be imported; {native.remedy} ({error})"
+    return (
+        f"attn_dispatch's {native.vendor} library could not be imported; {native.remedy} ({error})"
+    )
