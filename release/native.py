@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from environments import Failed
+from environments import Failed, run
 from plugins import BUILD, OLDEST_JAX, REPOSITORY
 
 _HEADERS = BUILD / "headers"
@@ -64,6 +64,7 @@ def compile_for(python: Path, version: str, switches: tuple[str, ...]) -> str:
         | header_environment()
         | {
             "ATTN_RELEASE_ZIG": str(_zig()),
+            "ATTN_RELEASE_MULTIARCH": str(_multiarch(python)),
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         }
     )
@@ -88,6 +89,20 @@ def compile_for(python: Path, version: str, switches: tuple[str, ...]) -> str:
             if done.returncode != 0:
                 raise Failed(f"{' '.join(map(str, command))}: see {log}")
     return ""
+
+
+def _multiarch(python: Path) -> Path:
+    """A folder, the same for all, in which Debian's Pythons find the rest of their pyconfig.h.
+
+    They include it by a path under /usr/include, where zig does not look.
+    """
+    code = "import sysconfig; print(sysconfig.get_path('include'))"
+    included = Path(run(python, "-c", code).strip()).parent
+    folder = BUILD / "multiarch"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "x86_64-linux-gnu").symlink_to(included / "x86_64-linux-gnu")
+    return folder
 
 
 def _zig() -> Path:
