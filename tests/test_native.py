@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import attn_dispatch
+from attn_dispatch.devices import native
 from backend import needs_cudnn
 
 
@@ -90,30 +91,24 @@ def plugin(tmp_path: Path, name: str, version: str = attn_dispatch.__version__) 
     return folder
 
 
-LOADED = "native.load(native.CUDA).__name__"
-
-
 @needs_cudnn
 @pytest.mark.parametrize("cuda", [12, 13])
 def test_a_library_beside_the_package(tmp_path, cuda):
+    """And its stand-ins, without which it would not be usable here."""
     copy_without_library(tmp_path)
     plugin(tmp_path, f"attn_dispatch_cuda{cuda}")
-    assert said_by(tmp_path, LOADED) == f"attn_dispatch_cuda{cuda}._cuda"
-    assert reason(tmp_path) == ""  # the stand-ins are found beside it as well
+    said = said_by(tmp_path, "(native.load(native.CUDA).__name__, library.find().unusable)")
+    assert said == str((f"attn_dispatch_cuda{cuda}._cuda", ""))
 
 
-@needs_cudnn
 @pytest.mark.parametrize(
-    ("jax_is_for", "taken"), [((), 13), ((12,), 12), ((13,), 13), ((12, 13), 13)]
+    ("jax_is_for", "order"),
+    [((), (13, 12)), ((12,), (12, 13)), ((13,), (13, 12)), ((12, 13), (13, 12))],
 )
-def test_of_two_the_one_for_the_cuda_of_jax(tmp_path, jax_is_for, taken):
-    copy_without_library(tmp_path)
-    for cuda in (12, 13):
-        plugin(tmp_path, f"attn_dispatch_cuda{cuda}")
-    for cuda in jax_is_for:
-        (tmp_path / f"jax_cuda{cuda}_plugin").mkdir()
-        (tmp_path / f"jax_cuda{cuda}_plugin" / "__init__.py").write_text("")
-    assert said_by(tmp_path, LOADED) == f"attn_dispatch_cuda{taken}._cuda"
+def test_of_two_the_one_for_the_cuda_of_jax(monkeypatch, jax_is_for, order):
+    here = [f"jax_cuda{cuda}_plugin" for cuda in jax_is_for]
+    monkeypatch.setattr(native, "find_spec", lambda name: name if name in here else None)
+    assert native.CUDA.plugins() == tuple(f"attn_dispatch_cuda{cuda}" for cuda in order)
 
 
 @needs_cudnn
@@ -121,7 +116,7 @@ def test_the_library_in_the_package_comes_first(tmp_path):
     copy_without_library(tmp_path)
     folder = plugin(tmp_path, "attn_dispatch_cuda13", "0.0.0")
     shutil.copy(folder / f"_cuda{SUFFIX}", tmp_path / "attn_dispatch")
-    assert said_by(tmp_path, LOADED) == "attn_dispatch._cuda"
+    assert said_by(tmp_path, "native.load(native.CUDA).__name__") == "attn_dispatch._cuda"
 
 
 @needs_cudnn
