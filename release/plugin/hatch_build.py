@@ -2,7 +2,7 @@
 
 import os
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface  # pyright: ignore
 
 
 class CompiledElsewhere(BuildHookInterface):
