@@ -6,6 +6,8 @@
 # make soak    20,000 drawn calls and every named one on XLA, and every plan: for a night
 # make docs    the docs as a site, in build/site; a warning is an error
 # make lint    ruff, pyright, clang-format
+# make wheels    the package and its libraries as wheels, in build/release/dist
+# make release-check    the same, each installed in fresh environments and tried: many minutes
 #
 # The first four make their own virtual environment and need only python3 (3.11 or newer),
 # make, g++ and git.
@@ -38,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
-.PHONY: demo serve train finetune test soak docs lint clean
+.PHONY: demo serve train finetune test soak docs lint wheels release-check clean
 
 ifeq ($(HAS_NVIDIA),yes)
 demo serve train finetune: $(VENV)/cuda-library
@@ -76,11 +78,25 @@ soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12
 docs: $(VENV)/pure-python $(VENV)/docs-packages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages
+lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages $(VENV)/framework-packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
+	$(BIN)/pyright --project tests/pyright_face.json --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run --Werror $(wildcard *_backend/*.h *_backend/*.cc tests/*/*.h tests/*/*.cc)
+
+# Arguments: make release-check RELEASE='--pythons 3.12 --skip-source'
+RELEASE ?=
+wheels: build/release/tools
+	build/release/tools/bin/python release/release_check.py --skip-trial --skip-source $(RELEASE)
+
+release-check: build/release/tools
+	build/release/tools/bin/python release/release_check.py $(RELEASE)
+
+build/release/tools: release/requirements.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'

@@ -77,10 +77,10 @@ ffi::Error check_device(State& state) {
 }
 
 ffi::Error fill_bytes(void* data, int value, size_t bytes, hipStream_t stream) {
-  const hipError_t status = hipMemsetAsync(data, value, bytes, stream);
+  const hipError_t status = hip().memset_async(data, value, bytes, stream);
   if (status == hipSuccess) return ffi::Error::Success();
   return failure(ffi::ErrorCode::kInternal,
-                 std::string("hipMemsetAsync: ") + hipGetErrorString(status));
+                 std::string("hipMemsetAsync: ") + hip().error_string(status));
 }
 
 // Set in tests: fills results and scratch with NaN first, so that whatever a kernel leaves

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <mutex>
 
 namespace attn_dispatch {
 namespace {
@@ -11,6 +12,18 @@ namespace {
 constexpr char kGeneration[] = "dev18";
 
 std::atomic<const AttnAiter*> loaded{nullptr};
+Hip loaded_hip{};
+
+// False where the library and those that it needs have no HIP.
+bool find_hip(void* library, Hip& hip) {
+#ifdef __HIP_PLATFORM_NVIDIA__  // there HIP is a header
+  hip = {&hipMemsetAsync, &hipGetErrorString};
+#else
+  hip = {reinterpret_cast<decltype(hip.memset_async)>(dlsym(library, "hipMemsetAsync")),
+         reinterpret_cast<decltype(hip.error_string)>(dlsym(library, "hipGetErrorString"))};
+#endif
+  return hip.memset_async && hip.error_string;
+}
 
 }  // namespace
 
@@ -40,10 +53,19 @@ std::string load_aiter(const std::string& path) {
            " and this attn_dispatch works with " + kGeneration +
            "; build it again with `attn-dispatch build-aiter`";
   }
+  static std::mutex one_at_a_time;
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  if (aiter()) return "";
+  if (!find_hip(library, loaded_hip)) {
+    return path + " is not linked with HIP (libamdhip64): it was not built by " +
+           "`attn-dispatch build-aiter`";
+  }
   loaded.store(found);
   return "";
 }
 
 const AttnAiter* aiter() { return loaded.load(); }
+
+const Hip& hip() { return loaded_hip; }
 
 }  // namespace attn_dispatch

@@ -216,9 +216,10 @@ def test_the_library_is_another():
     [
         ("99", "dev18", "for version 99 of attn_dispatch's AITER interface and this is version"),
         ("ATTN_AITER_API_VERSION", "head", "generation head and this attn_dispatch works with"),
+        ("ATTN_AITER_API_VERSION", "dev18", "is not linked with HIP (libamdhip64)"),
     ],
 )  # fmt: skip
-def test_the_library_is_of_another_generation(tmp_path, version, generation, message):
+def test_the_library_is_not_one_of_ours(tmp_path, version, generation, message):
     source = tmp_path / f"{generation}.cc"
     source.write_text(
         '#include "aiter_api.h"\n'

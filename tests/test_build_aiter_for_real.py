@@ -154,7 +154,7 @@ def test_our_library_links_against_it(folder, tmp_path):
         "g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden",
         "-D__HIP_PLATFORM_AMD__=1", *(f"-isystem{x}" for x in includes), "-idirafter/usr/include",
         *(str(ROCM_BACKEND / f"{name}.cc") for name in SOURCES),
-        "-lamdhip64", "-ldl", "-o", str(rocm),
+        "-ldl", "-o", str(rocm),
     )  # fmt: skip
     # What the interpreter itself provides is undefined here, and nothing else.
     undefined = re.findall(r"undefined symbol: (\w+)", _output("ldd", "-r", str(rocm)))

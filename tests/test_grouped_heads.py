@@ -34,7 +34,7 @@ def computed(case: Case) -> tuple[Any, Any, int]:
     given, spec, steps = operands, spec_of(options, operands), []
     if case.page:
         given = in_pages(case, operands)
-        spec = spec_of(paged_options(options), given)
+        spec = spec_of(paged_options(case, options), given)
     for rewrite in (WholePages(), HeadsAsQueries()):
         inner = rewrite.inner(spec)
         assert inner is not None, rewrite

@@ -44,7 +44,7 @@ def chain_and_operands(case: Case) -> tuple[Chain, Any, Any]:
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
     expected = by_xla(spec_of(options, operands), operands)
     if case.page:
-        options, operands = paged_options(options), in_pages(case, operands)
+        options, operands = paged_options(case, options), in_pages(case, operands)
     spec = spec_of(options, operands)
     liked = preferred(has_decoding_kernel=True)
     return rewritten(spec, reasons_against, preferred=liked), operands, expected

@@ -41,7 +41,7 @@ def computed(case: Case) -> tuple[Any, Any]:
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
     expected = by_xla(spec_of(options, operands), operands)
     given = in_pages(case, operands)
-    spec, steps = spec_of(paged_options(options), given), []
+    spec, steps = spec_of(paged_options(case, options), given), []
     as_bias = SlopesAsBias() if case.alibi else SumAsBias()
     for rewrite in (as_bias, WholePages(), *([QueriesAsHeads()] if case.t > 1 else [])):
         inner = rewrite.inner(spec)

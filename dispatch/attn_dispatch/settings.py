@@ -7,11 +7,11 @@ lowered again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import platformdirs
@@ -50,7 +50,7 @@ _context = jax.make_user_context(None)
 
 def current() -> Settings:
     """The innermost `with` block's settings, else those of the environment."""
-    value = _context.value
+    value = cast(Settings | None, _context.value)
     return value if value is not None else _from_environment()
 
 
@@ -125,14 +125,14 @@ def restored(value: Settings) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def override(**changes: Any) -> Iterator[None]:
+def override(**changes: Any) -> Generator[None, None, None]:
     """A block in which these settings differ."""
     with _context(replace(current(), **changes)):
         yield
 
 
 @contextmanager
-def fallback(policy: FallbackPolicy) -> Iterator[None]:
+def fallback(policy: FallbackPolicy) -> Generator[None, None, None]:
     """Within the block, do this where XLA replaces a vendor kernel that cannot run a call.
 
     Args:
@@ -148,7 +148,7 @@ def fallback(policy: FallbackPolicy) -> Iterator[None]:
 
 
 @contextmanager
-def sharded_dropout(choice: ShardedDropout) -> Iterator[None]:
+def sharded_dropout(choice: ShardedDropout) -> Generator[None, None, None]:
     """Within the block, which dropout masks a call draws that is shared out to several devices.
 
     Args:
@@ -167,7 +167,7 @@ def sharded_dropout(choice: ShardedDropout) -> Iterator[None]:
 
 
 @contextmanager
-def rewrites(wanted: bool) -> Iterator[None]:
+def rewrites(wanted: bool) -> Generator[None, None, None]:
     """Within the block, whether calls that a kernel refuses run rewritten, where that is exact.
 
     Args:
@@ -185,7 +185,7 @@ def rewrites(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def tuning(seconds: float = 30.0) -> Iterator[None]:
+def tuning(seconds: float = 30.0) -> Generator[None, None, None]:
     """Within the block, find out on the device what runs each call fastest, and keep it.
 
     When a call is compiled for which nothing is kept, everything that can run it is run on random

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import warnings
 from threading import Lock
 
@@ -60,7 +60,7 @@ def calls_go_through(file: str | None) -> None:
 
 def caller() -> Line | None:
     """The innermost line outside of this package, JAX and what calls go through."""
-    frame, inside = sys._getframe(), (*_inside, "<")
+    frame, inside = inspect.currentframe(), (*_inside, "<")
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(inside) and not file.endswith(_BETWEEN):

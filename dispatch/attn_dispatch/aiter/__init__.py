@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -173,7 +174,7 @@ def register(arch: str) -> None:
     register_handlers(library.backend, "ROCM")
 
 
-def register_handlers(backend, platform: str) -> None:
+def register_handlers(backend: ModuleType, platform: str) -> None:
     """Make the handlers of a `_rocm` module the custom calls of this XLA platform."""
     jax.ffi.register_ffi_type("attn_dispatch_aiter_call_site", backend.state_type(), platform)
     for target, stages in (

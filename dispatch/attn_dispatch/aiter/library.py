@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.devices import native as native_libraries
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class AiterLibrary:
     """AITER as this process uses it, or the reason why it cannot."""
 
     backend: ModuleType | None
-    """attn_dispatch._rocm, once it has loaded AITER."""
+    """`_rocm`, once it has loaded AITER."""
     path: str = ""
     unusable: str = ""
 
@@ -30,13 +30,9 @@ class AiterLibrary:
 def find(arch: str) -> AiterLibrary:
     """Load `_rocm` and through it the AITER that was built for this architecture."""
     try:
-        backend = importlib.import_module("attn_dispatch._rocm")
+        backend = native_libraries.load(native_libraries.ROCM)
     except ImportError as error:
-        return AiterLibrary(
-            None,
-            unusable="attn_dispatch was installed without its ROCm library; reinstall it with "
-            f"ATTN_DISPATCH_ROCM=1 in the environment ({error})",
-        )
+        return AiterLibrary(None, unusable=str(error))
     return load(backend, arch)
 
 

@@ -11,6 +11,7 @@ from attn_dispatch import settings
 from attn_dispatch._version import __version__
 from attn_dispatch.core import select
 from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.native import cuda_majors
 from attn_dispatch.devices.target import device_for, parse, platform_of
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.text import wrapped
@@ -76,7 +77,7 @@ def _next(devices: list[Device]) -> list[tuple[str, str]]:
     platforms = {device.platform for device in devices}
     asked = 'attn-dispatch explain "q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]" \\\n    --causal'
     if "cuda" in platforms and "cudnn" not in usable:
-        install = "ATTN_DISPATCH_CUDA=1 pip install '.[cuda13]'"
+        install = f"ATTN_DISPATCH_CUDA=1 pip install '.[cuda{cuda_majors()[0]}]'"
         return [("cuDNN is not usable yet: build the library in a checkout", install)]
     if "rocm" in platforms and "aiter" not in usable:
         (arch,) = {device.arch for device in devices if device.platform == "rocm"}

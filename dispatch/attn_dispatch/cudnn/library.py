@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.machinery
 import importlib.metadata
 import os
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from attn_dispatch.cudnn.planning import PlanningProcess
+from attn_dispatch.devices import native as native_libraries
 from attn_dispatch.devices.device import Device
 
 SONAME = "libcudnn.so.9"
@@ -22,8 +21,8 @@ class CudnnLibrary:
     """cuDNN as this process uses it, or the reason why it cannot."""
 
     backend: ModuleType | PlanningProcess | None
-    """What has loaded cuDNN: attn_dispatch._cuda, or where there is no driver one in a process of
-    its own, which can plan and not run."""
+    """What has loaded cuDNN: `_cuda`, or where there is no driver one in a process of its own,
+    which can plan and not run."""
     version: int = 0
     """91900 for 9.19.0."""
     path: str = ""
@@ -70,11 +69,11 @@ class _NotLoaded(Exception):
 @lru_cache
 def _load() -> CudnnLibrary:
     try:
-        native = importlib.import_module("attn_dispatch._cuda")
+        native = native_libraries.load(native_libraries.CUDA)
     except ModuleNotFoundError as error:
-        return CudnnLibrary(None, unusable=_not_installed(error))
+        return CudnnLibrary(None, unusable=str(error))
     except ImportError as error:
-        raise _NotLoaded(_not_installed(error)) from error
+        raise _NotLoaded(str(error)) from error
     name = _locate()
     backend = native if native.has_driver() else _planning_process(native)
     try:
@@ -90,22 +89,6 @@ def _planning_process(native: ModuleType) -> PlanningProcess:
     return PlanningProcess(native)
 
 
-def _not_installed(error: ImportError) -> str:
-    """Why `_cuda` is not here, or not for this Python."""
-    remedy = "reinstall it with ATTN_DISPATCH_CUDA=1 in the environment"
-    folder = Path(__file__).parents[1]
-    others = [x.name.split(".")[1] for x in folder.glob("_cuda.*.so")]
-    this = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
-    if others and this not in others:
-        return (
-            f"attn_dispatch's CUDA library was built for another Python: expected {this}, got "
-            f"{', '.join(sorted(others))}; {remedy} ({error})"
-        )
-    if isinstance(error, ModuleNotFoundError):
-        return f"attn_dispatch was installed without its CUDA library; {remedy} ({error})"
-    return f"attn_dispatch's CUDA library could not be imported; {remedy} ({error})"
-
-
 def _locate() -> str:
     """Where to load cuDNN from: the order in which JAX's own plugin ends up with one."""
     if chosen := os.environ.get("ATTN_DISPATCH_CUDNN"):
@@ -115,9 +98,9 @@ def _locate() -> str:
     for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
         if folder and Path(folder, SONAME).exists():
             return str(Path(folder, SONAME))
-    for wheel in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
+    for major in native_libraries.cuda_majors():
         try:
-            files = importlib.metadata.files(wheel) or []
+            files = importlib.metadata.files(f"nvidia-cudnn-cu{major}") or []
         except importlib.metadata.PackageNotFoundError:
             continue
         for file in files:

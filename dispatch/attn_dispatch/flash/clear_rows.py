@@ -6,7 +6,6 @@ XLA, where that is not built, reads and writes the whole array.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from functools import lru_cache
 from types import ModuleType
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices import native as native_libraries
 from attn_dispatch.semantics.wrong import wrong_queries
 
 TARGET = "attn_dispatch_clear_rows"
@@ -57,6 +57,6 @@ def register() -> None:
 @lru_cache(maxsize=1)
 def _native() -> ModuleType | None:
     try:
-        return importlib.import_module("attn_dispatch._cuda")
+        return native_libraries.load(native_libraries.CUDA)
     except ImportError:
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 
+from attn_dispatch.devices.native import cuda_majors
 from attn_dispatch.devices.packages import unknown_version, version_of
 from attn_dispatch.flash.generations import ALL, Generation
 
@@ -34,7 +35,7 @@ def unusable_reason() -> str:
     """Why there are no kernels of it here; empty if there are."""
     found = version()
     if found is None:
-        return f"not installed: pip install {DISTRIBUTIONS[0]}"
+        return f"not installed: pip install dew-flash-attn-cu{cuda_majors()[0]}"
     return unknown_version(NAME, found, OLDEST, FIRST_UNKNOWN)
 
 

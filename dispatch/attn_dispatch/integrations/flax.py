@@ -9,13 +9,13 @@ Options of ours go along by `functools.partial(attention_fn, local_window_size=(
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import flax
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
-from flax.linen.dtypes import promote_dtype as promote_to
+from flax.linen import dtypes
 from jax.typing import ArrayLike, DTypeLike
 
 from attn_dispatch.api import dot_product_attention
@@ -100,7 +100,7 @@ def attention_fn(
         return linen.dot_product_attention(query, key, value, **theirs)
 
     if promote_dtype is None:
-        query, key, value = promote_to(query, key, value, dtype=dtype)
+        query, key, value = cast(Any, dtypes).promote_dtype(query, key, value, dtype=dtype)
     else:
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
     is_dropped = not deterministic and dropout_rate > 0
@@ -125,7 +125,7 @@ def attention_fn(
         dropout_key=dropout_rng if is_dropped else None,
         **options,
     )
-    widens = force_fp32_for_softmax and jnp.finfo(out.dtype).bits < 32
+    widens = force_fp32_for_softmax and out.dtype.itemsize < 4
     return out.astype(jnp.float32) if widens else out
 
 
@@ -136,5 +136,5 @@ def _with_causal(mask: Any, query: Any, key: Any) -> jax.Array:
 
 
 def _asks_for_more(precision: Any) -> bool:
-    each = precision if isinstance(precision, tuple) else (precision,)
+    each = cast(tuple[Any, ...], precision if isinstance(precision, tuple) else (precision,))
     return any(x not in _DEFAULT for x in each)

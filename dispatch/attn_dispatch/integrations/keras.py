@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ import numpy as np
 from keras.src import backend
 from keras.src.layers.attention.grouped_query_attention import GroupedQueryAttention
 from keras.src.layers.attention.multi_head_attention import MultiHeadAttention
-from keras.src.random.seed_generator import draw_seed
+from keras.src.random.seed_generator import draw_seed  # pyright: ignore[reportUnknownVariableType]
 
 from attn_dispatch.api import dot_product_attention as attend
 from attn_dispatch.core import select
@@ -103,7 +103,7 @@ def dot_product_attention(
     dtype = backend.result_type(*(x.dtype for x in arrays))
     query, key, value = (backend.cast(x, dtype) for x in arrays)
     if bias is not None:
-        bias = backend.convert_to_tensor(bias, dtype=dtype)
+        bias = cast(jax.Array, backend.convert_to_tensor(bias, dtype=dtype))
     if mask is not None:
         full = (*query.shape[:1], query.shape[2], query.shape[1], key.shape[1])
         mask = _with_heads(as_bool(backend.convert_to_tensor(mask)), full)

@@ -23,12 +23,12 @@ class Patch:
     """
 
     def __init__(self, replacements: Mapping[Place, Any]) -> None:
-        self._replacements = replacements
+        self.replacements = replacements
         self._started = 0
 
     def start(self) -> Patch:
         with _lock:
-            for (owner, name), _ in self._replacements.items():
+            for (owner, name), _ in self.replacements.items():
                 if not any(_has(patch, owner, name) for patch in _started):
                     _originals[id(owner), name] = getattr(owner, name)
             _started.append(self)
@@ -58,10 +58,10 @@ class Patch:
 
     def _settle(self) -> None:
         """Make each attribute what the latest patch of it says."""
-        for owner, name in self._replacements:
+        for owner, name in self.replacements:
             patches = [patch for patch in _started if _has(patch, owner, name)]
             if patches:
-                setattr(owner, name, patches[-1]._replacements[owner, name])
+                setattr(owner, name, patches[-1].replacements[owner, name])
             else:
                 setattr(owner, name, _originals.pop((id(owner), name)))
 
@@ -73,4 +73,4 @@ def original(owner: Any, name: str) -> Any:
 
 
 def _has(patch: Patch, owner: Any, name: str) -> bool:
-    return (owner, name) in patch._replacements
+    return (owner, name) in patch.replacements

@@ -6,7 +6,7 @@ model = replace_attention(model)  # every pz.nn.Attention and pz.nn.KVCachingAtt
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +124,8 @@ def _replaced(layer: Any) -> Any:
     scores, *steps = _steps(layer.query_key_to_attn)
     combine, *after = _steps(layer.attn_value_to_output)
     axes = _axes(scores, combine)
-    masks, soft_cap, scale = [], None, None
+    masks: list[Any] = []
+    soft_cap, scale = None, None
     *steps, last = steps
     if not isinstance(last, pz.nn.Softmax) or last.axes not in (axes["kv_seq"], (axes["kv_seq"],)):
         raise _unknown(last, "a softmax over the keys")
@@ -181,7 +182,10 @@ def _axes(scores: Any, combine: Any) -> dict[str, Any]:
 
 
 def _spec(axes: Any) -> dict[str, str]:
-    return {x: x for x in axes} if isinstance(axes, tuple) else dict(axes)
+    if not isinstance(axes, tuple):
+        return dict(axes)
+    names = cast(tuple[str, ...], axes)
+    return {x: x for x in names}
 
 
 def _unknown(step: Any, expected: str) -> ValueError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -219,9 +220,13 @@ def _free_pages(tables: PageTables) -> jax.Array:
     return jnp.zeros(number, jnp.int32).at[at].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
 
 
-def unless(failed: jax.Array, before: PageTables, after: PageTables) -> PageTables:
+def unless(failed: Any, before: PageTables, after: PageTables) -> PageTables:
     """The state after something, or that before it, with `failed`, where it could not be done."""
-    kept = jax.tree.map(lambda x, y: jnp.where(failed, x, y), before, after)
+
+    def kept_of(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.where(failed, x, y)
+
+    kept = jax.tree.map(kept_of, before, after)
     return replace(kept, failed=before.failed | failed)
 
 

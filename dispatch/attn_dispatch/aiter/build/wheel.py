@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attn_dispatch.aiter.build.errors import BuildError
 from attn_dispatch.aiter.folder import WHEEL_VERSION
+from attn_dispatch.devices import native as native_libraries
 
 # Without --no-deps pip would bring pandas and more, which only AITER's Python part needs.
 _INSTALL = f"pip install --no-deps amd-aiter=={WHEEL_VERSION}"
@@ -77,9 +78,10 @@ def find() -> Wheel:
 
 
 def adapter_folder() -> Path:
-    """This project's C++ sources for AITER: in an installed package, or in the repository."""
+    """This project's C++ sources for AITER: here, in the repository or in attn-dispatch-rocm."""
     package = Path(__file__).resolve().parents[2]
-    for folder in (package / "rocm_backend", package.parents[1] / "rocm_backend"):
+    places = (package, package.parents[1], *native_libraries.plugin_folders(native_libraries.ROCM))
+    for folder in (place / "rocm_backend" for place in places):
         if (folder / "aiter_api.h").exists():
             return folder
     raise BuildError(

@@ -1,0 +1,11 @@
+"""Names the wheel after the Python and the platform that its library was compiled for."""
+
+import os
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface  # pyright: ignore
+
+
+class CompiledElsewhere(BuildHookInterface):
+    def initialize(self, version, build_data):
+        build_data["pure_python"] = False
+        build_data["tag"] = os.environ["ATTN_RELEASE_TAG"]

@@ -1,0 +1,63 @@
+"""The wheels of shared libraries: what each is called, holds and requires."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BUILD = REPOSITORY / "build" / "release"
+DIST = BUILD / "dist"
+
+VERSION = re.findall(
+    r'"(.*)"', (REPOSITORY / "dispatch" / "attn_dispatch" / "_version.py").read_text()
+)[0]
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PLATFORM = "manylinux_2_27_x86_64"
+OLDEST_JAX = "0.10.2"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A wheel that holds one shared library and what that library needs beside it."""
+
+    suffix: str
+    library: str
+    switch: str
+    """CMake's option that builds the library."""
+    description: str
+    requires: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"attn-dispatch-{self.suffix}"
+
+    @property
+    def package(self) -> str:
+        return self.name.replace("-", "_")
+
+
+def _cuda(major: int) -> Plugin:
+    return Plugin(
+        f"cuda{major}",
+        "_cuda",
+        "ATTN_DISPATCH_CUDA",
+        f"attn-dispatch's library for JAX on CUDA {major}.",
+        # cuDNN's lower bound is that of cuda_backend/library.cc; JAX's own may be higher.
+        (f"jax[cuda{major}]>={OLDEST_JAX}", f"nvidia-cudnn-cu{major}>=9.12,<10"),
+    )
+
+
+# One library serves CUDA 12 and 13: it links nothing of CUDA, and loads cuDNN when it is asked to.
+PLUGINS = (
+    _cuda(13),
+    _cuda(12),
+    Plugin(
+        "rocm",
+        "_rocm",
+        "ATTN_DISPATCH_ROCM",
+        "attn-dispatch's library for JAX on ROCm.",
+        ("ninja", "rich"),  # as the extra: what build-aiter runs with
+    ),
+)
