@@ -84,7 +84,7 @@ def _case(name: str, dice: Dice, sizes: Sizes) -> Case:
     facts |= _traced_window(Dice(f"{name}/window"), b, facts)
     facts |= _mods(Dice(f"{name}/mods"), facts)
     facts |= _cache(Dice(f"{name}/cache"), facts, sizes)
-    facts |= _orders(Dice(f"{name}/orders"), facts)
+    facts |= orders(Dice(f"{name}/orders"), facts)
     case = Case(name, **facts)
     if not case.inference and dice.in_one_of(3):
         facts["wanted"] = dice.some_of(case.differentiable)
@@ -206,14 +206,14 @@ def _cache(dice: Dice, facts: Facts, sizes: Sizes) -> Facts:
     return cache
 
 
-def _orders(dice: Dice, facts: Facts) -> Facts:
+def orders(dice: Dice, facts: Facts) -> Facts:
     """In which order some arrays lie in memory."""
-    orders: Facts = {}
+    found: Facts = {}
     if dice.in_one_of(3):
-        orders["heads_first"] = dice.one_of(("q kv", "q kv", "q", "kv"))
+        found["heads_first"] = dice.one_of(("q kv", "q kv", "q", "kv"))
     if facts.get("page") and facts["h"] == facts["v"] and dice.in_one_of(3):
-        orders["one_pool"] = True
-    return orders
+        found["one_pool"] = True
+    return found
 
 
 _LARGEST_SCALE = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -41,10 +41,8 @@ def ragged(
         }
         found = paged_attention(
             query,
-            given["key_pages"][0],
-            given["value_pages"][0],
-            given["page_table"],
-            given["key_value_seq_lengths"],
+            **_pages(case, given),
+            key_value_seq_lengths=given["key_value_seq_lengths"],
             cu_seqlens_q=jnp.concatenate([jnp.zeros_like(ends[:1]), ends]),
             max_seqlen_q=case.t,
             scale=case.scale,
@@ -70,3 +68,15 @@ def ragged(
         return results if options.needs_lse else {"out": results["out"]}
 
     return call
+
+
+def _pages(case: Case, given: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """What the public call takes them as, in the order that the case says."""
+    keys, values, table = given["key_pages"][0], given["value_pages"][0], given["page_table"]
+    order = {}
+    if "kv" in case.heads_first.split():
+        keys, values = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
+        order = {"kv_layout": "HND"}
+    if case.one_pool:  # the table is of the pages of keys, each before that of its values
+        keys, values, table = keys.reshape(-1, 2, *keys.shape[1:]), None, table // 2
+    return {"key_pages": keys, "value_pages": values, "page_table": table, **order}

@@ -11,7 +11,7 @@ import math
 
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.dice import Dice
-from attn_dispatch.conformance.draws import KERNELS, Facts, Sizes, any_length, steps
+from attn_dispatch.conformance.draws import KERNELS, Facts, Sizes, any_length, orders, steps
 
 _KINDS = ("decode", "decode", "decode", "few", "few", "chunk", "ragged", "ragged", "ragged")
 _TRANSFORMS = ("jit", "jit", "jit", "jit", "vmap", "scan", "eager", "donate")
@@ -57,7 +57,7 @@ def _case(name: str, dice: Dice, sizes: Sizes) -> Case:
         facts["shared_pages"] = dice.between(1, s // page)
     if kind != "ragged":
         facts["needs_max"] = dice.in_one_of(16)
-    return Case(name, **facts)
+    return Case(name, **facts | orders(Dice(f"{name}/orders"), facts))
 
 
 def _keys(dice: Dice, s: int, page: int) -> int:
