@@ -15,7 +15,7 @@ PAGE = _ROOT / "docs/proof.md"
 _BEFORE, _AFTER = "<!-- reports -->\n", "<!-- end of reports -->\n"
 
 
-_AND_NAMED = {"found/*": "", "cache/*": ", and named ones of serving"}
+_AND_NAMED = {"": "", "found/*": "", "cache/*": ", and named ones of serving"}
 
 
 def _row(name: str, report: dict[str, Any]) -> list[str]:
@@ -23,7 +23,10 @@ def _row(name: str, report: dict[str, Any]) -> list[str]:
     kind = "each rewritten" if options.get("each_rewrite") else "as they come"
     if options.get("tuned"):
         kind += ", each tuned first"
-    kind += _AND_NAMED.get(options["cases"], ", and all named cases")
+    if options.get("serving"):
+        kind = "of serving"
+    others = ", and some named ones" if "," in options["cases"] else ", and all named cases"
+    kind += _AND_NAMED.get(options["cases"], others)
     return [
         facts["date"][:10],
         facts["commit"][:7],

@@ -56,8 +56,9 @@ def add_parser(commands: Commands) -> None:
         "--implementation", choices=select.names(), help="default: the vendor's for this device"
     )
     parser.add_argument(
-        "--cases", metavar="GLOB", default="*", help="only cases named like this: 'window/*_d64_*'"
-    )
+        "--cases", metavar="GLOBS", default="*",
+        help="only cases named like one of these: 'window/*_d64_*,found/*'",
+    )  # fmt: skip
     parser.add_argument(
         "--list", action="store_true", help="print the names of these cases, and run nothing"
     )
@@ -206,5 +207,6 @@ def _named(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
     """The cases of the table that are asked for, or those of a report; and what is said of it."""
     if args.repeat is not None:
         return bad_cases(args.repeat), {"repeat": args.repeat.name, "jobs": args.jobs}
-    cases = [case for case in CASES if fnmatch.fnmatchcase(case.name, args.cases)]
+    globs = args.cases.split(",")
+    cases = [x for x in CASES if any(fnmatch.fnmatchcase(x.name, glob) for glob in globs)]
     return cases, {"cases": args.cases, "jobs": args.jobs}
