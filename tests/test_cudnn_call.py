@@ -323,19 +323,6 @@ def test_backward_may_run_what_forward_may_not():
     assert cudnn_rules.not_supported_reasons(one_key) == ()
 
 
-def test_a_bias_of_batch_rows_alone_is_one_of_heads_for_a_single_query():
-    """Which cuDNN reads as the first row's else."""
-    heads = {
-        (t, shape): calls_of(spec(t=t, bias=shape))[0].bias_heads
-        for t in (1, 2)
-        for shape in ("b11s", "111s", "bn1s")
-    }
-    whole = spec().num_heads
-    assert heads[1, "b11s"] == heads[1, "bn1s"] == heads[2, "bn1s"] == whole > 1
-    assert heads[2, "b11s"] == heads[1, "111s"] == 1
-    assert calls_of(backward_spec(case("call", t=1, bias="b11s")))[0].bias_heads == 1
-
-
 def test_backward_needs_no_sinks():
     assert calls_of(spec(sinks=1))[0].has_sinks
     assert not calls_of(backward_spec(case("call", sinks=1)))[0].has_sinks

@@ -92,7 +92,7 @@ def _cases() -> list[Case]:
         near = (576, 63, 64, 65, 449)
         add(f"whole_{feature}_t{t}_page{page}", t=t, s=576, page=page, kv_lengths=near,
             **_OF_WHOLE_PAGES[feature])  # fmt: skip
-    # A bias of batch rows alone, which a kernel for a single query reads as the first row's.
+    # A bias of batch rows alone, and pages of one key: then a window leaves nothing before them.
     of_rows = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "b"),)
     for t, page, window in product((1, 4), (1, 64), (None, 634)):
         add(f"sum_of_rows_t{t}_page{page}_window{window}", t=t, s=960, page=page,

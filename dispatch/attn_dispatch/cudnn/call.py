@@ -384,7 +384,4 @@ def _bias_extents(spec: AttentionSpec, rows_q: int) -> tuple[int, int, int]:
     if not shapes:
         return 1, 1, 1
     batch, heads, rows = (max(extents) for extents in zip(*shapes, strict=True))
-    if rows_q == 1 and batch > 1 and not spec.is_backward:
-        # One of batch rows alone is read as the first row's (H200, 9.19), as mods' arrays are.
-        heads = spec.num_heads
     return batch, heads, rows_q if rows > 1 else 1

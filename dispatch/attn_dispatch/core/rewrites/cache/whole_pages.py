@@ -56,7 +56,7 @@ class WholePages:
         without = () if spec.is_paged else ("key", "value")
         arrays = plan.blocks.arrays(spec, plan.columns)
         if spec.has("bias"):
-            arrays |= _bias(spec, plan.columns * plan.blocks.size, by_row=plan.before > 0)
+            arrays |= _bias(spec, plan.columns * plan.blocks.size, by_row=plan.moves)
         return changed(
             spec,
             without=without,
@@ -99,7 +99,7 @@ class WholePages:
         }
         if spec.has("bias"):
             length, bias = plan.columns * plan.blocks.size, operands["bias"]
-            if plan.before:
+            if plan.moves:
                 bias = _bias_at(bias, ends.begin[:, None] + jnp.arange(length, dtype=jnp.int32))
             given["bias"] = pad_last(bias[..., :length], length)
         results = calls.kernel(inner, for_(inner, given))
@@ -130,6 +130,8 @@ class _Plan:
     """The most keys at their left that some query sees."""
     after: int
     """At their right."""
+    moves: bool
+    """Whether a window's whole blocks begin elsewhere in each row."""
 
     @staticmethod
     def of(spec: AttentionSpec) -> _Plan | None:
@@ -170,7 +172,7 @@ class _Plan:
         apart = blocks.size - 1 + (0 if is_open else spec.seq_len_q - 1)
         if spec.seq_len_q > MOST and 2 * apart > spec.seq_len_kv:
             return None  # all may as well be copied
-        return _Plan(blocks, columns, 0 if left is None else apart, apart)
+        return _Plan(blocks, columns, 0 if left is None else apart, apart, left is not None)
 
 
 @dataclass(frozen=True)
