@@ -178,3 +178,10 @@ def test_no_message_names_the_project_as_a_package_of_an_index():
     for file in files:
         found = re.findall(r"install\s+['\"`]*attn[-_]dispatch.*", file.read_text())
         assert not found, f"{file}: {found}"
+
+
+def test_a_misspelt_command(capsys):
+    with pytest.raises(SystemExit) as status:
+        cli.main(["explan"])
+    assert status.value.code == 2
+    assert "got 'explan'; did you mean explain?" in capsys.readouterr().err
