@@ -17,9 +17,12 @@ import jax.numpy as jnp
 
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.integrations.options import check_options
 from attn_dispatch.warning import calls_go_through
 
 calls_go_through(eqx.__file__)
+
+_OWN_DROPOUT = {"dropout_rate": "the layer's dropout_p", "dropout_key": "key"}
 
 
 class MultiheadAttention(eqx.nn.MultiheadAttention):
@@ -80,8 +83,15 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
 
         Raises:
           RuntimeError: there is dropout and no key.
-          ValueError: shapes do not fit together.
+          ValueError: shapes do not fit together, or options ask for dropout or further results.
         """
+        check_options(options, _OWN_DROPOUT)
+        for name, x in (("query", query), ("key_", key_), ("value", value)):
+            if jnp.ndim(x) != 2:
+                raise ValueError(
+                    f"{name}: expected [length, size], got {list(jnp.shape(x))}; jax.vmap maps the "
+                    "layer over a batch"
+                )
         if deterministic is not None:
             inference = deterministic
             warnings.warn("MultiheadAttention: pass inference, not deterministic", stacklevel=2)

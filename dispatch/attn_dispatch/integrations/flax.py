@@ -20,6 +20,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.integrations.options import check_options
 from attn_dispatch.integrations.said import say
 from attn_dispatch.warning import calls_go_through
 
@@ -72,8 +73,10 @@ def attention_fn(
       [..., T, N, V] in the promoted dtype, float32 with force_fp32_for_softmax for narrower ones.
 
     Raises:
-      ValueError: as `attn_dispatch.dot_product_attention`; options where Flax computes the call.
+      ValueError: as `attn_dispatch.dot_product_attention`; options where Flax computes the call, or
+        that ask for further results.
     """
+    check_options(options, {"dropout_key": "dropout_rng, Flax's name for it,"})
     einsums = (einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
     has_einsums = any(x is not None for x in einsums)
     if module is not None or has_einsums:
