@@ -47,7 +47,7 @@ def check_qkv(query: jax.Array, key: jax.Array, value: jax.Array) -> CallShape:
             f"value: expected key's batch dims, length and heads {[*leading, s, k]}, "
             f"got {list(value.shape[:-1])}"
         )
-    _check_heads(n, "key", k, _SWAPPED if t == s and n != k else "")
+    _check_heads(n, "key", k, _SWAPPED if _fit_swapped(t, s, n, k) else "")
     return CallShape(tuple(leading), t, s, n, k, h)
 
 
@@ -97,6 +97,11 @@ def swapped(shape: CallShape, scores: tuple[int, ...]) -> str:
     pairs = list(zip(scores[::-1], full[::-1], strict=False))
     fits = len(scores) <= len(full) and all(x in (1, y) for x, y in pairs)
     return _SWAPPED if fits and sum(x != 1 for x in scores) > 1 else ""
+
+
+def _fit_swapped(t: int, s: int, n: int, k: int) -> bool:
+    """Whether t and s would do as numbers of heads, fewer than there are tokens."""
+    return all(isinstance(x, int) for x in (t, s, n, k)) and 0 < s <= t < n and s < k and t % s == 0
 
 
 _SWAPPED = (
