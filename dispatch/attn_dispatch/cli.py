@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import sys
 
@@ -33,6 +34,9 @@ _COMMANDS = {
     "completion": completion,
 }
 
+_CUT_OFF = 128 + 13
+"""What shells call a program that SIGPIPE ended."""
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command."""
@@ -41,7 +45,12 @@ def main(arguments: list[str] | None = None) -> None:
     _check_command(whole, arguments)
     chosen = whole.parse_args(_with_negative_values(arguments))
     chosen.parser = parser  # completion scripts are made of it
-    chosen.run(chosen)
+    try:
+        chosen.run(chosen)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(_CUT_OFF) from None
 
 
 def _check_command(whole: argparse.ArgumentParser, arguments: list[str]) -> None:

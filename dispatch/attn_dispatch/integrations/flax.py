@@ -60,13 +60,24 @@ def attention_fn(
     float32's.
 
     Args:
-      query: [..., T, N, H]; key: [..., S, K, H]; value: [..., S, K, V]; promoted as Flax does.
+      query: [..., T, N, H].
+      key: [..., S, K, H].
+      value: [..., S, K, V]; the three are promoted as Flax does.
       bias: floating, broadcastable to [..., N, T, S].
       mask: the same, bool or numbers: attend where it is not 0.
-      dropout_rng, dropout_rate, deterministic: probabilities are dropped unless deterministic.
-      dtype, promote_dtype: of the computation, as in Flax.
+      broadcast_dropout: not followed; see above.
+      dropout_rng: the key for dropout.
+      dropout_rate: of the probabilities, which are dropped unless deterministic.
+      deterministic: drop nothing.
+      dtype: of the computation, as in Flax.
+      precision: not followed; see above.
       module: the module that keeps the weights.
+      promote_dtype: as in Flax's NNX.
       is_causal: top-left. Linen has no such argument; give it by `functools.partial`.
+      force_fp32_for_softmax: the output is float32; the softmax is anyway.
+      einsum_dot_general: as in Flax's Linen, whose own attention then computes the call.
+      qk_attn_weights_einsum: the same.
+      attn_weights_value_einsum: the same.
       options: further arguments of `attn_dispatch.dot_product_attention`.
 
     Returns:

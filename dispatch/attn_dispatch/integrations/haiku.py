@@ -30,7 +30,9 @@ class MultiHeadAttention(hk.MultiHeadAttention):
         """Attend.
 
         Args:
-          query: [..., T, D_q]; key: [..., S, D_k]; value: [..., S, D_v].
+          query: [..., T, D_q].
+          key: [..., S, D_k].
+          value: [..., S, D_v].
           mask: [..., 1 or N, T, S], attend where it is not 0.
           options: further arguments of `attn_dispatch.dot_product_attention`: is_causal, or
             dropout_rate with dropout_key=hk.next_rng_key(), which Haiku's own layer has not.

@@ -80,10 +80,13 @@ def dot_product_attention(
     """What `keras.ops.dot_product_attention` computes, by our call.
 
     Args:
-      query: [B, T, N, H]; key: [B, S, K, H]; value: [B, S, K, V]; promoted as Keras does.
+      query: [B, T, N, H].
+      key: [B, S, K, H].
+      value: [B, S, K, V]; the three are promoted as Keras does.
       bias: broadcastable to [B, N, T, S].
       mask: the same, bool or numbers; else [B, T, S], [B, N, S] or [B, S].
-      scale, is_causal: as for `attn_dispatch.dot_product_attention`.
+      scale: as for `attn_dispatch.dot_product_attention`.
+      is_causal: the same.
       flash_attention: see `patch_keras`.
       attn_logits_soft_cap: c > 0; scores become score / (1 + |score| / c).
       options: further arguments of `attn_dispatch.dot_product_attention`.
