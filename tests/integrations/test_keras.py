@@ -121,7 +121,8 @@ def test_grouped_queries_are_not_repeated(rate: float, monkeypatch: pytest.Monke
     with patch_keras():
         layer(x, x, use_causal_mask=True)
         layer(x, x, training=True)
-    assert heads == [(N, 2, 2)] * 2
+        assert layer(x[:0], x[:0]).shape == (0, T, 16)
+    assert heads == [(N, 2, 2)] * 3
 
 
 @pytest.mark.parametrize("masks", [{}, {"use_causal_mask": True}], ids=["plain", "causal"])

@@ -170,7 +170,8 @@ def _grouped_query(
 
 def _unrepeated(x: jax.Array, times: int) -> jax.Array:
     """[B, S, K, H] of [B, S, K · times, H], whose heads Keras has repeated: XLA takes out both."""
-    return x.reshape(*x.shape[:2], -1, times, x.shape[3])[:, :, :, 0]
+    batch, length, heads, size = x.shape
+    return x.reshape(batch, length, heads // times, times, size)[:, :, :, 0]
 
 
 def _attended(
