@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import runpy
 import shlex
@@ -178,3 +179,21 @@ def test_no_message_names_the_project_as_a_package_of_an_index():
     for file in files:
         found = re.findall(r"install\s+['\"`]*attn[-_]dispatch.*", file.read_text())
         assert not found, f"{file}: {found}"
+
+
+def test_a_reader_that_has_had_enough():
+    """`explain … | head` ends without a traceback, and not with explain's own status 1."""
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "attn_dispatch", "explain", "q=f32[1,8,1,4]"]
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert done.returncode == 141
+    assert "BrokenPipe" not in done.stderr
+
+
+def test_a_misspelt_command(capsys):
+    with pytest.raises(SystemExit) as status:
+        cli.main(["explan"])
+    assert status.value.code == 2
+    assert "got 'explan'; did you mean explain?" in capsys.readouterr().err

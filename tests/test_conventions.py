@@ -127,6 +127,20 @@ def test_arrays_with_heads_before_length():
     no_warning(one, one, one)
 
 
+def test_a_mask_of_batch_queries_and_keys():
+    x = np.zeros((3, 4, 2, 8), np.float32)
+    for name, dtype in (("mask", bool), ("bias", np.float32)):
+        error(f"got [3, 4, 4]; of [batch, queries, keys] pass {name}[:, None]",
+              x, x, x, **{name: np.ones((3, 4, 4), dtype)})  # fmt: skip
+    mask = np.ones((2, 4, 4), bool)
+    warning("mask: [2, 4, 4] is taken for [heads, queries, keys], and the batch is 2 too. If it is "
+            "[batch, queries, keys] pass mask[:, None]; else mask[None] says that it is not",
+            mask=mask)  # fmt: skip
+    no_warning(mask=mask[:, None])
+    no_warning(mask=mask[None])
+    no_warning(mask=mask[:1])
+
+
 def test_a_mask_of_batch_and_keys():
     keys = np.zeros((2, 6, 2, 8), np.float32)
     error(

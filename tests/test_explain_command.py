@@ -62,6 +62,22 @@ def test_notation(text: str, expected: dict):
     assert notation.arguments(text) == expected
 
 
+def test_constants_as_python_writes_them():
+    found = notation.arguments("q=f32[8,1,4] is_causal=True return_lse=False mask=None")
+    assert found["is_causal"] is True and found["return_lse"] is False and found["mask"] is None
+
+
+def test_a_foreign_name_whose_value_is_unreadable():
+    with pytest.raises(ValueError, match=r"got '127,0'; window here is local_window_size, both"):
+        notation.arguments("q=f32[8,1,4] window=127,0")
+
+
+def test_dropout_in_the_call_brings_its_key(said):
+    by_option = said("q=f32[1,8,1,4]", "--dropout", "0.1")
+    assert "dropout_key" in by_option
+    assert said("q=f32[1,8,1,4] dropout_rate=0.1") == by_option
+
+
 def test_arrays_that_are_one_stay_one():
     found = notation.arguments("q=bf16[64,2,64] cu_seqlens_q=i32[3] cu_seqlens_kv=cu_seqlens_q")
     assert found["cu_seqlens_q"] is found["cu_seqlens_kv"]

@@ -92,8 +92,9 @@ def test_the_signatures_are_what_is_written():
 def test_heads_and_length_swapped():
     q, kv = np.zeros((2, 8, 100, 16), np.float32), np.zeros((2, 8, 30, 16), np.float32)
     hint = '; these look swapped: of [batch, heads, length, dim] say qkv_layout="BNTH"'
-    with pytest.raises(ValueError, match=re.escape(hint)):
-        dot_product_attention(q, kv, kv)
+    for kv_heads in (8, 4, 1):
+        with pytest.raises(ValueError, match=re.escape(hint)):
+            dot_product_attention(q, kv[:, :kv_heads], kv[:, :kv_heads])
     for name, x in (
         ("mask", np.ones((2, 8, 100, 100), bool)),
         ("bias", np.zeros((1, 1, 100, 100))),
@@ -109,6 +110,9 @@ def test_heads_and_length_swapped():
     with pytest.raises(ValueError) as raised:
         dot_product_attention(X[:, :3, :1], kv[..., :8], kv[..., :8])
     assert "look like" not in str(raised.value)
+    twelve, five = (jnp.zeros((2, 512, n, 16)) for n in (12, 5))  # 512 would be too many heads
+    with pytest.raises(ValueError, match=r"multiple of key's 5, got 12 \(arrays are .*\)$"):
+        dot_product_attention(twelve, five, five)
 
 
 def said(call: Any) -> list[str]:

@@ -60,10 +60,21 @@ def test_it_shows_what_the_call_does(mask, words: str, call: dict):
 
 def test_the_text(mask):
     assert mask("--seq", "3,4", "--causal", "--lengths", "3,3") == (
-        "  0 1 2 3\n0 x . . _\n1 x x . _\n2 x x x _\n\n6 of 12 pairs attend (50%)\n"
+        "  0 1 2 3\n0 x . . _\n1 x x . _\n2 x x x _\n\n6 of 12 pairs attend (50%), _ is padding\n"
     )
+    assert mask("--seq", "2").endswith("\n4 of 4 pairs attend (100%)\n")
     assert mask("--seq", "3", "--alibi").splitlines()[3] == "2 2 1 0"
     assert "1.2" in mask("--seq", "12", "--mod", "alibi([1.2])")
+
+
+def test_a_wide_mask_fits_the_terminal(mask, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = mask("--seq", "2,70", "--window", "5,20").splitlines()
+    assert lines[:3] == [
+        "  " + "".join(str(j).ljust(10) for j in range(0, 70, 10)).rstrip(),
+        "0 " + "x" * 21 + "." * 49,
+        "1 " + "x" * 22 + "." * 48,
+    ]
 
 
 def test_pictures(mask, tmp_path: Path):
@@ -83,6 +94,10 @@ def test_pictures(mask, tmp_path: Path):
         ("--seq 1000", "--seq: expected 1 to 512"),
         ("--seq 1,2,3", "--seq: expected one number or two, got 3"),
         ("--seq 4 --segments 1,1", "query_segment_ids: expected 4 ids, got 2"),
+        ("--seq 4 --lengths 5", "query_seq_lengths: expected lengths from 0 to 4, got 5"),
+        ("--seq 4 --window -1,-1", "local_window_size: expected a non-negative int or a pair"),
+        ("--seq 4,3 --segments 1,1,1,1", "segment ids: expected both query_segment_ids and"),
+        ("--seq 4 --segments 1,-1,1,1", "query_segment_ids: expected ids of 0 (padding) and above"),
         ("--seq 4 --out x.gif", "expected a file that ends with .svg or .png, got x.gif"),
     ],
 )

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
+import re
+import sys
 
 from attn_dispatch._version import __version__
 from attn_dispatch.aiter.build import command as build_aiter
@@ -30,12 +34,44 @@ _COMMANDS = {
     "completion": completion,
 }
 
+_CUT_OFF = 128 + 13
+"""What shells call a program that SIGPIPE ended."""
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command."""
-    chosen = parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    whole = parser()
+    _check_command(whole, arguments)
+    chosen = whole.parse_args(_with_negative_values(arguments))
     chosen.parser = parser  # completion scripts are made of it
-    chosen.run(chosen)
+    try:
+        chosen.run(chosen)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(_CUT_OFF) from None
+
+
+def _check_command(whole: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """A misspelt command is an error that names the nearest one."""
+    if arguments and (name := arguments[0]) not in _COMMANDS and not name.startswith("-"):
+        near = difflib.get_close_matches(name, _COMMANDS, 1)
+        also = f"; did you mean {near[0]}?" if near else ""
+        whole.error(f"COMMAND: expected one of {', '.join(_COMMANDS)}; got {name!r}{also}")
+
+
+def _with_negative_values(arguments: list[str]) -> list[str]:
+    """`--window -1,-1` as one word, which argparse else takes for two options."""
+    if not arguments or arguments[0] not in ("explain", "mask"):
+        return arguments
+    joined: list[str] = []
+    for word in arguments:
+        if re.match(r"-\d", word) and joined and re.fullmatch(r"--[a-z-]+", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def names() -> list[str]:

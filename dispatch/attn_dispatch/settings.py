@@ -6,15 +6,20 @@ lowered again.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Generator
+import warnings
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args
 
 import jax
 import platformdirs
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 TUNING = "ATTN_DISPATCH_TUNING"
 """The environment variable that says how many seconds calls are tuned for; "off" is not at all."""
@@ -131,8 +136,48 @@ def override(**changes: Any) -> Generator[None, None, None]:
         yield
 
 
-@contextmanager
-def fallback(policy: FallbackPolicy) -> Generator[None, None, None]:
+class Block:
+    """Settings that differ within a `with` block, or in the calls of a function it decorates."""
+
+    def __init__(self, name: str, **changes: Any) -> None:
+        """A block of the setting that the caller knows by this name."""
+        self._name = name
+        self._changes = changes
+        self._entered: AbstractContextManager[None] | None = None
+        self._is_used = False
+
+    def __enter__(self) -> None:
+        if self._is_used:
+            raise RuntimeError(f"{self._name}: expected a block of its own for each `with`")
+        self._is_used = True
+        self._entered = override(**self._changes)
+        self._entered.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        assert self._entered is not None
+        self._entered.__exit__(*raised)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        self._is_used = True
+
+        @functools.wraps(function)
+        def within(*args: P.args, **kwargs: P.kwargs) -> R:
+            with override(**self._changes):
+                return function(*args, **kwargs)
+
+        return within
+
+    def __del__(self) -> None:
+        if not self._is_used:
+            warnings.warn(
+                f"{self._name}(...) sets nothing by itself: write `with {self._name}(...):` around "
+                "the calls, or set the environment variable of docs/settings.md",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def fallback(policy: FallbackPolicy) -> Block:
     """Within the block, do this where XLA replaces a vendor kernel that cannot run a call.
 
     Args:
@@ -143,12 +188,10 @@ def fallback(policy: FallbackPolicy) -> Generator[None, None, None]:
     Raises:
       ValueError: for any other policy.
     """
-    with override(fallback=_checked_policy(policy)):
-        yield
+    return Block("fallback", fallback=_checked_policy(policy))
 
 
-@contextmanager
-def sharded_dropout(choice: ShardedDropout) -> Generator[None, None, None]:
+def sharded_dropout(choice: ShardedDropout) -> Block:
     """Within the block, which dropout masks a call draws that is shared out to several devices.
 
     Args:
@@ -162,12 +205,10 @@ def sharded_dropout(choice: ShardedDropout) -> Generator[None, None, None]:
     Raises:
       ValueError: for anything else.
     """
-    with override(sharded_dropout=_checked_dropout(choice)):
-        yield
+    return Block("sharded_dropout", sharded_dropout=_checked_dropout(choice))
 
 
-@contextmanager
-def rewrites(wanted: bool) -> Generator[None, None, None]:
+def rewrites(wanted: bool) -> Block:
     """Within the block, whether calls that a kernel refuses run rewritten, where that is exact.
 
     Args:
@@ -180,12 +221,10 @@ def rewrites(wanted: bool) -> Generator[None, None, None]:
     """
     if not isinstance(wanted, bool):
         raise ValueError(f"rewrites: expected a bool, got {wanted!r}")
-    with override(rewrites=wanted):
-        yield
+    return Block("rewrites", rewrites=wanted)
 
 
-@contextmanager
-def tuning(seconds: float = 30.0) -> Generator[None, None, None]:
+def tuning(seconds: float = 30.0) -> Block:
     """Within the block, find out on the device what runs each call fastest, and keep it.
 
     When a call is compiled for which nothing is kept, everything that can run it is run on random
@@ -208,5 +247,4 @@ def tuning(seconds: float = 30.0) -> Generator[None, None, None]:
     Raises:
       ValueError: for anything but a positive number of seconds.
     """
-    with override(tuning_seconds=checked_seconds(seconds)):
-        yield
+    return Block("tuning", tuning_seconds=checked_seconds(seconds))

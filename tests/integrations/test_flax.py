@@ -117,6 +117,22 @@ def test_options_of_ours_by_partial():
         functools.partial(attention_fn, window_size=(1, 0))(Q, K, V)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dropout_key": None}, "dropout_key: expected dropout_rng, Flax's name for it, instead"),
+        ({"return_lse": True}, "return_lse: expected no further results in a layer"),
+        ({"return_residual": True}, "return_residual: expected no further results in a layer"),
+    ],
+)
+def test_options_that_a_layer_has_no_place_for(options: Any, said: str):
+    layer = linen.MultiHeadDotProductAttention(
+        num_heads=2, attention_fn=functools.partial(attention_fn, **options)
+    )
+    with pytest.raises(ValueError, match=said):
+        layer.init(jax.random.key(0), jnp.ones((1, 4, 8)))
+
+
 def test_weights_that_are_kept_by_nnx(record_property: Any):
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     found = []

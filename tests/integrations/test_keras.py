@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import jax
@@ -16,6 +17,8 @@ pytest.importorskip("keras")
 import keras
 from keras.src import backend
 
+import attn_dispatch
+from attn_dispatch import AttentionConventionWarning
 from attn_dispatch.integrations.keras import dot_product_attention, patch_keras
 
 B, T, S, N, H = 2, 5, 7, 4, 8
@@ -102,6 +105,74 @@ def test_grouped_queries(rate: float):
             np.testing.assert_allclose(layer(x, x, **options), expected, atol=2e-6)
             dropped = layer(x, x, training=True, **options)
             assert (abs(np.asarray(dropped - expected)).max() > 0.01) == (rate > 0)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_grouped_queries_are_not_repeated(rate: float, monkeypatch: pytest.MonkeyPatch):
+    heads = []
+
+    def attend(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        heads.append((query.shape[2], key.shape[2], value.shape[2]))
+        return attn_dispatch.dot_product_attention(query, key, value, **options)
+
+    monkeypatch.setattr("attn_dispatch.integrations.keras.attend", attend)
+    layer = keras.layers.GroupQueryAttention(4, N, 2, dropout=rate)
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    with patch_keras():
+        layer(x, x, use_causal_mask=True)
+        layer(x, x, training=True)
+        assert layer(x[:0], x[:0]).shape == (0, T, 16)
+    assert heads == [(N, 2, 2)] * 3
+
+
+@pytest.mark.parametrize("masks", [{}, {"use_causal_mask": True}], ids=["plain", "causal"])
+def test_gradients_of_grouped_queries(masks: dict[str, bool]):
+    layer = keras.layers.GroupQueryAttention(4, N, 2)
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    layer(x, x)
+    weights = [v.value for v in layer.trainable_variables]
+
+    def loss(weights: Any) -> Any:
+        return (layer.stateless_call(weights, [], x, x, **masks)[0] ** 2).sum()
+
+    expected = jax.grad(loss)(weights)
+    with patch_keras():
+        got = jax.jit(jax.grad(loss))(weights)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_grouped_queries_of_a_layer_with_its_own_call():
+    """Its keys may be anything: they go on as they are."""
+
+    class Own(keras.layers.GroupQueryAttention):
+        def call(self, query: Any, value: Any, key: Any = None) -> Any:
+            self._return_attention_scores = False
+            q, k = (self._query_dense(y) for y in (query, value))
+            return self._compute_attention(q, k, k)[0]
+
+    layer = Own(4, N, 2)
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    expected = layer(x, x)
+    with patch_keras():
+        np.testing.assert_allclose(layer(x, x), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize(
+    "layer", [keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention]
+)
+def test_masks_of_layers_are_not_told_of(layer: Any, rate: float):
+    """Keras makes them, up to 3.14 of use_causal_mask too: nobody can write them otherwise."""
+    arguments = (N, 4) if layer is keras.layers.MultiHeadAttention else (4, N, 2)
+    x = _rng.standard_normal((1, 128, 8)).astype(np.float32)
+    pairs = np.tri(128, dtype=bool)[None]
+    with warnings.catch_warnings(), patch_keras():
+        warnings.simplefilter("error", AttentionConventionWarning)
+        layer(*arguments, dropout=rate)(x, x, attention_mask=pairs)
+        q = _rng.standard_normal((1, 128, N, 4)).astype(np.float32)
+        with pytest.raises(AttentionConventionWarning, match="is_causal=True"):
+            keras.ops.dot_product_attention(q, q, q, mask=pairs[None])
 
 
 def test_fit():

@@ -76,6 +76,26 @@ def test_equinox_dropout_and_process_heads():
         replace_attention({"a": Own(N, D, key=jax.random.key(0)), "b": layer})
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dropout_rate": 0.1}, "dropout_rate: expected the layer's dropout_p instead, got"),
+        ({"dropout_key": None}, "dropout_key: expected key instead"),
+        ({"return_lse": True}, "return_lse: expected no further results in a layer"),
+    ],
+)
+def test_equinox_options_that_have_no_place(options: Any, said: str):
+    pytest.importorskip("equinox")
+    from attn_dispatch.integrations.equinox import MultiheadAttention
+
+    layer = MultiheadAttention(N, D, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=said):
+        layer(X, X, X, **options)
+    assert layer(X, X, X, return_lse=False).shape == (T, D)
+    with pytest.raises(ValueError, match=r"key_: expected \[length, size\], got \[1, 6, 16\]"):
+        layer(X, X[None], X)
+
+
 def test_haiku_masks():
     hk = pytest.importorskip("haiku")
     from attn_dispatch.integrations.haiku import MultiHeadAttention
@@ -129,6 +149,7 @@ def test_penzai_transformers(record_property: Any):
         )
         np.testing.assert_allclose(got, expected, atol=1e-5)
         assert ours.body.sublayers != own.body.sublayers
+        assert jax.tree.structure(replace_attention(ours)) == jax.tree.structure(ours)
 
         steps = []
         for model in (own, ours, None):
@@ -170,6 +191,16 @@ def _with_kv_positions(pz: Any, model: Any) -> Any:
     return pz.select(model).at_instances_of(kinds).apply(
         lambda x: dataclasses.replace(x, kv_positions_input_name="kv_token_positions")
     )  # fmt: skip
+
+
+def test_haiku_returns_one_array():
+    hk = pytest.importorskip("haiku")
+    from attn_dispatch.integrations.haiku import MultiHeadAttention
+
+    w = hk.initializers.VarianceScaling(1.0)
+    layer = hk.transform(lambda x: MultiHeadAttention(N, 4, w_init=w)(x, x, x, return_lse=True))
+    with pytest.raises(ValueError, match="return_lse: expected no further results in a layer"):
+        layer.init(jax.random.key(0), X)
 
 
 def test_penzai_steps_that_are_not_known():

@@ -212,6 +212,8 @@ def _score_shaped(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
 
 
 def _of_batch_and_keys(name: str, x: jax.Array, full: tuple[int, ...]) -> str:
+    if x.shape == (full[-4], *full[-2:]):
+        return f"; of [batch, queries, keys] pass {name}[:, None]"
     if x.shape != (full[-4], full[-1]):
         return ""
     return f"; of [batch, keys] pass {name}[:, None, None, :]"

@@ -49,6 +49,13 @@ def warn_of_conventions(
                     f"{queries} too. If it is [batch, keys] pass {name}[:, None, None, :]; else "
                     f"{name}[None, None] says that it is not"
                 )
+        if name in given and leading == (shape.num_heads,) and shape.num_heads > 1:
+            if given[name].shape == (shape.num_heads, queries, keys):
+                say(
+                    f"{name}: {list(given[name].shape)} is taken for [heads, queries, keys], and "
+                    f"the batch is {shape.num_heads} too. If it is [batch, queries, keys] pass "
+                    f"{name}[:, None]; else {name}[None] says that it is not"
+                )
     if has_soft_cap and "bias" in given:
         say(
             "logits_soft_cap with bias: the score is capped, then the bias is added. Code that "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,18 @@ _MOST = 2**20
 """Larger masks are not looked at: it would take longer than a tenth of a millisecond."""
 _OTHER_COUNTS = ("query_segment_ids", "key_value_segment_ids", "cu_seqlens_q", "page_table")
 
+_are_told = ContextVar("dense masks are told of", default=True)
+
+
+@contextmanager
+def untold() -> Iterator[None]:
+    """Nothing is said of the masks of calls inside, which a layer has made and not its caller."""
+    before = _are_told.set(False)
+    try:
+        yield
+    finally:
+        _are_told.reset(before)
+
 
 def warn_of_dense_mask(
     arrays: Mapping[str, Any], shape: CallShape, options: AttentionOptions
@@ -30,7 +44,9 @@ def warn_of_dense_mask(
       options: those of the call.
     """
     given = arrays.get("mask")
-    if given is None or any(arrays.get(x) is not None for x in _OTHER_COUNTS):
+    if given is None or not _are_told.get():
+        return
+    if any(arrays.get(x) is not None for x in _OTHER_COUNTS):
         return
     sizes = (shape.seq_len_q, shape.seq_len_kv)
     if not all(isinstance(x, int) for x in sizes) or sizes[0] * sizes[1] < _LEAST_PAIRS:

@@ -57,7 +57,7 @@ def check_qkv(
             f"value: expected key's batch dims, length and heads {[*leading, s, k]}, "
             f"got {list(value.shape[:-1])}"
         )
-    hint = _look_swapped(heads_first) if t == s and n != k else ""
+    hint = _look_swapped(heads_first) if _fit_swapped(t, s, n, k) else ""
     _check_heads(n, "key", k, _AXES[heads_first], hint)
     return CallShape(tuple(leading), t, s, n, k, h, heads_first)
 
@@ -109,6 +109,11 @@ def swapped(shape: CallShape, scores: tuple[int, ...]) -> str:
     pairs = list(zip(scores[::-1], full[::-1], strict=False))
     fits = len(scores) <= len(full) and all(x in (1, y) for x, y in pairs)
     return _look_swapped(shape.heads_first) if fits and sum(x != 1 for x in scores) > 1 else ""
+
+
+def _fit_swapped(t: int, s: int, n: int, k: int) -> bool:
+    """Whether t and s would do as numbers of heads, fewer than there are tokens."""
+    return all(isinstance(x, int) for x in (t, s, n, k)) and 0 < s <= t < n and s < k and t % s == 0
 
 
 _AXES = ("arrays are [batch, length, heads, dim]", "arrays are [batch, heads, length, dim]")

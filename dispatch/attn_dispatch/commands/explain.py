@@ -125,7 +125,8 @@ def _flags(args: argparse.Namespace, arguments: dict[str, Any]) -> dict[str, Any
         added["alibi_slopes"] = array(jnp.float32, heads)
     if args.sinks:
         added["sinks"] = array(jnp.float32, heads)
-    if args.dropout_rate and "dropout_key" not in arguments:
+    rate = args.dropout_rate or arguments.get("dropout_rate")
+    if rate and "dropout_key" not in arguments:
         added["dropout_key"] = jax.random.key(0)
     if both := [name for name in added if name in arguments]:
         raise ValueError(f"{both[0]}: expected it once, got it in the call and as an option")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
@@ -23,8 +21,7 @@ CPU = Device("cpu", "cpu", "CPU")
 _AMD_NAMES = {"gfx942": "AMD Instinct MI300", "gfx950": "AMD Instinct MI350"}
 
 
-@contextmanager
-def target(*targets: str) -> Iterator[None]:
+def target(*targets: str) -> settings.Block:
     """Within the block, lowering for a platform plans for these devices, present or not.
 
     Args:
@@ -40,8 +37,7 @@ def target(*targets: str) -> Iterator[None]:
       ValueError: for an unknown target, or two for one platform.
     """
     _by_platform(targets)
-    with settings.override(targets=targets):
-        yield
+    return settings.Block("target", targets=targets)
 
 
 def device_for(platform: str) -> Device:

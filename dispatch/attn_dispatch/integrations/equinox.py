@@ -17,9 +17,12 @@ import jax.numpy as jnp
 
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.integrations.options import check_options
 from attn_dispatch.warning import calls_go_through
 
 calls_go_through(eqx.__file__)
+
+_OWN_DROPOUT = {"dropout_rate": "the layer's dropout_p", "dropout_key": "key"}
 
 
 class MultiheadAttention(eqx.nn.MultiheadAttention):
@@ -37,9 +40,12 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         """Make a layer.
 
         Args:
-          num_heads, args, key, kwargs: as for `equinox.nn.MultiheadAttention`.
+          num_heads: of the query.
+          args: as for `equinox.nn.MultiheadAttention`, query_size first.
           num_kv_heads: heads of key and value, each for num_heads // num_kv_heads query heads; as
             many as query heads if None.
+          key: for the weights.
+          kwargs: as for `equinox.nn.MultiheadAttention`.
 
         Raises:
           ValueError: num_heads is not a multiple of num_kv_heads.
@@ -70,9 +76,15 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         """Attend.
 
         Args:
-          query: [T, query_size]; key_: [S, key_size]; value: [S, value_size].
-          mask: [T, S] or [N, T, S], True = attend.
-          key: for dropout; inference, deterministic, process_heads: as in Equinox.
+          query: [T, query_size].
+          key_: [S, key_size].
+          value: [S, value_size].
+          mask: [T, S] or [N, T, S], attend where it is not 0.
+          key: for dropout.
+          inference: drop nothing; what the layer was made with if None.
+          deterministic: an older name of inference, which is warned of.
+          process_heads: of the projected (query, key, value), each [length, heads, dim]; returns
+            the three in the same shapes.
           options: further arguments of `attn_dispatch.dot_product_attention`, such as is_causal.
 
         Returns:
@@ -80,8 +92,15 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
 
         Raises:
           RuntimeError: there is dropout and no key.
-          ValueError: shapes do not fit together.
+          ValueError: shapes do not fit together, or options ask for dropout or further results.
         """
+        check_options(options, _OWN_DROPOUT)
+        for name, x in (("query", query), ("key_", key_), ("value", value)):
+            if jnp.ndim(x) != 2:
+                raise ValueError(
+                    f"{name}: expected [length, size], got {list(jnp.shape(x))}; jax.vmap maps the "
+                    "layer over a batch"
+                )
         if deterministic is not None:
             inference = deterministic
             warnings.warn("MultiheadAttention: pass inference, not deterministic", stacklevel=2)

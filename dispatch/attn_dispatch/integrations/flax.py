@@ -20,6 +20,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.integrations.options import check_options
 from attn_dispatch.integrations.said import say
 from attn_dispatch.warning import calls_go_through
 
@@ -59,21 +60,34 @@ def attention_fn(
     float32's.
 
     Args:
-      query: [..., T, N, H]; key: [..., S, K, H]; value: [..., S, K, V]; promoted as Flax does.
+      query: [..., T, N, H].
+      key: [..., S, K, H].
+      value: [..., S, K, V]; the three are promoted as Flax does.
       bias: floating, broadcastable to [..., N, T, S].
       mask: the same, bool or numbers: attend where it is not 0.
-      dropout_rng, dropout_rate, deterministic: probabilities are dropped unless deterministic.
-      dtype, promote_dtype: of the computation, as in Flax.
+      broadcast_dropout: not followed; see above.
+      dropout_rng: the key for dropout.
+      dropout_rate: of the probabilities, which are dropped unless deterministic.
+      deterministic: drop nothing.
+      dtype: of the computation, as in Flax.
+      precision: not followed; see above.
       module: the module that keeps the weights.
+      promote_dtype: as in Flax's NNX.
       is_causal: top-left. Linen has no such argument; give it by `functools.partial`.
+      force_fp32_for_softmax: the output is float32; the softmax is anyway.
+      einsum_dot_general: as in Flax's Linen, whose own attention then computes the call.
+      qk_attn_weights_einsum: the same.
+      attn_weights_value_einsum: the same.
       options: further arguments of `attn_dispatch.dot_product_attention`.
 
     Returns:
       [..., T, N, V] in the promoted dtype, float32 with force_fp32_for_softmax for narrower ones.
 
     Raises:
-      ValueError: as `attn_dispatch.dot_product_attention`; options where Flax computes the call.
+      ValueError: as `attn_dispatch.dot_product_attention`; options where Flax computes the call, or
+        that ask for further results.
     """
+    check_options(options, {"dropout_key": "dropout_rng, Flax's name for it,"})
     einsums = (einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
     has_einsums = any(x is not None for x in einsums)
     if module is not None or has_einsums:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.integrations.options import check_options
 from attn_dispatch.warning import calls_go_through
 
 calls_go_through(hk.__file__)
@@ -29,7 +30,9 @@ class MultiHeadAttention(hk.MultiHeadAttention):
         """Attend.
 
         Args:
-          query: [..., T, D_q]; key: [..., S, D_k]; value: [..., S, D_v].
+          query: [..., T, D_q].
+          key: [..., S, D_k].
+          value: [..., S, D_v].
           mask: [..., 1 or N, T, S], attend where it is not 0.
           options: further arguments of `attn_dispatch.dot_product_attention`: is_causal, or
             dropout_rate with dropout_key=hk.next_rng_key(), which Haiku's own layer has not.
@@ -38,8 +41,9 @@ class MultiHeadAttention(hk.MultiHeadAttention):
           [..., T, model_size].
 
         Raises:
-          ValueError: shapes do not fit together.
+          ValueError: shapes do not fit together, or options ask for further results.
         """
+        check_options(options)
         if mask is not None and jnp.ndim(mask) != jnp.ndim(query) + 1:
             raise ValueError(
                 f"mask: expected {jnp.ndim(query) + 1} dims [..., heads, queries, keys], got "

@@ -4,9 +4,8 @@
         model.fit(...)
     patch_keras().start()  # for good
 
-`keras.ops.dot_product_attention` and the layers MultiHeadAttention and GroupedQueryAttention are
-computed by ours: those with dropout too, which Keras leaves to separate operations. Keras repeats
-keys and values of grouped queries before it calls.
+`keras.ops.dot_product_attention` and the layers MultiHeadAttention and GroupQueryAttention are
+computed by ours: those with dropout too, which Keras leaves to separate operations.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from keras.src.layers.attention.multi_head_attention import MultiHeadAttention
 from keras.src.random.seed_generator import draw_seed  # pyright: ignore[reportUnknownVariableType]
 
 from attn_dispatch.api import dot_product_attention as attend
+from attn_dispatch.call.dense_masks import untold
 from attn_dispatch.core import select
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.patching import Patch, original
@@ -40,8 +40,9 @@ def patch_keras() -> Patch:
 
     flash_attention=True asks for a vendor's kernel or an error with every reason, False for XLA,
     and None, the default, takes the best. attn_logits_soft_cap is what Keras documents,
-    x / (1 + |x| / cap). Layers that return their scores, attend along several axes, or have no
-    dropout run Keras's own code, which then calls `keras.ops.dot_product_attention` where it can.
+    x / (1 + |x| / cap). Layers that return their scores or attend along several axes run Keras's
+    own code, and so does MultiHeadAttention without dropout, which then calls
+    `keras.ops.dot_product_attention`. GroupQueryAttention's keys and values are not repeated.
     Dropout draws another mask than Keras's of the same seed.
 
     Functions that were compiled before the patch stay as they are, and so do layers whose
@@ -79,10 +80,13 @@ def dot_product_attention(
     """What `keras.ops.dot_product_attention` computes, by our call.
 
     Args:
-      query: [B, T, N, H]; key: [B, S, K, H]; value: [B, S, K, V]; promoted as Keras does.
+      query: [B, T, N, H].
+      key: [B, S, K, H].
+      value: [B, S, K, V]; the three are promoted as Keras does.
       bias: broadcastable to [B, N, T, S].
       mask: the same, bool or numbers; else [B, T, S], [B, N, S] or [B, S].
-      scale, is_causal: as for `attn_dispatch.dot_product_attention`.
+      scale: as for `attn_dispatch.dot_product_attention`.
+      is_causal: the same.
       flash_attention: see `patch_keras`.
       attn_logits_soft_cap: c > 0; scores become score / (1 + |score| / c).
       options: further arguments of `attn_dispatch.dot_product_attention`.
@@ -134,13 +138,13 @@ def _multi_head(
 ) -> Any:
     if not layer._dropout or return_attention_scores or query.ndim != 4:
         theirs = original(MultiHeadAttention, _COMPUTE)
-        return theirs(
-            layer, query, key, value, attention_mask, training, return_attention_scores, **causal
-        )
+        with untold():
+            return theirs(
+                layer, query, key, value, attention_mask, training, return_attention_scores,
+                **causal,
+            )  # fmt: skip
     arrays = (query, key, value)
-    return _with_dropout(
-        layer, arrays, attention_mask, training, layer._inverse_sqrt_key_dim, **causal
-    )
+    return _attended(layer, arrays, attention_mask, training, layer._inverse_sqrt_key_dim, **causal)
 
 
 def _grouped_query(
@@ -152,18 +156,25 @@ def _grouped_query(
     training: bool | None = None,
     **causal: bool,
 ) -> Any:
-    if not layer.dropout or layer._return_attention_scores or query.ndim != 4:
+    if layer._return_attention_scores or query.ndim != 4:
         theirs = original(GroupedQueryAttention, _COMPUTE)
         return theirs(
             layer, query, key, value, attention_mask=attention_mask, training=training, **causal
         )
+    if type(layer).call is GroupedQueryAttention.call:
+        key, value = (_unrepeated(x, layer.num_repeats) for x in (key, value))
     arrays = (query, key, value)
-    return _with_dropout(
-        layer, arrays, attention_mask, training, layer._inverse_sqrt_head_dim, **causal
-    )
+    scale = layer._inverse_sqrt_head_dim
+    return _attended(layer, arrays, attention_mask, training, scale, **causal)
 
 
-def _with_dropout(
+def _unrepeated(x: jax.Array, times: int) -> jax.Array:
+    """[B, S, K, H] of [B, S, K · times, H], whose heads Keras has repeated: XLA takes out both."""
+    batch, length, heads, size = x.shape
+    return x.reshape(batch, length, heads // times, times, size)[:, :, :, 0]
+
+
+def _attended(
     layer: Any,
     arrays: tuple[jax.Array, ...],
     mask: Any,
@@ -175,15 +186,16 @@ def _with_dropout(
     rate = layer._dropout_layer.rate if training else 0.0
     if mask is not None and mask.ndim == 3:
         mask = mask[:, None]  # [B, T, S]
-    out = dot_product_attention(
-        *arrays,
-        mask=mask,
-        scale=scale,
-        is_causal=use_causal_mask,
-        flash_attention=layer._flash_attention,
-        dropout_rate=rate,
-        dropout_key=_key(layer._dropout_layer.seed_generator) if rate else None,
-    )
+    with untold():
+        out = dot_product_attention(
+            *arrays,
+            mask=mask,
+            scale=scale,
+            is_causal=use_causal_mask,
+            flash_attention=layer._flash_attention,
+            dropout_rate=rate,
+            dropout_key=_key(layer._dropout_layer.seed_generator) if rate else None,
+        )
     return out, None
 
 

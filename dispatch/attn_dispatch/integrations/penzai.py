@@ -109,7 +109,7 @@ def replace_attention(model: Any) -> Any:
     """The model with our attention in every `pz.nn.Attention` and `pz.nn.KVCachingAttention`.
 
     Projections, parameters, caches and their names stay; the layers for weights and for their
-    product with the values become ours.
+    product with the values become ours. Layers that are ours already stay as they are.
 
     Raises:
       ValueError: there is no such layer, or one has a step that is not known here; says which.
@@ -121,6 +121,8 @@ def replace_attention(model: Any) -> Any:
 
 
 def _replaced(layer: Any) -> Any:
+    if isinstance(layer.query_key_to_attn, QueryAndKey):
+        return layer
     scores, *steps = _steps(layer.query_key_to_attn)
     combine, *after = _steps(layer.attn_value_to_output)
     axes = _axes(scores, combine)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import ast
+import warnings
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch import mods
+from attn_dispatch.api import dot_product_attention
 from attn_dispatch.commands.call_flags import MASK_FLAGS, add_mask_flags, given
 from attn_dispatch.pictures.panel import Figure, Panel, shortened
 from attn_dispatch.terminal.help import Commands, add_command
+from attn_dispatch.terminal.text import width
 
 _DESCRIPTION = """\
 Show who attends to whom in a call: a line for each query, a column for each key. x: the query
@@ -94,8 +99,17 @@ def _panel(args: argparse.Namespace) -> Panel:
     if args.mod is not None:
         kind, mod = args.mod
         call[kind] = mod
+    _check(queries, keys, call)
     words = [f"{name}={value}" for name, value in call.items() if name in MASK_FLAGS]
     return Panel(", ".join(words) or "all", queries, keys, call)
+
+
+def _check(queries: int, keys: int, call: dict[str, Any]) -> None:
+    """The errors of the call itself: a picture of a wrong one would show NaN as padding."""
+    query, key = (jax.ShapeDtypeStruct((1, x, 1, 1), jnp.float32) for x in (queries, keys))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        jax.eval_shape(lambda q, k: dot_product_attention(q, k, k, **call), query, key)
 
 
 def _text(panel: Panel) -> str:
@@ -107,13 +121,18 @@ def _text(panel: Panel) -> str:
         shown = np.vectorize(shortened, otypes=[object])(np.asarray(picture.numbers))
     shown = np.where(mask, shown, np.where(padding, "_", "."))
     columns = [str(j) for j in range(panel.seq_len_kv)]
-    width = max(len(x) for x in (*shown.flat, columns[-1]))
+    size = max(len(x) for x in (*shown.flat, columns[-1]))
     label = len(str(panel.seq_len_q - 1))
-    lines = [" " * label + " " + " ".join(x.rjust(width) for x in columns)]
+    head, between = " ".join(x.rjust(size) for x in columns), " "
+    if label + 1 + len(head) > width() and picture.numbers is None:
+        # A letter for each key, and every tenth named.
+        head, between, size = "".join(x.ljust(10) for x in columns[::10]).rstrip(), "", 1
+    lines = [" " * label + " " + head]
     for i, row in enumerate(shown):
-        lines.append(str(i).rjust(label) + " " + " ".join(x.rjust(width) for x in row))
-    share = mask.mean()
-    return "\n".join([*lines, "", f"{mask.sum()} of {mask.size} pairs attend ({share:.0%})"])
+        lines.append(str(i).rjust(label) + " " + between.join(x.rjust(size) for x in row))
+    counted = f"{mask.sum()} of {mask.size} pairs attend ({mask.mean():.0%})"
+    legend = ", _ is padding" if (padding & ~mask).any() else ""
+    return "\n".join([*lines, "", counted + legend])
 
 
 def _draw(panel: Panel, path: Path) -> None:

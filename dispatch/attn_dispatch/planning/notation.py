@@ -9,11 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.foreign_names import NAMES
+
 _SHORT_ARGUMENTS = {"q": "query", "k": "key", "v": "value"}
 _SHORT_DTYPES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
     "i32": "int32", "s32": "int32", "i64": "int64", "u32": "uint32", "pred": "bool",
 }  # fmt: skip
+_OF_PYTHON = {"True": True, "False": False, "None": None}
 _ARRAY = re.compile(r"(\w+)\[(\d+(?:,\d+)*|)\]")
 _NAME = re.compile(r"(?:^|[\s;,])\s*([A-Za-z_]\w*)\s*=")
 
@@ -84,6 +87,8 @@ def _value(name: str, text: str) -> Any:
             return found
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+    if text in _OF_PYTHON:
+        return _OF_PYTHON[text]
     try:
         value = json.loads(text)
     except ValueError:
@@ -91,6 +96,12 @@ def _value(name: str, text: str) -> Any:
             return text if name in _WORDS else _Same(text)
         raise ValueError(
             f"{name}: expected an array like bf16[2,4096,32,128], a number, true, false, null, a "
-            f"[list] or a name, got {text!r}"
+            f"[list] or a name, got {text!r}{_named_here(name)}"
         ) from None
     return tuple(value) if isinstance(value, list) else value
+
+
+def _named_here(name: str) -> str:
+    """What an argument of another library is called here, if its value cannot be read either."""
+    here = NAMES.get(name, "")
+    return f"; {name} here {here}" if here.startswith("is ") else ""

@@ -59,9 +59,9 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(f"error: {winners.FILE}={settings.OFF}: winners are not kept")
     if reason := winners.not_writable(kept):
         raise SystemExit(f"error: {reason}")
-    print(f"winners are kept in {kept}", flush=True)
     if not args.file.is_file():
         raise SystemExit(f"error: {args.file}: no such file")
+    print(f"winners are kept in {kept}", flush=True)
     if not _holds_calls(args.file):
         # The script may change its folder, and make calls in threads of its own.
         os.environ[winners.FILE] = str(kept.absolute())

@@ -1,0 +1,50 @@
+"""Blocks of settings: what they take, and that nobody takes one for a statement."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+
+import pytest
+
+import attn_dispatch
+from attn_dispatch import settings
+
+BLOCKS = {
+    "fallback": ("error", "raise"),
+    "sharded_dropout": ("same", "other"),
+    "rewrites": (False, "no"),
+    "tuning": (3.0, -1),
+    "target": ("h100", "h1000"),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_that_is_no_block_is_told_of(name: str):
+    with pytest.warns(RuntimeWarning, match=rf"write `with {name}\(\.\.\.\):` around") as given:
+        getattr(attn_dispatch, name)(BLOCKS[name][0])
+        gc.collect()
+    assert [x.filename for x in given] == [__file__]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_and_decorators_are_not(name: str):
+    before = settings.current()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        block = getattr(attn_dispatch, name)(BLOCKS[name][0])
+        with block:
+            inside = settings.current()
+        assert inside != before == settings.current()
+        decorated = getattr(attn_dispatch, name)(BLOCKS[name][0])(settings.current)
+        assert decorated() == decorated() == inside
+        gc.collect()
+    assert settings.current() == before
+    with pytest.raises(RuntimeError, match=f"{name}: expected a block of its own"), block:
+        pass
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_is_wrong_is_said_before_the_block(name: str):
+    with pytest.raises(ValueError, match="expected"):
+        getattr(attn_dispatch, name)(BLOCKS[name][1])
