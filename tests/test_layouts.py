@@ -292,7 +292,7 @@ def test_cudnn_gets_whole_pools_as_they_lie(one_pool: bool, t: int):
     assert len(re.findall(rf"tensor<{P * (1 + one_pool)}x{K}x64x64xbf16>", line)) == 2
     assert "head_rows_kv = 64" in line
     assert f"has_value_table = {str(one_pool).lower()}" in line
-    tables = len(re.findall(r"tensor<3x\d+xi32>", line))
+    tables = len(re.findall(r"tensor<\d+x\d+xi32>", line))
     assert tables == 1 + one_pool
 
 
