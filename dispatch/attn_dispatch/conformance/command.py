@@ -106,7 +106,9 @@ def main(args: argparse.Namespace) -> None:
         implementation = args.implementation or default_implementation()
         cases, options = _named(args)
         if args.list:
-            print("\n".join(case.name for case in cases) or f"no case is like {args.cases!r}")
+            if not cases:
+                sys.exit(f"error: no case is named like {args.cases!r}")
+            print("\n".join(case.name for case in cases))
             return
         if args.html:
             page("")  # before everything has run
