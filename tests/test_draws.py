@@ -66,7 +66,7 @@ def digest(count: int = 40) -> str:
     return f"{zlib.crc32(text.encode()):08x} {zlib.crc32(str(sums).encode()):08x}"
 
 
-DIGEST = "2d6ded88 14d4e363"
+DIGEST = "ac46c35b 14d4e363"
 
 
 def test_draws_are_the_same_everywhere():

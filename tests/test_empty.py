@@ -75,7 +75,7 @@ def test_gradients(dims: dict[str, int]):
 def test_no_keys_with_every_other_operand():
     q, k, v = (jnp.asarray(x) for x in arrays(s=0))
     options: dict[str, Any] = {
-        "bias": jnp.zeros((2, 3, 0)), "mask": jnp.ones((2, 1, 3, 0), bool), "is_causal": True,
+        "bias": jnp.zeros((1, 2, 3, 0)), "mask": jnp.ones((2, 1, 3, 0), bool), "is_causal": True,
         "key_value_seq_lengths": [0, 0], "alibi_slopes": jnp.ones(2), "dropout_rate": 0.5,
         "dropout_key": jax.random.key(0),
     }  # fmt: skip

@@ -49,7 +49,7 @@ def planned(call: CudnnCall) -> dict[int, tuple[list[int], list[int]]]:
     properties, backend = library.device_properties(parse("sm90")), library.backend
     assert backend is not None
     backend.plan(asdict(call), properties)
-    blob = bytes.fromhex(json.loads(backend.export_plan(asdict(call), properties))["blob"])
+    blob = bytes.fromhex(backend.export_plan(asdict(call), properties).rpartition(" ")[2])
     text = blob[blob.index(b'{"cudnnVersion"') :].decode(errors="replace")
     graph = json.JSONDecoder().raw_decode(text)[0]["operationGraph"]
     named = [x for x in graph["tensors"] if x["name"].isdigit()]
