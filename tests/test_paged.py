@@ -19,9 +19,8 @@ import attn_dispatch
 from attn_dispatch import api, dot_product_attention, explain, paged_attention
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.cache_cases import CACHE
-from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.conformance.case import spec_of
 from attn_dispatch.conformance.in_pages import in_pages, paged_options
-from attn_dispatch.conformance.reference import poison_padding
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
 from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
@@ -32,6 +31,7 @@ from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.xla import paged as xla_paged
 from backend import needs_cudnn
+from rewritten_calls import rewritten_alone
 from test_rewrites import by_xla, kernel
 
 B, N, K, H, V, PAGE, PAGES = 3, 4, 2, 16, 24, 8, 5
@@ -112,6 +112,9 @@ def test_prompts_beside_decoding():
     """Ragged queries: one of the first sequence, none of the second, three of the third."""
     cu, tokens = np.array([0, 1, 1, 4]), queries(6)
     found, lse = in_the_cache(tokens, cu_seqlens_q=cu, max_seqlen_q=3, return_lse=True)
+    for longest in (None, 3, 40):  # a step in which nobody asks anything
+        nothing = in_the_cache(tokens[:0], cu_seqlens_q=0 * cu, max_seqlen_q=longest)
+        assert nothing.shape == (0, *found.shape[1:])
     padded = jnp.zeros((B, 3, N, H)).at[0, 0].set(tokens[0]).at[2].set(tokens[1:4])
     expected, expected_lse = in_the_cache(
         padded, query_seq_lengths=np.array([1, 0, 3]), return_lse=True
@@ -409,24 +412,6 @@ def test_a_cache_that_is_no_pages_is_not_copied():
     (line,) = (x for x in text.splitlines() if "custom_call @attn_dispatch" in x)
     assert len(re.findall(r"tensor<3x512x2x64xbf16>", line)) == 2
     assert "packed_rows_q = 0" in line and "window_right = -1" in line
-
-
-_REWRITES = (QueriesAsHeads(), NearKeys(), WholePages(), SmallerPages(), PagesGathered())
-
-
-def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] | None:
-    """The results of a rewrite with this in the kernel's place, and XLA's of the call itself."""
-    options = case.forward_options()
-    arrays = poison_padding(options, case.operands(), case.poison)
-    operands = {name: jnp.asarray(x) for name, x in arrays.items()}
-    whole = spec_of(options, operands), operands
-    if case.page:
-        options, operands = paged_options(case, options), in_pages(case, operands)
-    spec = spec_of(options, operands)
-    if rewrite.inner(spec) is None:
-        return None
-    expected = by_xla(*whole)
-    return rewrite.compute(spec, operands, Calls(compute, by_xla, compute)), expected
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.core.rewrites.sinks import SinksAfterwards
 from backend import needs_cudnn
-from test_paged import by_xla, kernel, rewritten_alone
+from rewritten_calls import rewritten_alone
+from test_paged import by_xla, kernel
 
 NAMED = {case.name: case for case in CACHE}
 

@@ -34,3 +34,16 @@ def merged(
         return jnp.where(weight == 0, 0, out.astype(lse.dtype) * weight)
 
     return (share(out_a, lse_a) + share(out_b, lse_b)).astype(out_a.dtype), lse
+
+
+def merged_parts(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same of all parts along axis 1: out [B, parts, ..., V] and lse [B, parts, ...].
+
+    out is of lse's dtype then. What has no keys in any part is 0 and -inf.
+    """
+    top = lse.max(axis=1, keepdims=True)
+    weight = jnp.exp(lse - jnp.where(top == -jnp.inf, 0, top))
+    total = weight.sum(axis=1, keepdims=True)
+    share = (weight / jnp.where(total == 0, 1, total))[..., None]
+    out = jnp.where(share > 0, out * share, 0).sum(axis=1)
+    return out, (top + jnp.log(total))[:, 0]

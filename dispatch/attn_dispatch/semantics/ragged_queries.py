@@ -39,6 +39,8 @@ class RaggedQueries:
     def padded(self, x: jax.Array) -> jax.Array:
         """[tokens, ...] as [B, longest, ...]; what is padding is anything."""
         places = self.starts[:, None] + jnp.arange(self.longest, dtype=jnp.int32)[None]
+        if not x.shape[0]:  # there is nothing to take
+            return jnp.zeros((*places.shape, *x.shape[1:]), x.dtype)
         return jnp.take(x, places, axis=0, mode="clip")
 
     def packed(self, x: jax.Array, padding: float) -> jax.Array:

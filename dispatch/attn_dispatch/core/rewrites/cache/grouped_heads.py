@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
+from attn_dispatch.semantics.merge import merged_parts
 from attn_dispatch.semantics.wrong import marked
 
 _BY_HEAD = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
@@ -66,7 +67,8 @@ class HeadsAsQueries:
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)
         assert inner is not None
-        b, t, k, group, parts = spec.batch, spec.seq_len_q, spec.num_kv_heads, *_facts(spec)
+        b, t, k = spec.batch, spec.seq_len_q, spec.num_kv_heads
+        group, parts = _group(spec), _parts(spec)
         query = jnp.swapaxes(operands["query"].reshape(b, t, k, group, spec.head_dim), 2, 3)
         query = query.reshape(b, t * group, k, spec.head_dim)
         room = spec.seq_len_kv // parts
@@ -86,7 +88,7 @@ class HeadsAsQueries:
         lse = jnp.swapaxes(results["lse"], 1, 2).reshape(b, parts, t * group, k)
         # What a kernel makes of a part without keys is not said.
         lse = jnp.where((lengths > 0)[..., None, None], lse, -jnp.inf)
-        out, lse = _merged(out, lse) if parts > 1 else (out[:, 0], lse[:, 0])
+        out, lse = merged_parts(out, lse) if parts > 1 else (out[:, 0], lse[:, 0])
 
         def back(x: jax.Array) -> jax.Array:
             """[B, T · group, K, ...] as [B, T, N, ...]."""
@@ -95,20 +97,6 @@ class HeadsAsQueries:
 
         found = {"out": back(out).astype(spec.dtype), "lse": jnp.swapaxes(back(lse), 1, 2)}
         return marked(spec, operands, found)
-
-
-def _merged(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of parts along axis 1; what there is without keys is 0 and -inf."""
-    top = lse.max(axis=1, keepdims=True)
-    weight = jnp.exp(lse - jnp.where(top == -jnp.inf, 0, top))
-    total = weight.sum(axis=1, keepdims=True)
-    share = (weight / jnp.where(total == 0, 1, total))[..., None]
-    out = jnp.where(share > 0, out * share, 0).sum(axis=1)
-    return out, (top + jnp.log(total))[:, 0]
-
-
-def _facts(spec: AttentionSpec) -> tuple[int, int]:
-    return _group(spec), _parts(spec)
 
 
 def _group(spec: AttentionSpec) -> int:

@@ -56,7 +56,7 @@ class WholePages:
         without = () if spec.is_paged else ("key", "value")
         arrays = plan.blocks.arrays(spec, plan.columns)
         if spec.has("bias"):
-            arrays |= _bias(spec, plan.columns * plan.blocks.size, by_row=plan.moves)
+            arrays |= _bias(spec, plan.columns * plan.blocks.size, by_row=_begin_anywhere(spec))
         return changed(
             spec,
             without=without,
@@ -99,7 +99,7 @@ class WholePages:
         }
         if spec.has("bias"):
             length, bias = plan.columns * plan.blocks.size, operands["bias"]
-            if plan.moves:
+            if _begin_anywhere(spec):
                 bias = _bias_at(bias, ends.begin[:, None] + jnp.arange(length, dtype=jnp.int32))
             given["bias"] = pad_last(bias[..., :length], length)
         results = calls.kernel(inner, for_(inner, given))
@@ -130,8 +130,6 @@ class _Plan:
     """The most keys at their left that some query sees."""
     after: int
     """At their right."""
-    moves: bool
-    """Whether a window's whole blocks begin elsewhere in each row."""
 
     @staticmethod
     def of(spec: AttentionSpec) -> _Plan | None:
@@ -172,7 +170,7 @@ class _Plan:
         apart = blocks.size - 1 + (0 if is_open else spec.seq_len_q - 1)
         if spec.seq_len_q > MOST and 2 * apart > spec.seq_len_kv:
             return None  # all may as well be copied
-        return _Plan(blocks, columns, 0 if left is None else apart, apart, left is not None)
+        return _Plan(blocks, columns, 0 if left is None else apart, apart)
 
 
 @dataclass(frozen=True)
@@ -211,6 +209,11 @@ class _Ends:
     def end(self) -> jax.Array:
         """The key after them."""
         return (self.first + self.count) * self.size
+
+
+def _begin_anywhere(spec: AttentionSpec) -> bool:
+    """Whether the whole blocks of each row begin elsewhere, as those of a window do."""
+    return spec.band[0] is not None
 
 
 def _near(spec: AttentionSpec, keys: int) -> dict[str, tuple[tuple[int, ...], str]]:
