@@ -1,27 +1,32 @@
 """Decoding beside a cache: one query of each row, or a few, contiguous or in pages.
 
-usage: python benchmarks/decode.py [--rounds N] [--seconds S] [--results FOLDER]
+usage: python benchmarks/decode.py [--rounds N] [--results FOLDER] [--cells N ...] [--without-torch]
 
-A program makes 16 steps, each of whose queries is the result of the one before, so that nothing but
-the GPU is timed; all calls of a cell take turns, and medians are printed. "copy" is a copy of the
-keys on the device: what it reads and writes in its time is the bandwidth that a call is compared
-with, which reads keys and values once.
+A program makes 16 steps, each of whose queries is the result of the one before; all calls of a cell
+take turns. "us" is a step's wall time, medians of the rounds. Where a call takes less than some
+50 us, that is the time in which the host launches it. "device_us" is the time in which a kernel
+ran, from the profiler: what the call costs in a program whose kernels wait in GPU graphs, as those
+of a model's layers do (serve.py). "copy" is a copy of the keys on the device: what it reads and
+writes in its time is the bandwidth that a call is compared with, which reads keys and values once.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import decode_peers
 import jax
 import jax.numpy as jnp
-from command import arguments, save
+from command import save
 
 from attn_dispatch import dot_product_attention, paged_attention
+from attn_dispatch.bench.device_time import busy_seconds
 from attn_dispatch.conformance.environment import environment
 
 _STEPS = 16
@@ -39,6 +44,7 @@ _CELLS = (
 )
 """Batch, keys, heads, kv heads, head dim."""
 _PAGE_SIZES = (16, 64, 256)
+_PROFILES = 3
 _ASKED = {"is_causal": True, "causal_alignment": "bottom_right", "implementation": "cudnn"}
 
 
@@ -94,36 +100,57 @@ def calls_of(batch: int, keys: int, heads: int, kv_heads: int, dim: int) -> dict
     return programs | {"copy": (jax.jit(lambda x: x + 1), (key,))}
 
 
-def measured(cell: tuple[int, ...], rounds: int, torch: decode_peers.Torch) -> dict[str, float]:
-    """Microseconds of each call of a cell, and what follows from them."""
-    programs, times = calls_of(*cell), {}
+def measured(
+    cell: tuple[int, ...], rounds: int, torch: decode_peers.Torch | None
+) -> dict[str, dict[str, float]]:
+    """Microseconds of each call of a cell: a step's wall time, and a device's."""
+    programs, wall, device = calls_of(*cell), {}, {}
     for run, given in programs.values():
         jax.block_until_ready(run(*given))
     for _ in range(rounds):
         for name, (run, given) in programs.items():
-            steps, repeats = (1, 16) if name == "copy" else (_STEPS, 1)
-            result, started = None, time.perf_counter()
-            for _ in range(repeats):
-                result = run(*given)
-            jax.block_until_ready(result)
-            took = (time.perf_counter() - started) / steps / repeats
-            times.setdefault(name, []).append(1e6 * took)
-    found = {name: statistics.median(x) for name, x in times.items()} | torch.times(cell, rounds)
-    # The copy reads and writes as many bytes as keys and values have together.
-    return found | {"of the copy's bandwidth": found["copy"] / found["lengths, full"]}
+            started = time.perf_counter()
+            steps = _run(name, run, given)
+            wall.setdefault(name, []).append(1e6 * (time.perf_counter() - started) / steps)
+    for name, (run, given) in programs.items():
+        found = [busy_seconds(partial(_run, name, run, given))[0] for _ in range(_PROFILES)]
+        if None not in found:
+            device[name] = 1e6 * statistics.median(found) / _STEPS
+    medians = {name: statistics.median(x) for name, x in wall.items()}
+    if torch is not None:
+        device |= torch.times(cell, rounds)
+    return {"us": medians, "device_us": device}
+
+
+def _run(name: str, run: Callable[..., jax.Array], given: Any) -> int:
+    """Waits for all steps; how many."""
+    result: Any = None
+    for _ in range(_STEPS if name == "copy" else 1):
+        result = run(*given)
+    jax.block_until_ready(result)
+    return _STEPS
 
 
 def main() -> None:
-    args = arguments(__doc__ or "", rounds=7, seconds=0)
-    rows, torch = [], decode_peers.Torch()
-    for cell in _CELLS:
-        batch, keys, heads, kv_heads, dim = cell
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--results", type=Path, help="folder for the JSON")
+    parser.add_argument("--cells", type=int, nargs="+", help="numbers of them; all unless given")
+    parser.add_argument("--without-torch", action="store_true")
+    args = parser.parse_args()
+    rows, torch = [], None if args.without_torch else decode_peers.Torch()
+    for number in args.cells or range(len(_CELLS)):
+        batch, keys, heads, kv_heads, dim = cell = _CELLS[number]
         name = f"{batch} rows of {keys} keys, {heads}/{kv_heads} heads, d{dim}"
-        row = {x: round(y, 2) for x, y in measured(cell, args.rounds, torch).items()}
-        print(f"{name}: " + ", ".join(f"{x} {y}" for x, y in row.items()), flush=True)
-        rows.append({"cell": name, "us": row})
+        row = measured(cell, args.rounds, torch)
+        row = {kind: {x: round(y, 2) for x, y in us.items()} for kind, us in row.items()}
+        print(name, flush=True)
+        for x, us in row["us"].items():
+            print(f"  {x}: {us}, on the device {row['device_us'].get(x)}", flush=True)
+        rows.append({"cell": name, **row})
         save("decode", {"environment": environment(), "rows": rows}, args.results)
-    torch.close()
+    if torch is not None:
+        torch.close()
 
 
 if __name__ == "__main__":
