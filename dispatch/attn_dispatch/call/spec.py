@@ -119,6 +119,12 @@ class AttentionOptions:
     whole_pages: bool = False
     """Of a paged call: lengths are those of whole pages, and past a length a row's table names
     pages of its own, which kernels may read. Only in what a rewrite asks an implementation."""
+    is_checked: bool = False
+    """Lengths and page tables are right: no row is wrong for what they say. Only in what a rewrite
+    that has made them right asks an implementation."""
+    ignores_dead_rows: bool = False
+    """Forward: out of rows that attend nothing may be anything, NaN too; their lse is -inf. Only in
+    what a rewrite asks an implementation, and of use to those that clear rows after a kernel."""
     engine: str = ""
     """Which engine of the implementation's, in its own words, where tuning found one that is faster
     than what it takes by itself: only in what `core/select` asks an implementation."""

@@ -103,7 +103,8 @@ def forward_results(
     """What `spec.result_names` says, from the results of the custom call."""
     live = Live.of(spec, operands).queries
     out = _from_memory(spec, results["out"], call.head_rows_q, dead_rows(spec))
-    found = {"out": _where_live(call, live, out[..., : spec.head_dim_v])}
+    is_read = None if spec.options.ignores_dead_rows else live
+    found = {"out": _where_live(call, is_read, out[..., : spec.head_dim_v])}
     statistics = {name: results[name] for name in ("lse", "row_max") if name in results}
     if call.needs_max:
         statistics["lse"] = results["row_max"] + jnp.log(results["row_sum"])

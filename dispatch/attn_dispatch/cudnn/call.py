@@ -360,7 +360,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         needs_keep=forward and o.needs_keep,
         deterministic=o.deterministic_backward,
         needs_dbias="bias" in o.gradients,
-        clears_rows=has_own_lengths(spec),
+        clears_rows=has_own_lengths(spec) and not o.ignores_dead_rows,
     )
     return _with_nodes(spec, call) if has_nodes(spec) else call
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+
+_MOST_ONE_BY_ONE = 16
+"""Parts that are added up one after the other, in one kernel; sums over an axis are one each."""
 
 
 def merged(
@@ -41,9 +47,27 @@ def merged_parts(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     out is of lse's dtype then. What has no keys in any part is 0 and -inf.
     """
+    if (parts := lse.shape[1]) <= _MOST_ONE_BY_ONE:
+        each, lse = shares([lse[:, i] for i in range(parts)])
+        found = (
+            jnp.where(x > 0, out[:, i] * x, 0) for i, x in enumerate(y[..., None] for y in each)
+        )
+        return functools.reduce(jnp.add, found), lse
     top = lse.max(axis=1, keepdims=True)
     weight = jnp.exp(lse - jnp.where(top == -jnp.inf, 0, top))
     total = weight.sum(axis=1, keepdims=True)
     share = (weight / jnp.where(total == 0, 1, total))[..., None]
     out = jnp.where(share > 0, out * share, 0).sum(axis=1)
     return out, (top + jnp.log(total))[:, 0]
+
+
+def shares(lse: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+    """Of each of a few parts, of which this is lse or a single score: its share of the softmax over
+    all of them; and their lse. Said part by part, which XLA makes one kernel of.
+
+    Without keys in any part the shares are 0 and lse is -inf.
+    """
+    top = functools.reduce(jnp.maximum, lse)
+    weights = [jnp.exp(x - jnp.where(top == -jnp.inf, 0, top)) for x in lse]
+    total = functools.reduce(jnp.add, weights)
+    return [x / jnp.where(total == 0, 1, total) for x in weights], top + jnp.log(total)

@@ -37,9 +37,10 @@ def gathered(spec: AttentionSpec, operands: Arrays) -> dict[str, jax.Array]:
     """
     table = _table_to_gather(spec, operands)
     found = {name: x for name, x in operands.items() if name not in _IN_PAGES}
-    # Without a table this is how a row is said to be wrong.
-    lengths = operands["key_value_seq_lengths"]
-    found["key_value_seq_lengths"] = jnp.where(lacks_pages(spec, operands), -1, lengths)
+    if not spec.options.is_checked:
+        # Without a table this is how a row is said to be wrong.
+        lengths = operands["key_value_seq_lengths"]
+        found["key_value_seq_lengths"] = jnp.where(lacks_pages(spec, operands), -1, lengths)
     for name in ("key", "value"):
         rows = _at_pages(spec, operands, name, table)
         found[name] = rows.reshape(spec.batch, spec.seq_len_kv, *rows.shape[-2:])

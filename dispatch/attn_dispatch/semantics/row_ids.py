@@ -72,6 +72,7 @@ def _deciding(spec: AttentionSpec) -> AttentionSpec:
         scale=1.0,
         max_segments=spec.options.max_segments,
         max_seq_lens=spec.options.max_seq_lens,
+        is_checked=spec.options.is_checked,
         # Pages behind it need not be there.
         window=spec.options.window if spec.is_paged else (None, None),
     )
@@ -94,8 +95,8 @@ def _row_ids(
 
 
 def may_be_wrong(spec: AttentionSpec) -> bool:
-    """Whether the call has any operand that ids depend on."""
-    return any(map(spec.has, _DECIDING))
+    """Whether the call has any operand that ids depend on, and nobody has looked at them yet."""
+    return not spec.options.is_checked and any(map(spec.has, _DECIDING))
 
 
 def is_packed(spec: AttentionSpec) -> bool:
@@ -154,8 +155,10 @@ def search(rows: jax.Array, wanted: jax.Array, side: str) -> jax.Array:
 
 def _wrong_rows(spec: AttentionSpec, operands: Arrays) -> jax.Array | None:
     """bool [B, 1]: the batch row has a length that does not fit its array, no window, or a page
-    that is not there."""
+    that is not there. None where nothing of that kind can be."""
     wrong = None
+    if spec.options.is_checked:
+        return None
     if spec.has("window"):
         wrong = jnp.broadcast_to((operands["window"] < 0).any(axis=1), (spec.batch,))
     for side in SIDES:

@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.cache.last_keys import with_last_keys
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
-from attn_dispatch.semantics.merge import merged
-from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 from attn_dispatch.semantics.wrong import marked
 
@@ -52,7 +51,15 @@ class QueriesAsHeads:
         if spec.has("bias"):
             batch, *_, keys = spec.shape("bias")
             arrays["bias"] = (batch, heads, 1, keys), spec.dtype_of("bias")
-        return changed(spec, arrays=arrays, is_causal=False, window=(None, None), needs_lse=True)
+        return changed(
+            spec,
+            arrays=arrays,
+            is_causal=False,
+            window=(None, None),
+            needs_lse=True,
+            is_checked=True,
+            ignores_dead_rows=True,
+        )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)
@@ -75,7 +82,9 @@ class QueriesAsHeads:
         t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
         if is_causal:
             end = jnp.minimum((keys - queries)[:, None] + t + 1, keys[:, None])
-            out, lse = merged(out, lse, *_attend_last(spec, operands, seen_by_all, end))
+            places = seen_by_all[:, None] + jnp.arange(spec.seq_len_q - 1, dtype=jnp.int32)[None]
+            is_seen = places[:, None] < end[..., None]
+            out, lse = with_last_keys(spec, operands, (out, lse), places, is_seen)
         lse = jnp.where((t < queries[:, None])[..., None], lse, -jnp.inf)
         out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
         results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
@@ -108,29 +117,3 @@ def _from_heads(spec: AttentionSpec, x: jax.Array) -> jax.Array:
     """[B, N · T, ...] as [B, T, N, ...]."""
     x = x.reshape(spec.batch, spec.num_kv_heads, -1, spec.seq_len_q, *x.shape[2:])
     return jnp.moveaxis(x, 3, 1).reshape(spec.batch, spec.seq_len_q, spec.num_heads, *x.shape[4:])
-
-
-def _attend_last(
-    spec: AttentionSpec, operands: Arrays, first: jax.Array, end: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """out [B, T, N, V] and lse [B, T, N] over the keys from `first` [B] to before `end` [B, T]."""
-    places = first[:, None] + jnp.arange(spec.seq_len_q - 1, dtype=jnp.int32)[None]
-    key, value = keys_at(spec, operands, places)
-    may_attend = places[:, None] < end[..., None]
-    is_key = may_attend.any(axis=1)[..., None, None]
-    # 0 · NaN of what stands past a length would be NaN.
-    key, value = (jnp.where(is_key, x, 0) for x in (key, value))
-    query = operands["query"].reshape(
-        *operands["query"].shape[:2], spec.num_kv_heads, -1, spec.head_dim
-    )
-    wide = jnp.dtype(spec.lse_dtype)
-    score = jnp.einsum("btkgh,bskh->btkgs", query, key, preferred_element_type=wide)
-    score = jnp.where(may_attend[:, :, None, None], spec.options.scale * score, -jnp.inf)
-    top = score.max(axis=-1, keepdims=True)
-    top = jnp.where(top == -jnp.inf, 0, top)
-    p = jnp.exp(score - top)
-    total = p.sum(axis=-1, keepdims=True)
-    out = jnp.einsum("btkgs,bskv->btkgv", p, value.astype(wide)) / jnp.where(total == 0, 1, total)
-    lse = (top + jnp.log(total))[..., 0]
-    rows = (spec.batch, spec.seq_len_q, spec.num_heads)
-    return out.reshape(*rows, spec.head_dim_v), lse.reshape(rows)

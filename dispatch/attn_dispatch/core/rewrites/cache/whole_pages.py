@@ -23,6 +23,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
 from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
 from attn_dispatch.core.rewrites.cache.grouped_heads import MOST_AS_HEADS, PART
+from attn_dispatch.core.rewrites.cache.last_keys import MOST_PAIRS, with_last_keys
 from attn_dispatch.core.rewrites.rewrite import AS_ROWS, LENGTHS, Arrays, Calls, changed, for_
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.padding import pad_last, round_up
@@ -65,6 +66,8 @@ class WholePages:
             window=(None, None),
             needs_lse=True,
             whole_pages=True,
+            is_checked=True,
+            ignores_dead_rows=True,
             **plan.blocks.options(spec),
         )
 
@@ -78,6 +81,7 @@ class WholePages:
             without=IN_BLOCKS if spec.is_paged else (),
             arrays=_near(spec, plan.after),
             needs_lse=True,
+            is_checked=True,
             **AS_ROWS,
         )
 
@@ -112,7 +116,7 @@ class WholePages:
             rest = _by_kernel(spec, operands, plan, ends, beside, calls)
             out, lse = merged(out, lse, *rest)
         elif plan.before or plan.after:
-            out, lse = merged(out, lse, *_by_xla(spec, operands, plan, ends, calls))
+            out, lse = _by_xla(spec, operands, plan, ends, calls, (out, lse))
         lse = jnp.where((t < ends.queries[:, None])[..., None], lse, -jnp.inf)
         out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
         results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
@@ -262,14 +266,18 @@ def _by_kernel(
 
 
 def _by_xla(
-    spec: AttentionSpec, operands: Arrays, plan: _Plan, ends: _Ends, calls: Calls
+    spec: AttentionSpec,
+    operands: Arrays,
+    plan: _Plan,
+    ends: _Ends,
+    calls: Calls,
+    results: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """out [B, T, N, V] and lse [B, T, N] over the keys at both ends of the whole blocks."""
+    """out [B, T, N, V] and lse [B, T, N], with the keys at both ends of the whole blocks."""
     (left, right), length = spec.band, plan.before + plan.after
     before, after = (jnp.arange(x, dtype=jnp.int32)[None] for x in (plan.before, plan.after))
     begin = (ends.begin - plan.before)[:, None]
     places = jnp.concatenate([begin + before, ends.end[:, None] + after], axis=1)
-    key, value = keys_at(spec, operands, places)
     t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None, :, None]
     diagonal = (ends.keys - ends.queries)[:, None, None] + t
     place, keys = places[:, None], ends.keys[:, None, None]
@@ -278,13 +286,17 @@ def _by_xla(
         may_attend &= place >= diagonal - left
     if right is not None:
         may_attend &= place <= diagonal + right
+    bias = _bias_at(operands["bias"], places) if spec.has("bias") else None
+    if spec.seq_len_q * length <= MOST_PAIRS:
+        return with_last_keys(spec, operands, results, places, may_attend, bias)
+    key, value = keys_at(spec, operands, places)
     # 0 · NaN of what stands past a length would be NaN.
     is_read = may_attend.any(axis=1)[..., None, None]
     near = {name: jnp.where(is_read, x, 0) for name, x in (("key", key), ("value", value))}
     arrays = _near(spec, length) | {"mask": ((spec.batch, 1, spec.seq_len_q, length), "bool")}
-    if spec.has("bias"):
+    if bias is not None:
         arrays |= _bias(spec, length, by_row=True)
-        near["bias"] = _bias_at(operands["bias"], places)
+        near["bias"] = bias
     rest = changed(
         spec,
         without=(*IN_BLOCKS, *LENGTHS),
@@ -294,5 +306,5 @@ def _by_xla(
         needs_lse=True,
     )
     given = {**operands, **near, "mask": may_attend[:, None]}
-    results = calls.xla(rest, for_(rest, given))
-    return results["out"], jnp.swapaxes(results["lse"], 1, 2)
+    rest_results = calls.xla(rest, for_(rest, given))
+    return merged(*results, rest_results["out"], jnp.swapaxes(rest_results["lse"], 1, 2))
