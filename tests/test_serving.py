@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ class Cache:
         assert state.failed
         for name in ("table", "lengths", "references"):
             np.testing.assert_array_equal(getattr(state, name), getattr(self.state, name))
-        with pytest.raises(serving.OutOfPages, match="could not grow, or shrink"):
+        with pytest.raises(serving.OutOfPages, match="could not grow or shrink"):
             serving.raise_if_failed(state)
 
 
@@ -209,9 +209,46 @@ def test_what_failed_is_remembered():
     for call in (lambda: serving.raise_if_failed(state), lambda: serving.grow(state, [1, 0, 0, 0])):
         with pytest.raises(serving.OutOfPages, match=message):
             call()
-    state = grow(replace(state, failed=jnp.zeros((), bool)), np.array([1, 0, 0, 0]))
+    state = grow(serving.recovered(state), np.array([1, 0, 0, 0]))
     check(state, [5, 0, 0, 0])
     assert not state.failed
+
+
+_CHANGES: dict[str, Callable[[serving.PageTables], serving.PageTables]] = {
+    "grow": lambda x: serving.grow(x, np.array([1, 0, 0, 0])),
+    "shrink": lambda x: serving.shrink(x, np.array([1, 0, 0, 0])),
+    "share_prefix": lambda x: serving.share_prefix(x, 0, 2, 4),
+    "fork": lambda x: serving.fork(x, 0, 2)[0],
+    "free_behind": lambda x: serving.free_behind(x, 1),
+}
+
+
+@pytest.mark.parametrize("name", _CHANGES)
+def test_after_a_failure_sequences_keep_what_they_have(name):
+    """What is done later in the same step would take keys away that had not been added."""
+    change = _CHANGES[name]
+    begun = serving.grow(tables(3), [9, 0, 0, 0])
+    failed = jax.jit(serving.grow)(begun, np.array([0, 4, 0, 0]))
+    after = jax.jit(change)(failed)
+    assert after.failed
+    for field in ("table", "lengths", "references"):
+        np.testing.assert_array_equal(getattr(after, field), getattr(begun, field))
+    with pytest.raises(serving.OutOfPages, match="nothing has changed since but by free"):
+        change(failed)
+    begun = serving.shrink(serving.recovered(failed), [4, 0, 0, 0])  # there is a page for a fork
+    assert any(
+        (x != y).any() for x, y in zip(*map(jax.tree.leaves, (change(begun), begun)), strict=True)
+    )
+
+
+def test_a_prefix_that_was_given_back_is_not_shared():
+    state = serving.free_behind(serving.grow(tables(), [10, 0, 0, 0]), 2)
+    with pytest.raises(ValueError, match=r"slot 0 has, got 8: that page was given back"):
+        serving.share_prefix(state, 0, 1, 8)
+    after = jax.jit(serving.share_prefix)(state, 0, 1, 8)
+    assert after.failed and not after.lengths[1]
+    forked = serving.fork(state, 0, 1)[0]  # behind the same window
+    assert forked.lengths.tolist() == [10, 10, 0, 0] and int((forked.table >= 0).sum()) == 2
 
 
 @pytest.mark.parametrize(
@@ -272,6 +309,16 @@ def test_what_failed_is_remembered():
         (
             lambda x: serving.write(POOL, jnp.zeros((3, 2, 8)), x, cu_seqlens=[0, 2, 2, 2, 4]),
             ValueError, r"at most 3, got \[0, 2, 2, 2, 4\]",
+        ),
+        (
+            lambda x: serving.write(
+                POOL, jnp.zeros((4, 2, 2, 8)), serving.grow(x, [2, 1, 0, 0]), [2, 2, 0, 0]
+            ),
+            ValueError, "tokens: expected no more keys than slot 1 has after grow, 1, got 2",
+        ),
+        (
+            lambda x: serving.write(POOL, jnp.zeros((3, 2, 8)), x, cu_seqlens=[0, 0, 3, 3, 3]),
+            ValueError, "cu_seqlens: expected no more keys than slot 1 has after grow, 0, got 3",
         ),
         (lambda _: serving.copy_pages(POOL, 15, 0), ValueError, "from_page: .*0 to 14, got 15"),
         (lambda _: serving.copy_pages(POOL, 0, -1), ValueError, "to_page: expected pages from 0"),

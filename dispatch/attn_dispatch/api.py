@@ -448,7 +448,7 @@ class _NamedCall:
 def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _NamedCall:
     function: Callable[..., Any] = dot_product_attention
     if "key_pages" in kwargs or "page_table" in kwargs:
-        function = paged_attention
+        function, kwargs = paged_attention, {"value_pages": None} | kwargs
     elif "cu_seqlens_q" in kwargs:
         function = ragged_dot_product_attention
     check_names(function, kwargs)

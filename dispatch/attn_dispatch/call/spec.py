@@ -435,8 +435,14 @@ class AttentionSpec:
 
     def __str__(self) -> str:
         direction = "backward" if self.is_backward else "forward"
-        arrays = ", ".join(f"{o.name} {o.dtype}{list(o.shape)}" for o in self.operands)
-        return f"{direction}({', '.join([arrays, *self._features()])})"
+        arrays = [f"{o.name} {o.dtype}{list(self._said_shape(o))}" for o in self.operands]
+        return f"{direction}({', '.join([*arrays, *self._features()])})"
+
+    @staticmethod
+    def _said_shape(operand: Operand) -> tuple[int | Any, ...]:
+        """Pages are of one pool, but for calls under `jax.vmap`: as the caller gave them."""
+        is_one_pool = operand.name in ("key_pages", "value_pages") and operand.shape[0] == 1
+        return operand.shape[1:] if is_one_pool else operand.shape
 
     def _features(self) -> list[str]:
         o = self.options

@@ -16,6 +16,7 @@ from attn_dispatch.serving.tables import (
     grow,
     new_tables,
     raise_if_failed,
+    recovered,
     shrink,
 )
 from attn_dispatch.serving.windows import free_behind
@@ -32,6 +33,7 @@ __all__ = [
     "new_pages",
     "new_tables",
     "raise_if_failed",
+    "recovered",
     "share_prefix",
     "shrink",
     "write",

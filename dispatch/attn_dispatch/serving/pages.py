@@ -87,6 +87,7 @@ def write(
             raise ValueError(
                 f"tokens: expected numbers from 0 to {new.shape[1]}, got {known.tolist()}"
             )
+        _check_room("tokens", tables, number)
         within = jnp.arange(new.shape[1], dtype=jnp.int32)[None]
         slot = jnp.arange(slots, dtype=jnp.int32)[:, None]
         place = (tables.lengths - number)[:, None] + within
@@ -107,6 +108,7 @@ def write(
                 f"cu_seqlens: expected ascending numbers from 0 to at most {new.shape[0]}, got "
                 f"{known.tolist()}"
             )
+        _check_room("cu_seqlens", tables, jnp.diff(ends))
         ends = ends.astype(jnp.int32)
         number = jnp.arange(new.shape[0], dtype=jnp.int32)
         index = jnp.searchsorted(ends, number, side="right").astype(jnp.int32) - 1
@@ -122,6 +124,19 @@ def write(
     between = (slice(None),) * (pages.ndim + axis - 1)
     rows = pages.at[(page, *between, place % tables.page_size)]
     return rows.set(both.astype(pages.dtype), mode="drop")
+
+
+def _check_room(name: str, tables: PageTables, number: jax.Array) -> None:
+    """Raise of more keys than a sequence has, where that is known: it has not grown by them."""
+    known, lengths = known_values(number), known_values(tables.lengths)
+    if known is None or lengths is None or known_values(tables.failed):
+        return
+    if (known > lengths).any():
+        slot = int(np.argmax(known > lengths))
+        raise ValueError(
+            f"{name}: expected no more keys than slot {slot} has after grow, {int(lengths[slot])}, "
+            f"got {int(known[slot])}"
+        )
 
 
 def _new_rows(new: Any, is_pool: bool) -> tuple[jax.Array, jax.Array]:

@@ -9,7 +9,16 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from attn_dispatch.serving.tables import NO_PAGE, PageTables, counted, cut, grow, unless
+from attn_dispatch.serving.tables import (
+    NO_PAGE,
+    PageTables,
+    counted,
+    cut,
+    grow,
+    recovered,
+    refuse_failed,
+    unless,
+)
 
 
 def share_prefix(
@@ -18,8 +27,8 @@ def share_prefix(
     """Begin a sequence with the full pages of another that hold its first keys.
 
     The target then has `tokens` rounded down to whole pages; the rest is the caller's to write.
-    Pages that `free_behind` has given back in the source are not there in the target either: keep
-    a prefix in a slot where none are.
+    Pages that `free_behind` has given back in the source are not there in the target either, and
+    the last one must be: keep a prefix in a slot that gives none back.
 
     Args:
       tables: the state.
@@ -28,22 +37,42 @@ def share_prefix(
       tokens: integer []: how many keys the two have in common; of more than the source has, all.
 
     Raises:
-      ValueError: these are no two slots, or tokens are below 0. In traced code nothing is raised of
-        values, nothing changes, and `failed` is True from then on.
+      OutOfPages: tables have failed before.
+      ValueError: these are no two slots, or tokens are below 0, or the prefix ends in a page that
+        was given back. In traced code nothing is raised of values, nothing changes, and `failed` is
+        True from then on.
     """
+    refuse_failed(tables)
     is_impossible = _check_pair(tables, source, target, tokens)
-    before, tables = tables, cut(tables, tables.lengths.at[target].set(0))
+    pages = _whole_pages(tables, source, tokens)
+    is_gone = (pages > 0) & (tables.table[source, jnp.maximum(pages - 1, 0)] < 0)
+    if not isinstance(is_gone, Tracer) and is_gone:
+        raise ValueError(
+            f"tokens: expected a prefix whose last page slot {int(jnp.asarray(source))} has, got "
+            f"{int(jnp.asarray(tokens))}: that page was given back behind a window"
+        )
+    return unless(is_impossible | is_gone, tables, _shared(tables, source, target, pages))
+
+
+def _whole_pages(tables: PageTables, source: ArrayLike, tokens: ArrayLike) -> jax.Array:
+    """int32 []: how many full pages the first keys of a sequence have."""
     length = jnp.minimum(jnp.asarray(tokens, jnp.int32), tables.lengths[source])
-    pages = length // tables.page_size
+    return length // tables.page_size
+
+
+def _shared(
+    tables: PageTables, source: ArrayLike, target: ArrayLike, pages: jax.Array
+) -> PageTables:
+    """The target with so many pages of the source, in the place of its own."""
+    tables = cut(tables, tables.lengths.at[target].set(0))
     is_shared = jnp.arange(tables.table.shape[1]) < pages
     row = jnp.where(is_shared, tables.table[source], NO_PAGE)
-    shared = replace(
+    return replace(
         tables,
         table=tables.table.at[target].set(row),
         lengths=tables.lengths.at[target].set(pages * tables.page_size),
         references=counted(tables.references, row, is_shared, 1),
     )
-    return unless(is_impossible, before, shared)
 
 
 def fork(
@@ -65,18 +94,18 @@ def fork(
 
     Raises:
       OutOfPages: as for `grow`.
-      ValueError: as for `share_prefix`.
+      ValueError: these are no two slots.
     """
-    _check_pair(tables, source, target, 0)
+    refuse_failed(tables)
+    is_impossible = _check_pair(tables, source, target, 0)
     length = tables.lengths[source]
-    shared = share_prefix(replace(tables, failed=jnp.zeros((), bool)), source, target, length)
+    shared = _shared(recovered(tables), source, target, _whole_pages(tables, source, length))
     rest = length - shared.lengths[target]
     grown = grow(shared, jnp.zeros_like(tables.lengths).at[target].set(rest))
-    failed, grown = grown.failed, unless(grown.failed, tables, grown)
+    grown = unless(is_impossible | grown.failed, tables, grown)
     last = jnp.maximum(tables.pages_of(length) - 1, 0)
     from_page, to_page = (jnp.maximum(grown.table[x, last], 0) for x in (source, target))
-    is_copied = (rest > 0) & ~failed
-    grown = replace(grown, failed=failed | tables.failed)
+    is_copied = (rest > 0) & ~grown.failed
     return grown, from_page, jnp.where(is_copied, to_page, from_page)
 
 

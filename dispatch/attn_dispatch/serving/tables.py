@@ -42,8 +42,8 @@ class PageTables:
     references: jax.Array
     """int32 [P]: how many sequences have the page."""
     failed: jax.Array
-    """bool []: something traced could not be done, and changed nothing. Until it is False again
-    nothing grows, and nothing is written: see `raise_if_failed`."""
+    """bool []: something traced could not be done, and changed nothing. From then on nothing but
+    `free` changes anything, and nothing is written, until `recovered`: see `raise_if_failed`."""
     page_size: int
     """Keys in a page; static."""
 
@@ -84,18 +84,18 @@ def new_tables(slots: int, pages_per_slot: int, num_pages: int, page_size: int) 
 def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
     """Make room for so many more keys, which count as there: `write` them before they are read.
 
-    All sequences grow or none does, which then have what they had, and where tables have failed
-    before none does either.
+    All sequences grow or none does, which then have what they had.
 
     Args:
       tables: the state.
       tokens: [B] integers, 0 or more, for each slot.
 
     Raises:
-      OutOfPages: there are not enough pages. In traced code nothing is raised, nothing changes, and
-        `failed` is True from then on.
+      OutOfPages: there are not enough pages, or tables have failed before. In traced code nothing
+        is raised, nothing changes, and `failed` is True from then on.
       ValueError: tokens are not [B].
     """
+    refuse_failed(tables)
     tokens = _of_slots("tokens", tables, tokens)
     lengths = tables.lengths + tokens
     have, want = tables.pages_of(tables.lengths), tables.pages_of(lengths)
@@ -110,9 +110,7 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
     references = counted(tables.references, taken, is_new, 1)
     too_long = (want > tables.table.shape[1]).any()
     is_impossible = too_long | (needed.sum() > tables.free_pages) | (tokens < 0).any()
-    is_impossible |= tables.failed
     if not isinstance(is_impossible, Tracer) and is_impossible:
-        raise_if_failed(tables)
         if too_long:
             slot = int(jnp.argmax(want))
             raise OutOfPages(
@@ -137,10 +135,12 @@ def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
       tokens: [B] integers, 0 or more; of more than there are, all.
 
     Raises:
+      OutOfPages: tables have failed before.
       ValueError: tokens are not [B], or below 0; or a sequence would end inside a page that others
         have too, or that `free_behind` has given back, where nothing could be written. In traced
         code nothing is raised of values, nothing changes, and `failed` is True from then on.
     """
+    refuse_failed(tables)
     tokens = _of_slots("tokens", tables, tokens)
     lengths = jnp.clip(tables.lengths - tokens, 0, tables.lengths)
     last = jnp.maximum(tables.pages_of(lengths) - 1, 0)
@@ -177,8 +177,7 @@ def free(tables: PageTables, slots: ArrayLike) -> PageTables:
 def raise_if_failed(tables: PageTables) -> None:
     """Raise what traced code could not.
 
-    The sequences have what they had before that. To go on, free some and begin anew with
-    `dataclasses.replace(tables, failed=jnp.zeros((), bool))`.
+    The sequences have what they had before that. To go on, `free` some, and take `recovered`.
 
     Raises:
       OutOfPages: since the tables were made something ran out of pages, or would have shrunk into a
@@ -187,9 +186,21 @@ def raise_if_failed(tables: PageTables) -> None:
     if tables.failed:
         number, room = tables.references.shape[0], tables.table.shape[1] * tables.page_size
         raise OutOfPages(
-            f"a sequence could not grow, or shrink: {int(tables.free_pages)} of {number} pages are "
-            f"free, and a slot holds {room} keys"
+            "in traced code a sequence could not grow or shrink, and nothing has changed since but "
+            f"by free: now {int(tables.free_pages)} of {number} pages are free, and a slot holds "
+            f"{room} keys. To go on, free some, and take serving.recovered(tables)"
         )
+
+
+def recovered(tables: PageTables) -> PageTables:
+    """The tables after a failure, to go on with: sequences have what they had before it."""
+    return replace(tables, failed=jnp.zeros((), bool))
+
+
+def refuse_failed(tables: PageTables) -> None:
+    """Raise what traced code could not, where that is known."""
+    if not isinstance(tables.failed, Tracer):
+        raise_if_failed(tables)
 
 
 def cut(tables: PageTables, lengths: jax.Array) -> PageTables:
@@ -221,13 +232,15 @@ def _free_pages(tables: PageTables) -> jax.Array:
 
 
 def unless(failed: Any, before: PageTables, after: PageTables) -> PageTables:
-    """The state after something, or that before it, with `failed`, where it could not be done."""
+    """The state after something, or that before it, with `failed`, where it could not be done, or
+    something before it could not."""
+    failed = before.failed | failed
 
     def kept_of(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(failed, x, y)
 
     kept = jax.tree.map(kept_of, before, after)
-    return replace(kept, failed=before.failed | failed)
+    return replace(kept, failed=failed)
 
 
 def slots_given(tables: PageTables, slots: ArrayLike) -> jax.Array:

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from attn_dispatch.serving.tables import NO_PAGE, PageTables, counted, slots_given, unless
+from attn_dispatch.serving.tables import (
+    NO_PAGE,
+    PageTables,
+    counted,
+    refuse_failed,
+    slots_given,
+    unless,
+)
 
 
 def free_behind(
@@ -29,9 +36,11 @@ def free_behind(
       slots: bool [B]: the sequences that give back pages; by default all.
 
     Raises:
+      OutOfPages: tables have failed before.
       ValueError: window or slots are something else. In traced code nothing is raised of a window
         below 0, nothing changes, and `failed` is True from then on.
     """
+    refuse_failed(tables)
     expected = f"the left side alone, integers [] or {list(tables.lengths.shape)}"
     if window is None:
         raise ValueError(f"window: expected {expected}, got None")
