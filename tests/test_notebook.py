@@ -21,7 +21,11 @@ pytest.importorskip("matplotlib")
 FOLDER = Path(__file__).parents[1] / "docs"
 NOTEBOOK = json.loads((FOLDER / "notebook.ipynb").read_text("utf-8"))
 CELLS = [x for x in NOTEBOOK["cells"] if x["cell_type"] == "code"]
-SMALLER = {"documents[:32]": "documents[:6]", "LONGEST = 512": "LONGEST = 128", "steps=12": "steps=2"}
+SMALLER = {
+    "documents[:32]": "documents[:6]",
+    "LONGEST = 512": "LONGEST = 128",
+    "steps=12": "steps=2",
+}
 
 
 def without_numbers(text: str) -> str:
