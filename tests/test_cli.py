@@ -53,7 +53,8 @@ def test_the_next_step_is_a_command_that_runs(info, capsys):
     lines = info()
     step = lines[lines.index("next") + 1 :]
     assert step[0] == "  XLA computes everything here. What a GPU would run:"
-    words = shlex.split(" ".join(step[1:]).replace("\\", ""))
+    (line,) = step[1:]
+    words = shlex.split(line)
     assert words[:2] == ["attn-dispatch", "explain"]
     cli.main(words[1:])
     assert "device    cuda: NVIDIA H100 (sm90, " in capsys.readouterr().out
@@ -83,7 +84,7 @@ def test_next_steps_with_a_gpu(info, monkeypatch, arch: str, usable, commands: l
     assert all(x.startswith(y) for x, y in zip(found, commands, strict=True)), found
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
 def test_it_fits_the_terminal(info, monkeypatch, columns: int):
     monkeypatch.setenv("COLUMNS", str(columns))
     long = [x for x in info() if len(x) > columns]
@@ -133,6 +134,21 @@ def test_the_command_is_installed_under_its_name():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     module, name = project["project"]["scripts"]["attn-dispatch"].split(":")
     assert (module, getattr(cli, name)) == (cli.__name__, cli.main)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["infp"], []])
+def test_help_waits_for_no_jax(words: list[str]):
+    """None of it imports JAX, which takes most of a second; nor NumPy."""
+    code = "import sys; sys.modules['jax'] = sys.modules['numpy'] = None; "
+    code += f"from attn_dispatch import cli; cli.main({words})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (0 if words and words[0].startswith("--") else 2)
+    assert words not in (["--help"], ["infp"]) or "info" in done.stdout + done.stderr
+
+
+def test_the_list_of_commands_is_alike_whatever_is_imported():
+    assert cli.parser(only="").format_help() == cli.parser().format_help()
 
 
 def test_python_m_is_the_command():

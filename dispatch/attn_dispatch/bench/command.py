@@ -38,11 +38,11 @@ _EXAMPLES = (
 )
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `bench` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "bench", main,
-        help="measure speed and memory beside other packages that are installed",
+        help=help,
         description=_DESCRIPTION, examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument(

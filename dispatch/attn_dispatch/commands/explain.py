@@ -36,11 +36,11 @@ _EXAMPLES = (
 )
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `explain` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "explain", main,
-        help="what would run a call, here or on another device, and why not the rest",
+        help=help,
         description=_DESCRIPTION, examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument("call", metavar="CALL", help="arguments of a call, or a .json file")

@@ -45,11 +45,11 @@ _EXAMPLES = (
 _MOST_JOBS = 8
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `verify` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "verify", main,
-        help="check an implementation on this device, case by case",
+        help=help,
         description=_DESCRIPTION, examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument(

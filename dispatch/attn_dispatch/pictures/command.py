@@ -33,10 +33,10 @@ _EXAMPLES = (
 _MOST = 512
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `mask` to the parser of `attn-dispatch`."""
     parser = add_command(
-        commands, "mask", main, help="who attends to whom, as text or as a picture",
+        commands, "mask", main, help=help,
         description=_DESCRIPTION, examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument(

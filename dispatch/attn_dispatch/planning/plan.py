@@ -33,11 +33,11 @@ _EXAMPLES = (
 )
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `plan` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "plan", main,
-        help="plan calls ahead, for processes that make them later",
+        help=help,
         description=_DESCRIPTION + FORMAT, examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument("file", type=Path, metavar="FILE", help="the calls, as JSON")

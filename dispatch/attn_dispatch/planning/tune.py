@@ -31,11 +31,11 @@ _EXAMPLES = (
 )
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `tune` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "tune", main,
-        help="find out what runs calls fastest on this GPU, and keep it",
+        help=help,
         description=_DESCRIPTION + FORMAT.replace("FILE holds", "As JSON, FILE holds"),
         examples=_EXAMPLES,
     )  # fmt: skip

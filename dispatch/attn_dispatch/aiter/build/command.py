@@ -51,11 +51,11 @@ _SECONDS = {"forward": 27, "backward": 37, "other": 20}
 _BYTES_PER_JOB = 2 << 30
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `build-aiter` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "build-aiter", main,
-        help="build AITER's libraries for AMD GPUs",
+        help=help,
         description=_DESCRIPTION, notes=_FILTER_HELP, examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument(
