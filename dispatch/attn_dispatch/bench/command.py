@@ -21,7 +21,7 @@ from attn_dispatch.bench.screen import watched
 from attn_dispatch.bench.table import markdown
 from attn_dispatch.conformance.environment import file_name
 from attn_dispatch.terminal.help import Commands, add_command
-from attn_dispatch.terminal.page import page
+from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
 
 _DESCRIPTION = """\
 Measure attention beside every other package that is installed: wall time, device time, memory and
@@ -124,7 +124,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}: {len(cells)} cells")
     for name, reason in facts["absent"].items():
         print(f"absent: {name}: {reason}")
-    print(f"TFLOP/s, {' / '.join(directions)}", flush=True)
+    print(f"each line: {' / '.join(directions)}, - where there is no number", flush=True)
     for _ in watched(run(cells, here, directions, options, report, path), len(cells)):
         pass
     if report.not_measured:
@@ -162,9 +162,7 @@ def _plots_module() -> ModuleType:
     try:
         from attn_dispatch.bench import plots
     except ImportError:
-        raise ModuleNotFoundError(
-            "plots are drawn with matplotlib: pip install matplotlib, or the extra [bench]"
-        ) from None
+        raise ModuleNotFoundError(NO_MATPLOTLIB) from None
     return plots
 
 
