@@ -147,6 +147,12 @@ def test_help_waits_for_no_jax(words: list[str]):
     assert words not in (["--help"], ["infp"]) or "info" in done.stdout + done.stderr
 
 
+def test_each_command_of_the_list_has_its_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli.parser(only="").format_help()
+    assert all(re.search(rf"^    {name} +\S", shown, re.M) for name in cli.names()), shown
+
+
 def test_the_list_of_commands_is_alike_whatever_is_imported():
     assert cli.parser(only="").format_help() == cli.parser().format_help()
 
