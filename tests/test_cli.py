@@ -214,6 +214,52 @@ def test_a_reader_that_has_had_enough():
     assert "BrokenPipe" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "usage", "said"),
+    [
+        (["info", "--foo"], "info", "unrecognized arguments: --foo\n"),
+        (
+            ["explain", "q=f32[1,8,1,4]", "--causual"],
+            "explain",
+            "--causual; did you mean --causal?",
+        ),
+        (["bench", "--resutls", "x"], "bench", "--resutls x; did you mean --results?"),
+        (["mask", "--seq", "8", "--widow", "-1,2"], "mask", "did you mean --window?"),
+        (["verify", "--random", "x"], "verify", "--random: expected a whole number, got 'x'"),
+        (["verify", "--jobs", "0"], "verify", "--jobs: expected at least 1, got 0"),
+        (["bench", "--rounds", "1.5"], "bench", "--rounds: expected a whole number, got '1.5'"),
+        (["bench", "--seconds", "x"], "bench", "--seconds: expected a number, got 'x'"),
+    ],
+)
+def test_wrong_options_are_said_by_the_command(words, usage: str, said: str, capsys):
+    with pytest.raises(SystemExit) as status:
+        cli.main(words)
+    assert status.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"usage: attn-dispatch {usage} [-h]") and said in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "nowhere.json"],
+        ["plan", "nowhere.json", "--target", "h200"],
+        ["tune", "nowhere.json"],
+        ["verify", "--plot", "nowhere.json"],
+        ["verify", "--repeat", "nowhere.json"],
+        ["bench", "--plot", "nowhere.json"],
+        ["mask", "--seq", "4", "--out", "/nowhere/at/all.svg"],
+    ],
+)
+def test_a_file_that_is_not_there(words: list[str]):
+    """In a sentence, without Python's names and numbers of errors."""
+    with pytest.raises(SystemExit) as status:
+        cli.main(words)
+    said = str(status.value.code)
+    assert said.startswith("error: ") and "nowhere" in said
+    assert re.search("no such file", said, re.I) and "Errno" not in said and "Error" not in said
+
+
 def test_a_misspelt_command(capsys):
     with pytest.raises(SystemExit) as status:
         cli.main(["explan"])

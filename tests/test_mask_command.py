@@ -31,6 +31,7 @@ def attends(text: str) -> np.ndarray:
     ("words", "call"),
     [
         ("--seq 16 --causal --window 4", {"is_causal": True, "local_window_size": 4}),
+        ("--seq 6 --window 0", {"local_window_size": 0}),
         ("--seq 5,8 --causal --bottom-right",
          {"is_causal": True, "causal_alignment": "bottom_right"}),
         ("--seq 8,5 --window 2,none --bottom-right",

@@ -46,7 +46,9 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     whole = parser(only=arguments[0] if arguments else "")
     _check_command(whole, arguments)
-    chosen = whole.parse_args(_with_negative_values(arguments))
+    chosen, unknown = whole.parse_known_args(_with_negative_values(arguments))
+    if unknown:
+        _unknown(chosen.command_parser, unknown)
     chosen.parser = parser  # completion scripts are made of it
     try:
         chosen.run(chosen)
@@ -62,6 +64,17 @@ def _check_command(whole: argparse.ArgumentParser, arguments: list[str]) -> None
         near = difflib.get_close_matches(name, _COMMANDS, 1)
         also = f"; did you mean {near[0]}?" if near else ""
         whole.error(f"COMMAND: expected one of {', '.join(_COMMANDS)}; got {name!r}{also}")
+
+
+def _unknown(command: argparse.ArgumentParser, words: list[str]) -> None:
+    """Words that the command has no use for are an error that names the nearest option."""
+    near = difflib.get_close_matches(words[0], _options(command), 1)
+    also = f"; did you mean {near[0]}?" if near else ""
+    command.error(f"unrecognized arguments: {' '.join(words)}{also}")
+
+
+def _options(command: argparse.ArgumentParser) -> list[str]:
+    return re.findall(r"(?<=\[)--[a-z-]+", command.format_usage())
 
 
 def _with_negative_values(arguments: list[str]) -> list[str]:

@@ -22,6 +22,7 @@ from attn_dispatch.bench.table import markdown
 from attn_dispatch.conformance.environment import file_name
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
+from attn_dispatch.terminal.wrong import positive
 
 _DESCRIPTION = """\
 Measure attention beside every other package that is installed: wall time, device time, memory and
@@ -61,15 +62,15 @@ def add_parser(commands: Commands, help: str) -> None:
         help="may be repeated (default: forward, and forward_backward)",
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=_positive(int), metavar="N",
+        "--rounds", type=positive(int), metavar="N",
         help="measurements of each (default: until each has followed each other equally often)",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=_positive(float), default=Options.seconds, metavar="S",
+        "--seconds", type=positive(float), default=Options.seconds, metavar="S",
         help="length of one measurement (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--time-limit", type=_positive(float), metavar="S",
+        "--time-limit", type=positive(float), metavar="S",
         help="begin nothing after so many seconds; what there is is saved",
     )  # fmt: skip
     parser.add_argument(
@@ -186,13 +187,3 @@ def _folder(option: str, folder: Path) -> Path:
     except OSError as error:
         raise ValueError(f"{option}: expected a folder, got {folder} ({error.strerror})") from None
     return folder
-
-
-def _positive(kind: type[int] | type[float]):
-    def number(text: str) -> float:
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"expected more than 0, got {text}")
-        return value
-
-    return number

@@ -27,6 +27,7 @@ from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
+from attn_dispatch.terminal.wrong import at_least
 
 _DESCRIPTION = """\
 Run the conformance suite on the device that is here: some hundred attention calls, each compared
@@ -66,14 +67,14 @@ def add_parser(commands: Commands, help: str) -> None:
         "--list", action="store_true", help="print the names of these cases, and run nothing"
     )
     parser.add_argument(
-        "--jobs", type=_at_least(1), default=default_jobs(), metavar="N",
+        "--jobs", type=at_least(1), default=default_jobs(), metavar="N",
         help="cases run at the same time (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--random", type=_at_least(0), default=0, metavar="N", help="also run N drawn cases"
+        "--random", type=at_least(0), default=0, metavar="N", help="also run N drawn cases"
     )
     parser.add_argument(
-        "--seed", type=_at_least(0), metavar="SEED", help="draw the cases of an earlier run again"
+        "--seed", type=at_least(0), metavar="SEED", help="draw the cases of an earlier run again"
     )
     parser.add_argument(
         "--serving", action="store_true",
@@ -107,8 +108,9 @@ def main(args: argparse.Namespace) -> None:
     interrupted."""
     # This process, which only asks the device what it is, must leave its memory to the workers.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    for name in ("each_rewrite", "serving"):
-        if getattr(args, name) and not args.random:
+    for name in ("each_rewrite", "serving", "seed"):
+        is_given = getattr(args, name) is not None and getattr(args, name) is not False
+        if is_given and not args.random:
             flag = name.replace("_", "-")
             sys.exit(f"error: --{flag}: of drawn cases, so --random N is wanted as well")
     try:
@@ -230,16 +232,6 @@ def default_implementation() -> str:
 def default_jobs() -> int:
     """One for every two processors, at most 8."""
     return max(1, min(_MOST_JOBS, len(os.sched_getaffinity(0)) // 2))
-
-
-def _at_least(least: int):
-    def whole_number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
-        return value
-
-    return whole_number
 
 
 def _named(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:

@@ -14,6 +14,7 @@ from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME
 from attn_dispatch.conformance.environment import file_name
 from attn_dispatch.conformance.outcome import Outcome, Status
+from attn_dispatch.terminal.wrong import said
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 _EXPECTED = "expected the JSON file of a report of `attn-dispatch verify`"
@@ -144,6 +145,8 @@ def _a_report(path: Path) -> Iterator[None]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, ValueError) and str(error).startswith(_EXPECTED):
             raise
+        if isinstance(error, OSError):
+            raise ValueError(f"{_EXPECTED}; {said(error)}") from error
         raise ValueError(f"{_EXPECTED}, got {path} ({type(error).__name__}: {error})") from error
 
 

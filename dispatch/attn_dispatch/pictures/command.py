@@ -18,6 +18,7 @@ from attn_dispatch.commands.call_flags import MASK_FLAGS, add_mask_flags, given
 from attn_dispatch.pictures.panel import Figure, Panel, shortened
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.text import width
+from attn_dispatch.terminal.wrong import said
 
 _DESCRIPTION = """\
 Show who attends to whom in a call: a line for each query, a column for each key. x: the query
@@ -61,7 +62,7 @@ def add_parser(commands: Commands, help: str) -> None:
     call.add_argument("--alibi", action="store_true", help="ALiBi's distances")
     call.add_argument(
         "--mod", type=_mod, metavar="MOD",
-        help="a ready-made mod, of numbers: 'chunked_window(4)', 'soft_cap(30)', …",
+        help="a ready-made mod, of numbers: 'chunked_window(4)', 'prefix_lm([3])', …",
     )  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def main(args: argparse.Namespace) -> None:
             return
         _draw(panel, args.out)
     except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from error
+        raise SystemExit(f"error: {said(error)}") from error
     print(args.out)
 
 

@@ -39,7 +39,7 @@ def add_command(
         epilog=notes + (f"\nexamples:\n{shown}" if examples else ""),
         formatter_class=Formatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, command_parser=parser)
     return parser
 
 
