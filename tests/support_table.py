@@ -24,16 +24,18 @@ AMD = ("gfx942", "gfx950")
 
 _WHY_NOT = """\
 Each reason, and what helps: a rewrite, by which the call runs, or what it would take."""
-_TITLE = "# What runs where"
+_TITLE = "# Every option and reason"
 _INTRO = """\
-Made by tests/support_table.py, which asks the real rules and has the real cuDNN {version} plan
-every call below, without a GPU: `make test` compares this page with what it says now. `F` and `B`
-say that the forward and the backward pass run there, a number why not. The backward pass is of
-every gradient there is, unless the row says otherwise; where it is refused, XLA differentiates what
-cuDNN computed.
+This is what kernels run as they are. `F` stands for the forward pass and `B` for the backward pass.
+A letter that is struck out does not run there, and the number behind it is that of the reason, at
+the end of the page. The backward pass is of every gradient there is, unless the row says otherwise;
+where it is refused, XLA differentiates what cuDNN computed.
 
-This is what kernels run as they are. Much of what they refuse runs rewritten (design.md, Rewrites):
-`explain` says by which, and tests/refusals.py counts what is left.
+Much of what kernels refuse runs rewritten ([design.md](design.md#one-call-file-by-file)): `explain`
+says by which rewrite, and tests/refusals.py counts what is left.
+
+The page is made by tests/support_table.py, which asks the real rules and has the real cuDNN
+{version} plan every call below, without a GPU. `make test` compares the two.
 
 Calls are bfloat16 and have 8 query heads, 2 kv heads and head dim 64, if the row does not say
 otherwise; segment ids and cu_seqlens are on 32,768 tokens, with 2 query heads and 1 kv head. sm80

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -292,7 +293,10 @@ def test_a_run(capsys, tmp_path, monkeypatch):
     )  # fmt: skip
     assert status == 0
     assert "absent: jax.nn: cudnn: cuDNN runs on NVIDIA GPUs, and this is cpu" in out
-    assert "[2/2] window: tiny window b2 16: ours " in out
+    assert "\neach line: forward / forward_backward, - where there is no number\n" in out
+    (line,) = (x for x in out.splitlines() if x.startswith("[2/2] "))
+    assert re.match(r"\[2/2\] window: tiny window b2 16: ours [\d.e-]+/[\d.e-]+, jax", line)
+    assert line.endswith(" TFLOP/s")
     (path,) = (tmp_path / "made").iterdir()
     assert out.splitlines()[-1] == str(path)
     data = json.loads(path.read_text())

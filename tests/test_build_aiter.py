@@ -23,7 +23,7 @@ _INSTALL = f"pip install --no-deps amd-aiter=={WHEEL_VERSION}"
 
 def _run(*arguments: str) -> None:
     parser = argparse.ArgumentParser(prog="attn-dispatch")
-    command.add_parser(parser.add_subparsers(required=True))
+    command.add_parser(parser.add_subparsers(required=True), help="")
     args = parser.parse_args(["build-aiter", *arguments])
     args.run(args)
 

@@ -53,7 +53,8 @@ def test_the_next_step_is_a_command_that_runs(info, capsys):
     lines = info()
     step = lines[lines.index("next") + 1 :]
     assert step[0] == "  XLA computes everything here. What a GPU would run:"
-    words = shlex.split(" ".join(step[1:]).replace("\\", ""))
+    (line,) = step[1:]
+    words = shlex.split(line)
     assert words[:2] == ["attn-dispatch", "explain"]
     cli.main(words[1:])
     assert "device    cuda: NVIDIA H100 (sm90, " in capsys.readouterr().out
@@ -83,7 +84,7 @@ def test_next_steps_with_a_gpu(info, monkeypatch, arch: str, usable, commands: l
     assert all(x.startswith(y) for x, y in zip(found, commands, strict=True)), found
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
 def test_it_fits_the_terminal(info, monkeypatch, columns: int):
     monkeypatch.setenv("COLUMNS", str(columns))
     long = [x for x in info() if len(x) > columns]
@@ -133,6 +134,27 @@ def test_the_command_is_installed_under_its_name():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     module, name = project["project"]["scripts"]["attn-dispatch"].split(":")
     assert (module, getattr(cli, name)) == (cli.__name__, cli.main)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["infp"], []])
+def test_help_waits_for_no_jax(words: list[str]):
+    """None of it imports JAX, which takes most of a second; nor NumPy."""
+    code = "import sys; sys.modules['jax'] = sys.modules['numpy'] = None; "
+    code += f"from attn_dispatch import cli; cli.main({words})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (0 if words and words[0].startswith("--") else 2)
+    assert words not in (["--help"], ["infp"]) or "info" in done.stdout + done.stderr
+
+
+def test_each_command_of_the_list_has_its_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli.parser(only="").format_help()
+    assert all(re.search(rf"^    {name} +\S", shown, re.M) for name in cli.names()), shown
+
+
+def test_the_list_of_commands_is_alike_whatever_is_imported():
+    assert cli.parser(only="").format_help() == cli.parser().format_help()
 
 
 def test_python_m_is_the_command():
@@ -190,6 +212,52 @@ def test_a_reader_that_has_had_enough():
     os.close(write)
     assert done.returncode == 141
     assert "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "said"),
+    [
+        (["info", "--foo"], "info", "unrecognized arguments: --foo\n"),
+        (
+            ["explain", "q=f32[1,8,1,4]", "--causual"],
+            "explain",
+            "--causual; did you mean --causal?",
+        ),
+        (["bench", "--resutls", "x"], "bench", "--resutls x; did you mean --results?"),
+        (["mask", "--seq", "8", "--widow", "-1,2"], "mask", "did you mean --window?"),
+        (["verify", "--random", "x"], "verify", "--random: expected a whole number, got 'x'"),
+        (["verify", "--jobs", "0"], "verify", "--jobs: expected at least 1, got 0"),
+        (["bench", "--rounds", "1.5"], "bench", "--rounds: expected a whole number, got '1.5'"),
+        (["bench", "--seconds", "x"], "bench", "--seconds: expected a number, got 'x'"),
+    ],
+)
+def test_wrong_options_are_said_by_the_command(words, usage: str, said: str, capsys):
+    with pytest.raises(SystemExit) as status:
+        cli.main(words)
+    assert status.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"usage: attn-dispatch {usage} [-h]") and said in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "nowhere.json"],
+        ["plan", "nowhere.json", "--target", "h200"],
+        ["tune", "nowhere.json"],
+        ["verify", "--plot", "nowhere.json"],
+        ["verify", "--repeat", "nowhere.json"],
+        ["bench", "--plot", "nowhere.json"],
+        ["mask", "--seq", "4", "--out", "/nowhere/at/all.svg"],
+    ],
+)
+def test_a_file_that_is_not_there(words: list[str]):
+    """In a sentence, without Python's names and numbers of errors."""
+    with pytest.raises(SystemExit) as status:
+        cli.main(words)
+    said = str(status.value.code)
+    assert said.startswith("error: ") and "nowhere" in said
+    assert re.search("no such file", said, re.I) and "Errno" not in said and "Error" not in said
 
 
 def test_a_misspelt_command(capsys):

@@ -131,6 +131,18 @@ def test_segments_of_both_sides_and_lengths(said):
     assert "dropout_rate=0.5" in said(CALL, "--dropout", "0.5")
 
 
+def test_zero_is_a_value(said):
+    assert "scale=0" in said(CALL, "--scale", "0")
+    assert "window=(0, 0)" in said(CALL, "--window", "0")
+    for option, name in (("--segments", "max_segments"), ("--soft-cap", "logits_soft_cap")):
+        with pytest.raises(SystemExit, match=f"error: {name}: expected .*positive"):
+            cli.main(["explain", CALL, option, "0"])
+
+
+def test_a_call_without_quotes(said):
+    assert said(*CALL.split(), "--causal") == said(CALL, "--causal")
+
+
 def test_a_file_of_calls(said, tmp_path):
     file = tmp_path / "calls.json"
     call = {"query": "bfloat16[2,256,8,64]", "key": "bf16[2,512,2,64]", "value": "key"}
@@ -140,7 +152,7 @@ def test_a_file_of_calls(said, tmp_path):
     file.write_text(json.dumps([call | {"casual": True}]))
     with pytest.raises(SystemExit, match=r"error: .*calls.json: call 1: .*unexpected keyword"):
         cli.main(["explain", str(file)])
-    with pytest.raises(SystemExit, match=r"error: .*No such file"):
+    with pytest.raises(SystemExit, match=r"error: .*none.json: no such file"):
         cli.main(["explain", str(tmp_path / "none.json")])
 
 
@@ -155,6 +167,7 @@ def test_an_implementation_by_name(said):
     ("words", "message"),
     [
         ([CALL, "--target", "h1000"], "did you mean 'h100'"),
+        ([CALL, "--target", "tpu"], "got 'tpu'; products: a100, l4, .*rtx5090, .*mi355x"),
         ([CALL + " is_causal=true", "--causal"], "is_causal: expected it once"),
         (["q=bf16[2,256,8,64] k=bf16[2,512,3,64]"], "query: expected the number"),
         (["q=bf16[256]"], "query: expected arrays"),

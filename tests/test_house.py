@@ -21,6 +21,7 @@ FLOORS = (
         "cli",
         "commands",
         "conformance",
+        "face",
         "implementation",
         "integrations",
         "mods",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ def attends(text: str) -> np.ndarray:
     ("words", "call"),
     [
         ("--seq 16 --causal --window 4", {"is_causal": True, "local_window_size": 4}),
+        ("--seq 6 --window 0", {"local_window_size": 0}),
         ("--seq 5,8 --causal --bottom-right",
          {"is_causal": True, "causal_alignment": "bottom_right"}),
         ("--seq 8,5 --window 2,none --bottom-right",
@@ -85,6 +87,32 @@ def test_pictures(mask, tmp_path: Path):
         assert file.read_bytes().startswith(begins)
     drawn = (tmp_path / "a.svg").read_text()
     assert "is_causal=True" in drawn and "\nx.....\nxx....\n" in drawn
+
+
+@pytest.mark.parametrize(
+    ("words", "title", "labels"),
+    [
+        ("", "no mask", "0123" * 2),
+        ("--window 2,none --bottom-right",
+         "causal_alignment='bottom_right', local_window_size=(2, None)", "0123" * 2),
+        ("--lengths 3,2 --alibi --causal",
+         "is_causal=True, query_seq_lengths=3, key_value_seq_lengths=2, alibi_slopes", "0123" * 2),
+        ("--segments 1,2,2,0", "query_segment_ids", "1220" * 2),
+        ("--segments 1,1,2,2 --key-segments 1,2,2,0",
+         "query_segment_ids, key_value_segment_ids", "1122" "1220"),
+        ("--mod chunked_window(2)", "mask_mod=chunked_window(2)", "0123" * 2),
+    ],
+)  # fmt: skip
+def test_a_picture_says_of_what_it_is(mask, tmp_path: Path, words: str, title: str, labels: str):
+    """Its title is the call's arguments, and at its sides are ids, or positions."""
+    pytest.importorskip("matplotlib")
+    mask("--seq", "4", "--out", str(tmp_path / "a.svg"), *words.split())
+    root = ET.fromstring((tmp_path / "a.svg").read_text())
+    texts = ["".join(x.itertext()) for x in root.iter("{http://www.w3.org/2000/svg}text")]
+    shown = [x for x in texts if not x.isdigit()]
+    assert shown == [title]
+    if "--alibi" not in words:  # whose numbers are in the picture
+        assert "".join(x for x in texts if x.isdigit()) == labels
 
 
 @pytest.mark.parametrize(

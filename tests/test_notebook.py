@@ -1,7 +1,7 @@
 """docs/notebook.ipynb runs from top to bottom, prints what it shows, and becomes a page.
 
-Its cells are executed by `exec`, as they are plain Python: a kernel of Jupyter's, with which its
-outputs were made, would be a hundred packages more.
+Its cells are executed by `exec`, as they are plain Python: a kernel of Jupyter's would be a hundred
+packages more. benchmarks/notebook.py makes its outputs in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ pytest.importorskip("matplotlib")
 FOLDER = Path(__file__).parents[1] / "docs"
 NOTEBOOK = json.loads((FOLDER / "notebook.ipynb").read_text("utf-8"))
 CELLS = [x for x in NOTEBOOK["cells"] if x["cell_type"] == "code"]
-SMALLER = {"][:32]": "][:6]", "LONGEST = 512": "LONGEST = 128", "steps=12": "steps=2"}
+SMALLER = {
+    "documents[:32]": "documents[:6]",
+    "LONGEST = 512": "LONGEST = 128",
+    "steps=12": "steps=2",
+}
 
 
 def without_numbers(text: str) -> str:

@@ -100,7 +100,7 @@ def test_there_must_be_something_to_plan_for(file, folder, monkeypatch):
     monkeypatch.setenv(plan_store.FOLDER, str(file / "plans"))
     with pytest.raises(SystemExit, match="plans cannot be kept in"):
         main(["plan", "--target", "sm90", str(file)])
-    with pytest.raises(SystemExit, match="No such file"):
+    with pytest.raises(SystemExit, match="none: no such file"):
         main(["plan", "--target", "sm90", str(file.with_name("none"))])
     assert not folder.exists()
 

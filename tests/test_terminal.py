@@ -124,7 +124,7 @@ def test_a_page_without_its_library(without):
 
 
 @pytest.mark.parametrize(
-    ("columns", "expected"), [(None, 80), ("20", 60), ("90", 90), ("300", 100)]
+    ("columns", "expected"), [(None, 80), ("20", 40), ("90", 90), ("300", 100)]
 )
 def test_width(monkeypatch, columns, expected: int):
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -136,6 +136,21 @@ def test_width(monkeypatch, columns, expected: int):
 def test_wrapped():
     assert wrapped("x  ", "one two three", 8) == ["x  one", "   two", "   three"]
     assert wrapped("", "/a/very/long/path-of-one", 10) == ["/a/very/long/path-of-one"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pip install --no-deps some-package==1.2",
+        "ATTN_DISPATCH_CUDA=1 pip install '.[cuda13]'",
+        "`attn-dispatch build-aiter --arch gfx942`",
+    ],
+)
+@pytest.mark.parametrize("columns", [20, 40, 60])
+def test_a_command_to_copy_is_never_broken(command: str, columns: int):
+    lines = wrapped("  - ", f"not built here: {command}, which takes some minutes", columns)
+    assert sum(command in line for line in lines) == 1, lines
+    assert all(len(line) <= columns or command in line for line in lines)
 
 
 def test_help_fills_paragraphs_and_leaves_examples(monkeypatch):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
+import re
 import sys
+import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 
@@ -13,11 +17,12 @@ import pytest
 import attn_dispatch
 from attn_dispatch import aiter, cli
 from attn_dispatch.conformance import draws, pool
+from attn_dispatch.conformance import report as reports
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME
 from attn_dispatch.conformance.each_rewrite import each_rewrite
 from attn_dispatch.conformance.outcome import Outcome
-from attn_dispatch.conformance.report import bad_cases
+from attn_dispatch.conformance.report import Report, bad_cases
 from attn_dispatch.conformance.serving_draws import serving_examples
 from attn_dispatch.core.rewrites import REWRITES
 from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
@@ -76,11 +81,13 @@ def test_report(verify):
 
 def test_the_report_as_a_page(verify, tmp_path):
     pytest.importorskip("markdown_it")
+    pytest.importorskip("matplotlib")
     status, printed, *_ = verify("--cases", NAMES[0], "--html")
     (page,) = tmp_path.glob("*.html")
     assert status == 0 and str(page) in printed
     text = page.read_text()
     assert "<title>attn-dispatch verify: xla on " in text
+    assert text.count("data:image/svg+xml;base64,") == 2
     assert f"<td>jax</td>\n<td>{jax.__version__}</td>" in text
 
 
@@ -250,6 +257,91 @@ def test_cases_are_listed_and_nothing_runs(capsys, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_seed_without_drawn_cases(verify):
+    assert "--seed: of drawn cases, so --random N is wanted" in str(verify("--seed", "0")[0])
+
+
 @pytest.mark.parametrize("arguments", [("--jobs", "0"), ("--random", "-1"), ("--jobs", "many")])
 def test_wrong_numbers(verify, arguments):
     assert verify(*arguments)[0] == 2
+
+
+def _numbers(*pairs: tuple[str, float], **rest) -> Outcome:
+    errors = dict(pairs)
+    return Outcome(**{"case": "a", "family": "f", "errors": errors,
+                      "allowances": dict.fromkeys(errors, 2.0)} | rest)  # fmt: skip
+
+
+def test_what_the_plots_show():
+    pytest.importorskip("matplotlib")
+    from attn_dispatch.conformance import plots
+
+    outcomes = [
+        _numbers(("out", 1.0), ("query", 0.5)),
+        _numbers(("out", 0.2), family="g"),
+        _numbers(("out", 3.0), ("lse", 0.0), status="failed", failures=("out is wrong",)),
+        _numbers(family="g", status="failed", failures=("an exception",)),
+        _numbers(("out", math.inf), family="h", status="failed", failures=("NaN",)),
+        _numbers(family="h", status="crashed", failures=("signal 11",)),
+        _numbers(family="h", status="refused", reasons=("no",)),
+    ]
+    rows = {x.name: (sorted(x.shares), x.said) for x in plots.by_family(outcomes)}
+    assert rows == {
+        "f": ([0.5, 1.5], "2 cases, 1 wrong"),
+        "g": ([0.1, math.inf], "2 cases, 1 wrong"),
+        "h": ([math.inf, math.inf], "2 cases, 2 wrong, 1 refused"),
+    }
+    rows = {x.name: (list(x.shares), x.said) for x in plots.by_result(outcomes)}
+    assert list(rows) == ["output", "log-sum-exp", "gradient of query"]
+    assert rows["output"] == ([0.5, 0.1, 1.5, math.inf], "4 arrays, 2 wrong")
+    assert rows["gradient of query"] == ([0.25], "1 array, worst 0.25")
+
+
+def test_a_page_of_an_earlier_report(capsys, tmp_path):
+    pytest.importorskip("markdown_it")
+    pytest.importorskip("matplotlib")
+    outcomes = (
+        _numbers(("out", 1.0), family="window"),
+        _numbers(("out", 9.0), family="mask", status="failed", failures=("out is off by 9",)),
+    )
+    facts = {"device": "NVIDIA H200", "cudnn": "9.19.0"}
+    written, _ = Report(facts, "cudnn", {"seed": 4}, outcomes, 2.0).write(tmp_path)
+    assert reports.read(written) == Report(facts, "cudnn", {"seed": 4}, outcomes, 2.0)
+    cli.main(["verify", "--plot", str(written), "--report", str(tmp_path / "pages")])
+    (page,) = (tmp_path / "pages").iterdir()
+    assert capsys.readouterr().out == f"{page}\n" and page.stem == written.stem
+    text = page.read_text()
+    assert "<h1>attn-dispatch verify: cudnn on NVIDIA H200</h1>" in text
+    assert "mask" in text and "out is off by 9" in text
+    pictures = [base64.b64decode(x) for x in re.findall(r"svg\+xml;base64,([^\"]+)", text)]
+    shown = [" ".join(ET.fromstring(x).itertext()) for x in pictures]
+    assert "by family" in shown[0] and "1 case, worst 0.50" in shown[0]
+    assert "by result" in shown[1] and "2 arrays, 1 wrong" in shown[1]
+
+
+def test_a_page_where_all_was_refused_has_no_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    from attn_dispatch.conformance import plots
+
+    refused = Outcome("a", "f", status="refused", reasons=("no",))
+    assert plots.draw(Report({}, "flash", {}, (refused,), 1.0), tmp_path) == []
+
+
+def test_plots_of_no_report(tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text("[]")
+    for path in (other, tmp_path / "none.json"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["verify", "--plot", str(path)])
+        said = str(ended.value.code)
+        assert "expected the JSON file of a report of `attn-dispatch verify`" in said
+        assert str(path) in said
+
+
+def test_without_matplotlib_nothing_runs(verify, monkeypatch):
+    pytest.importorskip("markdown_it")
+    monkeypatch.delitem(sys.modules, "attn_dispatch.conformance.plots", raising=False)
+    monkeypatch.delattr(attn_dispatch.conformance, "plots", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, printed, *_ = verify("--cases", NAMES[0], "--html")
+    assert "pip install matplotlib, or the extra [bench]" in str(status) and not printed

@@ -7,14 +7,9 @@ import difflib
 import os
 import re
 import sys
+from importlib import import_module
 
 from attn_dispatch._version import __version__
-from attn_dispatch.aiter.build import command as build_aiter
-from attn_dispatch.bench import command as bench
-from attn_dispatch.commands import completion, explain, info
-from attn_dispatch.conformance import command as verify
-from attn_dispatch.pictures import command as mask
-from attn_dispatch.planning import plan, tune
 from attn_dispatch.terminal.help import Formatter
 
 _DESCRIPTION = """\
@@ -23,16 +18,24 @@ everywhere else. `attn-dispatch COMMAND --help` has the options of a command, an
 """
 
 _COMMANDS = {
-    "info": info,
-    "explain": explain,
-    "mask": mask,
-    "verify": verify,
-    "bench": bench,
-    "tune": tune,
-    "plan": plan,
-    "build-aiter": build_aiter,
-    "completion": completion,
-}
+    "info": ("commands.info", "devices, vendor libraries, and which implementations work"),
+    "explain": (
+        "commands.explain",
+        "what would run a call, here or on another device, and why not the rest",
+    ),
+    "mask": ("pictures.command", "who attends to whom, as text or as a picture"),
+    "verify": ("conformance.command", "check an implementation on this device, case by case"),
+    "bench": (
+        "bench.command", "measure speed and memory beside other packages that are installed"
+    ),
+    "tune": ("planning.tune", "find out what runs calls fastest on this GPU, and keep it"),
+    "plan": ("planning.plan", "plan calls ahead, for processes that make them later"),
+    "build-aiter": ("aiter.build.command", "build AITER's libraries for AMD GPUs"),
+    "completion": (
+        "commands.completion", "a script with which your shell completes all of this"
+    ),
+}  # fmt: skip
+"""The module of each, and what the list of commands says of it."""
 
 _CUT_OFF = 128 + 13
 """What shells call a program that SIGPIPE ended."""
@@ -41,9 +44,11 @@ _CUT_OFF = 128 + 13
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    whole = parser()
+    whole = parser(only=arguments[0] if arguments else "")
     _check_command(whole, arguments)
-    chosen = whole.parse_args(_with_negative_values(arguments))
+    chosen, unknown = whole.parse_known_args(_with_negative_values(arguments))
+    if unknown:
+        _unknown(chosen.command_parser, unknown)
     chosen.parser = parser  # completion scripts are made of it
     try:
         chosen.run(chosen)
@@ -59,6 +64,17 @@ def _check_command(whole: argparse.ArgumentParser, arguments: list[str]) -> None
         near = difflib.get_close_matches(name, _COMMANDS, 1)
         also = f"; did you mean {near[0]}?" if near else ""
         whole.error(f"COMMAND: expected one of {', '.join(_COMMANDS)}; got {name!r}{also}")
+
+
+def _unknown(command: argparse.ArgumentParser, words: list[str]) -> None:
+    """Words that the command has no use for are an error that names the nearest option."""
+    near = difflib.get_close_matches(words[0], _options(command), 1)
+    also = f"; did you mean {near[0]}?" if near else ""
+    command.error(f"unrecognized arguments: {' '.join(words)}{also}")
+
+
+def _options(command: argparse.ArgumentParser) -> list[str]:
+    return re.findall(r"(?<=\[)--[a-z-]+", command.format_usage())
 
 
 def _with_negative_values(arguments: list[str]) -> list[str]:
@@ -79,8 +95,13 @@ def names() -> list[str]:
     return [*_COMMANDS]
 
 
-def parser() -> argparse.ArgumentParser:
-    """That of the command, with all of its commands."""
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """That of the command, with all of its commands.
+
+    Args:
+      only: of the other commands it knows the names alone, and imports nothing: JAX takes most of
+        a second.
+    """
     whole = argparse.ArgumentParser(
         prog="attn-dispatch", description=_DESCRIPTION, formatter_class=Formatter
     )
@@ -88,6 +109,9 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(
         dest="command", required=True, metavar="COMMAND", title="commands"
     )
-    for each in _COMMANDS.values():
-        each.add_parser(commands)
+    for name, (module, help) in _COMMANDS.items():
+        if only in (None, name):
+            import_module(f"attn_dispatch.{module}").add_parser(commands, help)
+        else:
+            commands.add_parser(name, help=help)
     return whole

@@ -21,7 +21,8 @@ from attn_dispatch.bench.screen import watched
 from attn_dispatch.bench.table import markdown
 from attn_dispatch.conformance.environment import file_name
 from attn_dispatch.terminal.help import Commands, add_command
-from attn_dispatch.terminal.page import page
+from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
+from attn_dispatch.terminal.wrong import positive
 
 _DESCRIPTION = """\
 Measure attention beside every other package that is installed: wall time, device time, memory and
@@ -38,11 +39,11 @@ _EXAMPLES = (
 )
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `bench` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "bench", main,
-        help="measure speed and memory beside other packages that are installed",
+        help=help,
         description=_DESCRIPTION, examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument(
@@ -61,15 +62,15 @@ def add_parser(commands: Commands) -> None:
         help="may be repeated (default: forward, and forward_backward)",
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=_positive(int), metavar="N",
+        "--rounds", type=positive(int), metavar="N",
         help="measurements of each (default: until each has followed each other equally often)",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=_positive(float), default=Options.seconds, metavar="S",
+        "--seconds", type=positive(float), default=Options.seconds, metavar="S",
         help="length of one measurement (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--time-limit", type=_positive(float), metavar="S",
+        "--time-limit", type=positive(float), metavar="S",
         help="begin nothing after so many seconds; what there is is saved",
     )  # fmt: skip
     parser.add_argument(
@@ -124,7 +125,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}: {len(cells)} cells")
     for name, reason in facts["absent"].items():
         print(f"absent: {name}: {reason}")
-    print(f"TFLOP/s, {' / '.join(directions)}", flush=True)
+    print(f"each line: {' / '.join(directions)}, - where there is no number", flush=True)
     for _ in watched(run(cells, here, directions, options, report, path), len(cells)):
         pass
     if report.not_measured:
@@ -162,9 +163,7 @@ def _plots_module() -> ModuleType:
     try:
         from attn_dispatch.bench import plots
     except ImportError:
-        raise ModuleNotFoundError(
-            "plots are drawn with matplotlib: pip install matplotlib, or the extra [bench]"
-        ) from None
+        raise ModuleNotFoundError(NO_MATPLOTLIB) from None
     return plots
 
 
@@ -188,13 +187,3 @@ def _folder(option: str, folder: Path) -> Path:
     except OSError as error:
         raise ValueError(f"{option}: expected a folder, got {folder} ({error.strerror})") from None
     return folder
-
-
-def _positive(kind: type[int] | type[float]):
-    def number(text: str) -> float:
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"expected more than 0, got {text}")
-        return value
-
-    return number

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -18,6 +17,7 @@ from matplotlib.patches import Patch
 
 from attn_dispatch.bench.report import CellResults, Report
 from attn_dispatch.bench.table import IN_MICROSECONDS, TITLES, in_order
+from attn_dispatch.pictures.style import STYLE
 
 _COLOURS = {
     "ours": "#c8102e",
@@ -38,22 +38,6 @@ _OTHER_COLOURS = ("#8c6d31", "#ce6dbd", "#637939", "#d6a62c")
 _LEAST_LENGTHS = 3
 """A line through fewer would say no more than bars."""
 
-_STYLE: Any = {
-    "font.size": 10,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "attn-dispatch",  # the same numbers make the same file
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": "#e4e6e9",
-    "grid.linewidth": 0.8,
-    "axes.edgecolor": "#8a8f98",
-    "xtick.color": "#40454d",
-    "ytick.color": "#40454d",
-}
-
 
 def draw(report: Report, folder: Path) -> list[Path]:
     """SVG files: for each grid and family bars, and lines where there are several lengths; memory
@@ -66,7 +50,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
         figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
         written.append(path)
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         for grid, name, cells in _families(report):
             if figure := _bars(report, grid, name, cells, colours):
                 keep(figure, f"bars-{grid}-{name}" if name else f"bars-{grid}")

@@ -26,7 +26,7 @@ def said(found: CellResults) -> str:
     for name in names:
         values = [found.value(direction, name, "tflops") for direction in found.results]
         parts.append(f"{name} " + "/".join("-" if x is None else _short(x) for x in values))
-    return f"{found.cell.grid}: {found.cell.name}: {', '.join(parts)}"
+    return f"{found.cell.grid}: {found.cell.name}: {', '.join(parts)} TFLOP/s"
 
 
 def _short(tflops: float) -> str:

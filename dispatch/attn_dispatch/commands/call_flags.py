@@ -22,7 +22,8 @@ def add_mask_flags(group: Any) -> None:
 def given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     """Those of these options that were given, as arguments of a call."""
     found = {name: getattr(args, name) for name in names}
-    return {name: value for name, value in found.items() if value not in (None, False)}
+    # By identity: 0 is a value, and equals False.
+    return {name: x for name, x in found.items() if x is not None and x is not False}
 
 
 MASK_FLAGS = ("is_causal", "causal_alignment", "local_window_size")

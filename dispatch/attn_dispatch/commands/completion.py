@@ -20,10 +20,10 @@ Where it goes:
 SHELLS = ("bash", "zsh", "fish")
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `completion` to the parser of `attn-dispatch`."""
     parser = add_command(
-        commands, "completion", main, help="a script with which your shell completes all of this",
+        commands, "completion", main, help=help,
         description=_DESCRIPTION, notes=_NOTES,
         examples=("attn-dispatch completion bash > attn-dispatch.bash",),
     )  # fmt: skip

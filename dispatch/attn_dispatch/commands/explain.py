@@ -17,6 +17,7 @@ from attn_dispatch.planning import notation
 from attn_dispatch.planning.written import each_of
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.text import width
+from attn_dispatch.terminal.wrong import said
 
 _DESCRIPTION = """\
 Say which implementation would run a call, forward and backward, and why each of the others would
@@ -36,14 +37,16 @@ _EXAMPLES = (
 )
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `explain` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "explain", main,
-        help="what would run a call, here or on another device, and why not the rest",
+        help=help,
         description=_DESCRIPTION, examples=_EXAMPLES,
     )  # fmt: skip
-    parser.add_argument("call", metavar="CALL", help="arguments of a call, or a .json file")
+    parser.add_argument(
+        "call", nargs="+", metavar="CALL", help="arguments of a call, or a .json file"
+    )
     parser.add_argument(
         "--target", metavar="DEVICE",
         help="h100, b200, rtx4090, mi300x, sm90, … (default: the device that is here)",
@@ -89,7 +92,7 @@ def main(args: argparse.Namespace) -> None:
     try:
         found = _explanations(args)
     except (OSError, ValueError, TypeError) as error:
-        raise SystemExit(f"error: {error}") from error
+        raise SystemExit(f"error: {said(error)}") from error
     print("\n\n".join(x.text(width()) for x in found))
     if any(x.chosen_forward is None for x in found):
         raise SystemExit(1)
@@ -99,9 +102,10 @@ def _explanations(args: argparse.Namespace) -> list[Explanation]:
     def explained(**arguments: Any) -> Explanation:
         return explain(**arguments | _flags(args, arguments), target=args.target)
 
-    if args.call.endswith(".json"):
-        return [found for _, found in each_of(Path(args.call), explained)]
-    return [explained(**notation.arguments(args.call))]
+    call = " ".join(args.call)
+    if call.endswith(".json"):
+        return [found for _, found in each_of(Path(call), explained)]
+    return [explained(**notation.arguments(call))]
 
 
 def _flags(args: argparse.Namespace, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.native import cuda_majors
 from attn_dispatch.devices.target import device_for, parse, platform_of
 from attn_dispatch.terminal.help import Commands, add_command
-from attn_dispatch.terminal.text import wrapped
+from attn_dispatch.terminal.text import width, wrapped
 
 _DESCRIPTION = """\
 Print the devices, the vendor libraries that were found, which implementations work on the devices
@@ -22,11 +22,11 @@ and why others do not, and what to do next.
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `info` to the parser of `attn-dispatch`."""
     add_command(
         commands, "info", main,
-        help="devices, vendor libraries, and which implementations work",
+        help=help,
         description=_DESCRIPTION, examples=("attn-dispatch info",),
     )  # fmt: skip
 
@@ -44,7 +44,8 @@ def info() -> str:
     devices = [device_for(platform) for platform in platforms]
     targets = [parse(name) for name in settings.current().targets]
     planned_for = [device for device in targets if device in devices]
-    lines = [f"attn_dispatch {__version__}, jax {jax.__version__}, jaxlib {JAXLIB_VERSION}"]
+    versions = f"attn_dispatch {__version__}, jax {jax.__version__}, jaxlib {JAXLIB_VERSION}"
+    lines = wrapped("", versions)
     lines += ["", "devices"]
     for device in jax_devices:
         lines += wrapped("  ", f"{device.id}: {device.device_kind} ({device.platform})")
@@ -61,21 +62,22 @@ def info() -> str:
             lines += wrapped(f"  {x.NAME:<6} ", f"no: {reason}" if reason else "usable")
     lines += ["", "next"]
     for what, command in _next(devices):
-        lines += [*wrapped("  ", what), *(f"    {line}" for line in command.splitlines())]
+        lines += [*wrapped("  ", what), f"    {command}"]  # to copy: only the terminal may wrap it
     return "\n".join(lines)
 
 
 def _library(line: str) -> list[str]:
     """What an implementation says of its library; the path has a line of its own."""
     said, bracket, path = line.partition(" [")
-    return wrapped("  ", said) + ([f"      [{path}"] if bracket else [])
+    first, *further = wrapped("  ", said, width() - 4)
+    return [first, *(f"    {x}" for x in further), *([f"      [{path}"] if bracket else [])]
 
 
 def _next(devices: list[Device]) -> list[tuple[str, str]]:
     """(what, command line) of the steps that are left, on this machine."""
     usable = {x.NAME for x in select.implementations() for y in devices if not x.unusable_reason(y)}
     platforms = {device.platform for device in devices}
-    asked = 'attn-dispatch explain "q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]" \\\n    --causal'
+    asked = 'attn-dispatch explain "q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]" --causal'
     if "cuda" in platforms and "cudnn" not in usable:
         install = f"ATTN_DISPATCH_CUDA=1 pip install '.[cuda{cuda_majors()[0]}]'"
         return [("cuDNN is not usable yet: build the library in a checkout", install)]

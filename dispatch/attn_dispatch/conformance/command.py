@@ -7,10 +7,12 @@ import fnmatch
 import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 from attn_dispatch import settings
 from attn_dispatch.conformance import draws, pool, screen
@@ -19,12 +21,13 @@ from attn_dispatch.conformance.cases import BY_NAME, CASES
 from attn_dispatch.conformance.each_rewrite import each_rewrite
 from attn_dispatch.conformance.environment import environment
 from attn_dispatch.conformance.outcome import Outcome
-from attn_dispatch.conformance.report import Report, bad_cases
+from attn_dispatch.conformance.report import Report, bad_cases, read
 from attn_dispatch.conformance.serving_draws import serving_examples
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.terminal.help import Commands, add_command
-from attn_dispatch.terminal.page import page
+from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
+from attn_dispatch.terminal.wrong import at_least
 
 _DESCRIPTION = """\
 Run the conformance suite on the device that is here: some hundred attention calls, each compared
@@ -41,15 +44,16 @@ _EXAMPLES = (
     "attn-dispatch verify --random 1000 --implementation xla",
     "attn-dispatch verify --cases '' --random 1000 --serving",
     "attn-dispatch verify --repeat report/verify-cudnn-NVIDIA_H200-9_19_0.json",
+    "attn-dispatch verify --plot report/verify-cudnn-NVIDIA_H200-9_19_0.json",
 )
 _MOST_JOBS = 8
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `verify` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "verify", main,
-        help="check an implementation on this device, case by case",
+        help=help,
         description=_DESCRIPTION, examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument(
@@ -63,14 +67,14 @@ def add_parser(commands: Commands) -> None:
         "--list", action="store_true", help="print the names of these cases, and run nothing"
     )
     parser.add_argument(
-        "--jobs", type=_at_least(1), default=default_jobs(), metavar="N",
+        "--jobs", type=at_least(1), default=default_jobs(), metavar="N",
         help="cases run at the same time (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--random", type=_at_least(0), default=0, metavar="N", help="also run N drawn cases"
+        "--random", type=at_least(0), default=0, metavar="N", help="also run N drawn cases"
     )
     parser.add_argument(
-        "--seed", type=_at_least(0), metavar="SEED", help="draw the cases of an earlier run again"
+        "--seed", type=at_least(0), metavar="SEED", help="draw the cases of an earlier run again"
     )
     parser.add_argument(
         "--serving", action="store_true",
@@ -90,7 +94,13 @@ def add_parser(commands: Commands) -> None:
         "--report", type=Path, default=Path(), metavar="FOLDER",
         help="where the report is written, as JSON and Markdown (default: here)",
     )  # fmt: skip
-    parser.add_argument("--html", action="store_true", help="write it as one HTML file too")
+    parser.add_argument(
+        "--html", action="store_true", help="write it as one HTML file too, with plots"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="REPORT",
+        help="run nothing; write the HTML file of this report (its JSON file)",
+    )  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> None:
@@ -98,11 +108,15 @@ def main(args: argparse.Namespace) -> None:
     interrupted."""
     # This process, which only asks the device what it is, must leave its memory to the workers.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    for name in ("each_rewrite", "serving"):
-        if getattr(args, name) and not args.random:
+    for name in ("each_rewrite", "serving", "seed"):
+        is_given = getattr(args, name) is not None and getattr(args, name) is not False
+        if is_given and not args.random:
             flag = name.replace("_", "-")
             sys.exit(f"error: --{flag}: of drawn cases, so --random N is wanted as well")
     try:
+        if args.plot is not None:
+            print(write_page(read(args.plot), _folder(args.report) / f"{args.plot.stem}.html"))
+            return
         implementation = args.implementation or default_implementation()
         cases, options = _named(args)
         if args.list:
@@ -112,6 +126,7 @@ def main(args: argparse.Namespace) -> None:
             return
         if args.html:
             page("")  # before everything has run
+            _plots_module()
         if unusable := select.named(implementation).unusable_reason(default_device()):
             sys.exit(f"error: {implementation} cannot run here: {unusable}")
         if args.random:
@@ -131,16 +146,13 @@ def main(args: argparse.Namespace) -> None:
         if not cases:
             said = f"named like {args.cases!r}" if args.repeat is None else "bad in that report"
             sys.exit(f"error: no case is {said}")
+        _folder(args.report)
     except (ModuleNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")
     if not settings.current().rewrites:
         options |= {"rewrites": False}
     if (seconds := settings.current().tuning_seconds) is not None:
         options |= {"tuned": seconds}
-    try:
-        args.report.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        sys.exit(f"error: --report: expected a folder, got {args.report} ({error.strerror})")
     print(f"{len(cases)} cases of {implementation}, {args.jobs} at a time")
     report = run(cases, implementation, args.jobs, options)
     screen.show(report)
@@ -148,13 +160,40 @@ def main(args: argparse.Namespace) -> None:
         print(f"interrupted: {len(report.outcomes)} of {len(cases)} cases were done")
     written = [*report.write(args.report)]
     if args.html:
-        written.append(written[0].with_suffix(".html"))
-        written[-1].write_text(page(report.markdown()), encoding="utf-8")
+        written.append(write_page(report, written[0].with_suffix(".html")))
     for path in written:
         print(path)
     if "interrupted" in report.options:
         sys.exit(130)
     sys.exit(0 if report.is_good else 1)
+
+
+def write_page(report: Report, path: Path) -> Path:
+    """The report as one HTML file, with its plots inside; returns where.
+
+    Raises:
+      ModuleNotFoundError: matplotlib or rich is missing.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pictures = _plots_module().draw(report, Path(folder))
+        path.write_text(page(report.markdown(), pictures), encoding="utf-8")
+    return path
+
+
+def _plots_module() -> ModuleType:
+    try:
+        from attn_dispatch.conformance import plots
+    except ImportError:
+        raise ModuleNotFoundError(NO_MATPLOTLIB) from None
+    return plots
+
+
+def _folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--report: expected a folder, got {folder} ({error.strerror})") from None
+    return folder
 
 
 def run(
@@ -193,16 +232,6 @@ def default_implementation() -> str:
 def default_jobs() -> int:
     """One for every two processors, at most 8."""
     return max(1, min(_MOST_JOBS, len(os.sched_getaffinity(0)) // 2))
-
-
-def _at_least(least: int):
-    def whole_number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
-        return value
-
-    return whole_number
 
 
 def _named(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:

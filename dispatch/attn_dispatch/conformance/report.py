@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -13,8 +14,10 @@ from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME
 from attn_dispatch.conformance.environment import file_name
 from attn_dispatch.conformance.outcome import Outcome, Status
+from attn_dispatch.terminal.wrong import said
 
 STATUSES: tuple[Status, ...] = get_args(Status)
+_EXPECTED = "expected the JSON file of a report of `attn-dispatch verify`"
 
 
 @dataclass(frozen=True)
@@ -107,23 +110,44 @@ class Report:
         return "\n".join(lines) + "\n"
 
 
+def read(path: Path) -> Report:
+    """A report that was written as JSON.
+
+    Raises:
+      ValueError: the file is no such report.
+    """
+    with _a_report(path):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Report(
+            environment=data["environment"],
+            implementation=data["implementation"],
+            options=data["options"],
+            outcomes=tuple(Outcome.from_json(x) for x in data["outcomes"]),
+            seconds=data["seconds"],
+        )
+
+
 def bad_cases(path: Path) -> list[Case]:
     """The cases that failed or crashed in a report that was written as JSON.
 
     Raises:
       ValueError: the file is no such report.
     """
-    try:
-        outcomes = [
-            Outcome.from_json(x) for x in json.loads(path.read_text(encoding="utf-8"))["outcomes"]
-        ]
-        bad = [x for x in outcomes if x.status in ("failed", "crashed")]
+    with _a_report(path):
+        bad = [x for x in read(path).outcomes if x.status in ("failed", "crashed")]
         return [Case.from_json(x.call) if x.call else BY_NAME[x.case] for x in bad]
+
+
+@contextmanager
+def _a_report(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"expected the JSON file of a report of `attn-dispatch verify`, got {path} "
-            f"({type(error).__name__}: {error})"
-        ) from error
+        if isinstance(error, ValueError) and str(error).startswith(_EXPECTED):
+            raise
+        if isinstance(error, OSError):
+            raise ValueError(f"{_EXPECTED}; {said(error)}") from error
+        raise ValueError(f"{_EXPECTED}, got {path} ({type(error).__name__}: {error})") from error
 
 
 def _a_line_each(report: dict[str, Any]) -> str:

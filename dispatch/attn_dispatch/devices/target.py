@@ -14,7 +14,7 @@ import jax
 
 from attn_dispatch import settings
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
-from attn_dispatch.devices.target_names import nearest, resolve
+from attn_dispatch.devices.target_names import PRODUCTS, nearest, resolve
 
 CPU = Device("cpu", "cpu", "CPU")
 
@@ -95,7 +95,7 @@ def parse(name: str) -> Device:
             return device
         return replace(device, name=product, properties_of=device.name)
     near = nearest(name, [*known, *_AMD_NAMES])
-    meant = f"; did you mean {near!r}?" if near else ""
+    meant = f"; did you mean {near!r}?" if near else f"; products: {', '.join(PRODUCTS)}"
     raise ValueError(
         f"target: expected a product like 'h100' or 'mi300x', one of {[*known, *_AMD_NAMES]}, or "
         f"cuDNN's device properties as a JSON text or the path of an existing .json file; got "

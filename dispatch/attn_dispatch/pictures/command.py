@@ -18,6 +18,7 @@ from attn_dispatch.commands.call_flags import MASK_FLAGS, add_mask_flags, given
 from attn_dispatch.pictures.panel import Figure, Panel, shortened
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.text import width
+from attn_dispatch.terminal.wrong import said
 
 _DESCRIPTION = """\
 Show who attends to whom in a call: a line for each query, a column for each key. x: the query
@@ -33,10 +34,10 @@ _EXAMPLES = (
 _MOST = 512
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `mask` to the parser of `attn-dispatch`."""
     parser = add_command(
-        commands, "mask", main, help="who attends to whom, as text or as a picture",
+        commands, "mask", main, help=help,
         description=_DESCRIPTION, examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument(
@@ -61,7 +62,7 @@ def add_parser(commands: Commands) -> None:
     call.add_argument("--alibi", action="store_true", help="ALiBi's distances")
     call.add_argument(
         "--mod", type=_mod, metavar="MOD",
-        help="a ready-made mod, of numbers: 'chunked_window(4)', 'soft_cap(30)', …",
+        help="a ready-made mod, of numbers: 'chunked_window(4)', 'prefix_lm([3])', …",
     )  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def main(args: argparse.Namespace) -> None:
             return
         _draw(panel, args.out)
     except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from error
+        raise SystemExit(f"error: {said(error)}") from error
     print(args.out)
 
 
@@ -97,11 +98,22 @@ def _panel(args: argparse.Namespace) -> Panel:
     if args.alibi:
         call["alibi_slopes"] = np.ones(1, np.float32)
     if args.mod is not None:
-        kind, mod = args.mod
+        kind, mod, _ = args.mod
         call[kind] = mod
     _check(queries, keys, call)
-    words = [f"{name}={value}" for name, value in call.items() if name in MASK_FLAGS]
-    return Panel(", ".join(words) or "all", queries, keys, call)
+    return Panel(_title(args, call), queries, keys, call)
+
+
+def _title(args: argparse.Namespace, call: dict[str, Any]) -> str:
+    """The call's arguments; ids are at the picture's sides."""
+    words = [f"{name}={call[name]!r}" for name in MASK_FLAGS if name in call]
+    lengths = [f"{name}={call[name][0]}" for name in call if name.endswith("_lengths")]
+    ids = [name for name in call if name.endswith("_segment_ids")]
+    others = ["alibi_slopes"] * args.alibi
+    if args.mod is not None:
+        kind, _, written = args.mod
+        others.append(f"{kind}={written}")
+    return ", ".join([*words, *lengths, *ids, *others]) or "no mask"
 
 
 def _check(queries: int, keys: int, call: dict[str, Any]) -> None:
@@ -159,8 +171,8 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"expected numbers like 5,8, got {text!r}") from None
 
 
-def _mod(text: str) -> tuple[str, Any]:
-    """(argument, mod) of "chunked_window(4)": a call of one of `mods` with numbers."""
+def _mod(text: str) -> tuple[str, Any, str]:
+    """(argument, mod, text) of "chunked_window(4)": a call of one of `mods` with numbers."""
     expected = f"expected a mod like 'chunked_window(4)', got {text!r}"
     try:
         call = ast.parse(text, mode="eval").body
@@ -177,7 +189,7 @@ def _mod(text: str) -> tuple[str, Any]:
         mod = getattr(mods, name)(*values, **by_name)
     except (TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{name}: {error}") from None
-    return mod.__name__, mod
+    return mod.__name__, mod, text
 
 
 def _value(node: ast.expr) -> Any:

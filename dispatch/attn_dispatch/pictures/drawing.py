@@ -108,5 +108,8 @@ def _square(left: float, top: float) -> Outline:
 def _labels(panel: Panel, side: str) -> list[str]:
     """Segment ids as given, or positions where there are none."""
     ids = panel.arguments.get(f"{side}_segment_ids")
+    if ids is None:  # one array serves both sides
+        both = (panel.arguments.get(f"{x}_segment_ids") for x in ("query", "key_value"))
+        ids = next((x for x in both if x is not None), None)
     length = panel.seq_len_q if side == "query" else panel.seq_len_kv
     return [str(x) for x in (range(length) if ids is None else ids[0])]

@@ -16,6 +16,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
 from attn_dispatch.planning.written import FORMAT, calls_in
 from attn_dispatch.terminal.help import Commands, add_command
+from attn_dispatch.terminal.wrong import said
 
 _DESCRIPTION = """\
 Plan attention calls and keep the plans in a folder, where the processes that make those calls find
@@ -33,11 +34,11 @@ _EXAMPLES = (
 )
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `plan` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "plan", main,
-        help="plan calls ahead, for processes that make them later",
+        help=help,
         description=_DESCRIPTION + FORMAT, examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument("file", type=Path, metavar="FILE", help="the calls, as JSON")
@@ -58,9 +59,11 @@ def main(args: argparse.Namespace) -> None:
         device = default_device() if args.target is None else parse(args.target)
         calls = calls_in(args.file)
     except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from error
+        raise SystemExit(f"error: {said(error)}") from error
     if device.platform != "cuda":
-        raise SystemExit(f"error: only cuDNN plans ahead, and this is {device}; name a --target")
+        raise SystemExit(
+            f"error: only cuDNN plans ahead, and this is {device}; name a --target like h200"
+        )
     if folder is None:
         raise SystemExit(f"error: {plan_store.FOLDER}={settings.OFF}: plans are not kept")
     try:
@@ -79,9 +82,11 @@ def main(args: argparse.Namespace) -> None:
             wanted |= dict(zip(("training, forward", "training, backward"), training, strict=True))
         for name, each in wanted.items():
             start = time.perf_counter()
-            said, is_planned = _planned(each, device)
+            answer, is_planned = _planned(each, device)
             is_refused |= not is_planned
-            print(f"  {name:19s}{1e3 * (time.perf_counter() - start):6.0f} ms  {said}", flush=True)
+            print(
+                f"  {name:19s}{1e3 * (time.perf_counter() - start):6.0f} ms  {answer}", flush=True
+            )
     if reasons := plan_store.not_kept():
         raise SystemExit(f"error: not all plans are kept: {'; '.join(reasons)}")
     if is_refused:

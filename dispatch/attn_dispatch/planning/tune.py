@@ -15,6 +15,7 @@ from attn_dispatch.core.tuning import contest, winners
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.planning.written import FORMAT, calls_in
 from attn_dispatch.terminal.help import Commands, add_command
+from attn_dispatch.terminal.wrong import said
 
 _DESCRIPTION = """\
 Find out on the GPU of this machine what runs attention calls fastest, and keep it for whoever makes
@@ -31,11 +32,11 @@ _EXAMPLES = (
 )
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `tune` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "tune", main,
-        help="find out what runs calls fastest on this GPU, and keep it",
+        help=help,
         description=_DESCRIPTION + FORMAT.replace("FILE holds", "As JSON, FILE holds"),
         examples=_EXAMPLES,
     )  # fmt: skip
@@ -54,13 +55,13 @@ def add_parser(commands: Commands) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Tune what the file has."""
+    if not args.file.is_file():
+        raise SystemExit(f"error: {args.file}: no such file")
     kept = winners.winners_file()
     if kept is None:
         raise SystemExit(f"error: {winners.FILE}={settings.OFF}: winners are not kept")
     if reason := winners.not_writable(kept):
         raise SystemExit(f"error: {reason}")
-    if not args.file.is_file():
-        raise SystemExit(f"error: {args.file}: no such file")
     print(f"winners are kept in {kept}", flush=True)
     if not _holds_calls(args.file):
         # The script may change its folder, and make calls in threads of its own.
@@ -74,7 +75,7 @@ def main(args: argparse.Namespace) -> None:
         with settings.tuning(args.seconds):
             _tune_calls(args.file, is_inference=args.inference)
     except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from error
+        raise SystemExit(f"error: {said(error)}") from error
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

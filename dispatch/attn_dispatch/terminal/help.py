@@ -39,7 +39,7 @@ def add_command(
         epilog=notes + (f"\nexamples:\n{shown}" if examples else ""),
         formatter_class=Formatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, command_parser=parser)
     return parser
 
 
@@ -48,6 +48,13 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str, **kwargs: Any) -> None:
         super().__init__(prog, **{"width": width(), "max_help_position": 26} | kwargs)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """With room for the names of commands, whose indentation argparse forgets."""
+        super().add_argument(action)
+        for command in self._iter_indented_subactions(action):
+            length = len(self._format_action_invocation(command)) + self._current_indent
+            self._action_max_length = max(self._action_max_length, length)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = text.strip("\n").split("\n\n")

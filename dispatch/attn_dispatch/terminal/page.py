@@ -13,8 +13,12 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem
 table { border-collapse: collapse; display: block; overflow-x: auto; margin: 1rem 0; }
 th, td { border-bottom: 1px solid #8884; padding: .25rem .7rem; }
 pre { background: #8881; overflow-x: auto; padding: .7rem; }
-img { background: #fff; display: block; margin: 1rem 0; max-width: 100%; }
+.plot { margin: 1rem 0; overflow-x: auto; }
+img { background: #fff; display: block; max-width: 100%; min-width: 38rem; }
 """
+
+
+NO_MATPLOTLIB = "plots are drawn with matplotlib: pip install matplotlib, or the extra [bench]"
 
 
 def page(markdown: str, pictures: Sequence[Path] = ()) -> str:
@@ -42,4 +46,7 @@ def page(markdown: str, pictures: Sequence[Path] = ()) -> str:
 def _picture(path: Path) -> str:
     """As data, each with names of its own: parts of SVG files share names."""
     data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img alt="{html.escape(path.stem)}" src="data:image/svg+xml;base64,{data}">\n'
+    return (
+        f'<div class="plot"><img alt="{html.escape(path.stem)}" '
+        f'src="data:image/svg+xml;base64,{data}"></div>\n'
+    )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 
-_NARROWEST, _WIDEST = 60, 100
+_NARROWEST, _WIDEST = 40, 100
+_COMMAND = re.compile(r"`[^`]+`|(?:\w+=\S+ )?pip install(?: -\S+)* [^\s,]+")
+_UNBROKEN = "\xa0"
+"""A space to the eye, and none to textwrap."""
 
 
 def width() -> int:
@@ -14,12 +18,15 @@ def width() -> int:
 
 
 def wrapped(label: str, text: str, columns: int | None = None) -> list[str]:
-    """The text behind its label, further lines indented as far; a long word or path stays whole."""
-    return textwrap.wrap(
-        text,
+    """The text behind its label, further lines indented as far; a long word, a path or a command
+    stays whole: who copies it must not get half of it."""
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", _UNBROKEN), text)
+    lines = textwrap.wrap(
+        whole,
         columns or width(),
         initial_indent=label,
         subsequent_indent=" " * len(label),
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace(_UNBROKEN, " ") for line in lines]

@@ -16,6 +16,7 @@ from attn_dispatch.aiter.build.generate import Filters, Sources, generate
 from attn_dispatch.aiter.build.ninja import Library
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.progress import waiting
+from attn_dispatch.terminal.wrong import at_least
 
 _DESCRIPTION = """\
 Build AITER's attention libraries for AMD GPUs from the sources in the amd-aiter wheel, together
@@ -51,11 +52,11 @@ _SECONDS = {"forward": 27, "backward": 37, "other": 20}
 _BYTES_PER_JOB = 2 << 30
 
 
-def add_parser(commands: Commands) -> None:
+def add_parser(commands: Commands, help: str) -> None:
     """Add `build-aiter` to the parser of `attn-dispatch`."""
     parser = add_command(
         commands, "build-aiter", main,
-        help="build AITER's libraries for AMD GPUs",
+        help=help,
         description=_DESCRIPTION, notes=_FILTER_HELP, examples=_EXAMPLES,
     )  # fmt: skip
     parser.add_argument(
@@ -86,7 +87,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "--jobs",
-        type=_positive,
+        type=at_least(1),
         metavar="N",
         help="files compiled at once (default: the cores, as far as 2 GB for each allow)",
     )
@@ -177,10 +178,3 @@ def default_jobs() -> int:
     available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
     free = int(available[1]) * 1024 if available else 0
     return max(1, min(cores, free // _BYTES_PER_JOB))
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    return value

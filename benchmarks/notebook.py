@@ -1,0 +1,71 @@
+"""docs/notebook.ipynb from top to bottom, without Jupyter: what its cells print on this device.
+
+usage: python benchmarks/notebook.py [--results FOLDER] [--write]
+
+--results keeps it beside the environment, --write in the notebook itself. A cell's picture is
+its last line, `figure`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from command import save
+
+from attn_dispatch.conformance.environment import environment
+
+NOTEBOOK = Path(__file__).parents[1] / "docs/notebook.ipynb"
+
+
+def run(source: str, name: str, names: dict[str, Any]) -> list[dict[str, Any]]:
+    """A cell's outputs, as a notebook holds them."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(source, name, "exec"), names)
+    outputs: list[dict[str, Any]] = []
+    if text := printed.getvalue():
+        lines = text.splitlines(keepends=True)
+        outputs.append({"name": "stdout", "output_type": "stream", "text": lines})
+    if source.endswith("\nfigure"):
+        png = io.BytesIO()
+        names["figure"].savefig(png, format="png", dpi=100)
+        data = {"image/png": base64.b64encode(png.getvalue()).decode()}
+        outputs.append({"output_type": "display_data", "data": data, "metadata": {}})
+    return outputs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, help="folder for the JSON")
+    parser.add_argument("--write", action="store_true", help="into the notebook")
+    args = parser.parse_args()
+
+    mpl.use("Agg")
+    notebook = json.loads(NOTEBOOK.read_text("utf-8"))
+    names: dict[str, Any] = {"__name__": "notebook"}
+    rows: list[dict[str, Any]] = []
+    for cell in (x for x in notebook["cells"] if x["cell_type"] == "code"):
+        number = len(rows) + 1
+        started = time.perf_counter()
+        outputs = run("".join(cell["source"]), f"cell {number}", names)
+        seconds = time.perf_counter() - started
+        printed = [line.rstrip("\n") for x in outputs for line in x.get("text", ())]
+        print(f"cell {number}, {seconds:.1f} s", *printed, sep="\n  ", flush=True)
+        rows.append({"cell": number, "seconds": round(seconds, 3), "printed": printed})
+        cell |= {"outputs": outputs, "execution_count": number}
+    save("notebook", {"environment": environment(), "cells": rows}, args.results)
+    if args.write:
+        text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+        NOTEBOOK.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
