@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,7 +24,8 @@ def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] |
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
     whole = spec_of(options, operands), operands
     if case.page:
-        options, operands = paged_options(case, options), in_pages(case, operands)
+        options = paged_options(case, options)
+        operands = jax.jit(partial(in_pages, case))(operands)
     spec = spec_of(options, operands)
     if rewrite.inner(spec) is None:
         return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ def computed(case: Case) -> tuple[Any, Any, int]:
     expected = by_xla(spec_of(options, operands), operands)
     given, spec, steps = operands, spec_of(options, operands), []
     if case.page:
-        given = in_pages(case, operands)
+        given = jax.jit(partial(in_pages, case))(operands)
         spec = spec_of(paged_options(case, options), given)
     for rewrite in (WholePages(), HeadsAsQueries()):
         inner = rewrite.inner(spec)

@@ -51,7 +51,7 @@ for kind in (AxisType.Auto, AxisType.Explicit):
 
 
 def test_on_a_mesh():
-    flags = "--xla_force_host_platform_device_count=4"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True

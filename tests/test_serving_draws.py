@@ -5,8 +5,10 @@ What stands for cuDNN multiplies by all that is in a page, NaN past a length amo
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,7 +46,8 @@ def chain_and_operands(case: Case) -> tuple[Chain, Any, Any]:
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
     expected = by_xla(spec_of(options, operands), operands)
     if case.page:
-        options, operands = paged_options(case, options), in_pages(case, operands)
+        options = paged_options(case, options)
+        operands = jax.jit(partial(in_pages, case))(operands)
     spec = spec_of(options, operands)
     liked = preferred(has_decoding_kernel=True)
     return rewritten(spec, reasons_against, preferred=liked), operands, expected

@@ -74,7 +74,7 @@ for x, y in zip(found, expected):
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("window", [0, 10])
 def test_a_step_on_eight_devices(kind, window):
-    flags = "--xla_force_host_platform_device_count=8"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
         (sys.executable, "-c", _STEP, kind, str(window)),
         env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)},

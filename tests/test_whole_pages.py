@@ -31,6 +31,18 @@ from test_paged import by_xla, kernel
 
 NAMED = {case.name: case for case in CACHE}
 
+_OPTIONS = (
+    "plain", "cap", "window", "window_to_both_sides", "cap_and_window", "sinks_and_cap", "full"
+)  # fmt: skip
+CHOSEN = [
+    f"cache/whole_{options}_t{t}_page{page}"
+    for i, options in enumerate(_OPTIONS)
+    for j, t in enumerate((1, 3, 33))
+    for k, page in enumerate((0, 24, 64))
+    if (i + j + k) % 3 == 0
+] + [x for x in NAMED if x.startswith(("cache/whole_d", "cache/chunk_t9"))]
+"""Any two of options, queries and pages meet; all three in a third of the ways."""
+
 
 def differs(case: Case, compute: Any, rewrite: Any = None) -> bool | None:
     """Whether the rewrite gives other results than the call; None where it does not apply."""
@@ -50,13 +62,13 @@ def differs(case: Case, compute: Any, rewrite: Any = None) -> bool | None:
 def test_it_changes_nothing(compute):
     """By XLA, and by what stands for cuDNN's kernels, which multiply by all that is in a page."""
     found = 0
-    for name, case in NAMED.items():
-        is_chosen = name.startswith(("cache/whole", "cache/chunk_t9"))
-        if is_chosen and not (case.sinks and compute is kernel):
+    for name in CHOSEN:
+        case = NAMED[name]
+        if not (case.sinks and compute is kernel):
             is_different = differs(case, compute)
             assert not is_different, name
             found += is_different is not None
-    assert found >= 24
+    assert found >= 12
 
 
 def test_pages_of_no_power_of_two_are_cut():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -40,7 +42,7 @@ def computed(case: Case) -> tuple[Any, Any]:
     arrays = poison_padding(options, case.operands(), case.poison)
     operands = {name: jnp.asarray(x) for name, x in arrays.items()}
     expected = by_xla(spec_of(options, operands), operands)
-    given = in_pages(case, operands)
+    given = jax.jit(partial(in_pages, case))(operands)
     spec, steps = spec_of(paged_options(case, options), given), []
     as_bias = SlopesAsBias() if case.alibi else SumAsBias()
     for rewrite in (as_bias, WholePages(), *([QueriesAsHeads()] if case.t > 1 else [])):

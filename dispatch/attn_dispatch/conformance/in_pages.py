@@ -41,13 +41,16 @@ def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array
         owner = int(np.argmax([x if x <= case.s and 0 <= y <= case.t else -1 for x, y in lengths]))
         table[:, : case.shared_pages] = table[owner, : case.shared_pages]
     others = [row for row in range(rows) if row != owner]
+    # What each page holds is known here: one gather, where writing row by row would compile many.
+    held = np.full(rows * pages + _UNUSED, -1)
+    for row in (*others, owner):
+        held[table[row]] = row * pages + np.arange(pages)
+    is_held, held = (held >= 0)[:, None, None, None], np.maximum(held, 0)
     found = {name: x for name, x in arrays.items() if name not in ("key", "value")}
     for name in ("key", "value"):
-        x = arrays[name].reshape(rows, pages, case.page, *arrays[name].shape[2:])
-        empty = jnp.full((1, rows * pages + _UNUSED, *x.shape[2:]), jnp.nan, x.dtype)
-        for row in (*others, owner):
-            empty = empty.at[0, table[row]].set(x[row])
-        found[f"{name}_pages"] = empty
+        x = arrays[name].reshape(rows * pages, case.page, *arrays[name].shape[2:])
+        x = jnp.asarray(x).at[held].get(mode="promise_in_bounds")
+        found[f"{name}_pages"] = jnp.where(is_held, x, jnp.nan)[None]
     ends = arrays["key_value_seq_lengths"][:, None]
     is_read = jnp.arange(pages)[None] * case.page < ends
     strange = np.resize(np.array(_NO_PAGES, np.int32), (rows, pages))

@@ -37,6 +37,7 @@ from attn_dispatch.core.rewrites.rewrite import (
     Arrays,
     Calls,
     Compute,
+    ForAnother,
     InTwo,
     Rewrite,
     forward_of,
@@ -218,11 +219,11 @@ def _chain(
         if inner is None or not (moves is None or rewrite.name in moves):
             continue
         left = brought = reasons_of(rewrite, spec, inner)
-        if isinstance(rewrite, BesidePages):
+        if isinstance(rewrite, ForAnother):
             if not reasons:
-                continue  # kernels read pages as it is
-            whole = rewrite.whole_pages(spec)
-            brought = left if whole is None else reasons_against(whole)
+                continue
+            last = rewrite.leads_to(spec)
+            brought = left if last is None else reasons_against(last)
         if set(brought) <= set(reasons):
             steps.append((rewrite, spec))
             spec, reasons = inner, left

@@ -76,6 +76,18 @@ class InTwo(Rewrite, Protocol):
         ...
 
 
+@runtime_checkable
+class ForAnother(Rewrite, Protocol):
+    """One that saves nothing itself: the rewrite that can be taken after it does.
+
+    It is taken only where there is a reason against the call.
+    """
+
+    def leads_to(self, spec: AttentionSpec) -> AttentionSpec | None:
+        """The call that the other one makes, of a spec that has an inner one."""
+        ...
+
+
 def changed(
     spec: AttentionSpec,
     *,

@@ -28,10 +28,10 @@ class BesidePages:
         return self.rewrite.moves_dropout
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        return None if self.whole_pages(spec) is None else self.rewrite.inner(spec)
+        return None if self.leads_to(spec) is None else self.rewrite.inner(spec)
 
-    def whole_pages(self, spec: AttentionSpec) -> AttentionSpec | None:
-        """The call on whole pages that it leads to."""
+    def leads_to(self, spec: AttentionSpec) -> AttentionSpec | None:
+        """The call on whole pages."""
         inner = self.rewrite.inner(spec) if spec.is_paged else None
         return None if inner is None else WholePages().inner(inner)
 
