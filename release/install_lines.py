@@ -61,7 +61,7 @@ def _cuda(here: Environment) -> str:
 
 
 def _cuda_and_flash(here: Environment) -> str:
-    return f"{_cuda(here)}; {_has('dew_flash_attn_cu13')(here)}"
+    return f"{_cuda(here)}; {_has('dew-flash-attn-cu13')(here)}"
 
 
 def _cuda_wheel(here: Environment) -> str:
@@ -111,28 +111,34 @@ class Expected:
 
 
 _PURE = "pip install ."
+_PURE_WHEEL = "pip install --find-links build/release/dist attn-dispatch"
 EXPECTED = {
     _PURE: Expected(_xla),
     "ATTN_DISPATCH_CUDA=1 pip install '.[cuda13]'": Expected(_cuda),
     "ATTN_DISPATCH_CUDA=1 pip install '.[cuda12]'": Expected(_cuda),
-    "ATTN_DISPATCH_CUDA=1 pip install '.[cuda13,flash]'": Expected(_cuda_and_flash),
+    "ATTN_DISPATCH_CUDA=1 pip install '.[cuda13,flash]'": Expected(_cuda_and_flash, python="3.12"),
     "ATTN_DISPATCH_ROCM=1 pip install '.[rocm]'": Expected(_rocm),
     "ATTN_DISPATCH_CUDA=1 pip install .": Expected(
         _cuda, after=("pip install --no-deps nvidia-cudnn-cu13",)
     ),
-    "pip install '.[flash]'": Expected(_xla_and("dew-flash-attn-cu13")),
+    "pip install '.[flash]'": Expected(_xla_and("dew-flash-attn-cu13"), python="3.12"),
     "pip install '.[fa4]'": Expected(_xla_and("fa4-jax"), python="3.12"),
     "pip install '.[verify]'": Expected(_runs(*_VERIFY)),
     "pip install '.[bench]'": Expected(_xla_and("rich", "matplotlib")),
     "pip install --find-links build/release/dist attn-dispatch-cuda13": Expected(
         _cuda_wheel, python="3.12"
     ),
+    _PURE_WHEEL: Expected(_xla),
     "pip install --no-deps --find-links build/release/dist attn-dispatch-cuda13": Expected(
-        _cuda_wheel, after=(_PURE, "pip install --no-deps nvidia-cudnn-cu13"), python="3.12"
+        _cuda_wheel,
+        after=("pip install --no-deps nvidia-cudnn-cu13", _PURE_WHEEL),
+        python="3.12",
     ),
     "pip install --no-deps nvidia-cudnn-cu13": Expected(_has("nvidia-cudnn-cu13")),
     "pip install --no-deps amd-aiter==0.1.7.post2.dev18": Expected(_has("amd-aiter")),
-    "pip install dew-flash-attn-cu12": Expected(_has("dew-flash-attn-cu12")),
+    "pip install dew-flash-attn-cu13": Expected(_has("dew-flash-attn-cu13"), python="3.12"),
+    "pip install dew-flash-attn-cu12": Expected(_has("dew-flash-attn-cu12"), python="3.12"),
+    "pip install 'fa4-jax[cu13]'": Expected(_has("fa4-jax"), python="3.12"),
     "pip install shtab": Expected(_runs("attn-dispatch", "completion", "bash"), after=(_PURE,)),
     "pip install matplotlib": Expected(
         _runs("attn-dispatch", "mask", "--seq", "8", "--causal", "--out", "mask.svg"),
@@ -174,7 +180,7 @@ def try_line(line: str) -> Tried:
             seconds = _timed(command, here, checkout)
         said = expected.check(here)
     except Failed as failure:
-        state, said = "WRONG", str(failure)
+        state, said = "WRONG", str(failure).splitlines()[-1]
     size, jax = size_of(here.folder), here.version("jax") if here.has("jax") else ""
     here.remove()
     shutil.rmtree(checkout)
