@@ -173,7 +173,7 @@ def try_line(line: str) -> Tried:
     python = native.interpreter(expected.python)
     assert python is not None, f"there is no CPython {expected.python} here"
     here.create(python)
-    checkout = _checkout()
+    checkout = checkout()
     seconds, state = 0.0, "ok"
     try:
         for command in (*expected.after, line):
@@ -195,7 +195,7 @@ def _timed(line: str, here: Environment, checkout: Path) -> float:
     return round(time.monotonic() - start, 1)
 
 
-def _checkout() -> Path:
+def checkout() -> Path:
     """What git has, and the wheels."""
     folder = BUILD / "checkout"
     shutil.rmtree(folder, ignore_errors=True)
