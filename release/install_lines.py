@@ -173,25 +173,25 @@ def try_line(line: str) -> Tried:
     python = native.interpreter(expected.python)
     assert python is not None, f"there is no CPython {expected.python} here"
     here.create(python)
-    checkout = checkout()
+    source = checkout()
     seconds, state = 0.0, "ok"
     try:
         for command in (*expected.after, line):
-            seconds = _timed(command, here, checkout)
+            seconds = _timed(command, here, source)
         said = expected.check(here)
     except Failed as failure:
         state, said = "WRONG", str(failure).splitlines()[-1]
     size, jax = size_of(here.folder), here.version("jax") if here.has("jax") else ""
     here.remove()
-    shutil.rmtree(checkout)
+    shutil.rmtree(source)
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     return Tried(state, said, seconds, size, expected.python, jax, day, commit())
 
 
-def _timed(line: str, here: Environment, checkout: Path) -> float:
+def _timed(line: str, here: Environment, source: Path) -> float:
     path = f"{here.folder / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     start = time.monotonic()
-    run("bash", "-c", line, env={"PATH": path}, cwd=checkout)
+    run("bash", "-c", line, env={"PATH": path}, cwd=source)
     return round(time.monotonic() - start, 1)
 
 
