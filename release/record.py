@@ -48,10 +48,13 @@ class Row:
 
 
 class Record:
-    """The rows so far, each printed as it is known."""
+    """The rows so far, each printed and written as it is known: a run takes an hour."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         self.rows: list[Row] = []
+        self._path = path
+        self._begun = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        self._commit = commit()
 
     def add(self, part: str, task: Callable[[], Outcome], python: str = "", jax: str = "") -> bool:
         """Do it; whether it went well."""
@@ -70,23 +73,23 @@ class Record:
     def _append(self, row: Row) -> None:
         self.rows.append(row)
         print(row, flush=True)
+        self._write()
 
     @property
     def is_wrong(self) -> bool:
         return any(x.state == "WRONG" for x in self.rows)
 
-    def write(self, path: Path) -> None:
-        """As JSON, with the day, the commit and the machine."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def _write(self) -> None:
         facts = {
-            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "commit": commit(),
+            "begun": self._begun,
+            "commit": self._commit,
             "version": VERSION,
             "cores": os.cpu_count(),
             "libc": " ".join(platform.libc_ver()),
             "rows": [asdict(x) for x in self.rows],
         }
-        path.write_text(json.dumps(facts, indent=1) + "\n")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def commit() -> str:

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--skip-build", action="store_true", help="to try what is built already")
     parser.add_argument("--keep", action="store_true", help="to write results/release_check.json")
     args = parser.parse_args()
-    table = Record()
+    table = Record((RESULTS if args.keep else BUILD) / "release_check.json")
     pythons = {}
     for version in args.pythons:
         if python := native.interpreter(version):
@@ -50,7 +50,6 @@ def main() -> None:
         version, python = next(iter(pythons.items()))
         build_it = partial(from_source, version, python)
         table.add("source distribution, with the CUDA library", build_it, version, OLDEST_JAX)
-    table.write((RESULTS if args.keep else BUILD) / "release_check.json")
     sys.exit(table.is_wrong)
 
 
