@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from install_lines import KEPT as LINES
+from install_lines import lines
 from plugins import PLUGINS, PYTHONS, REPOSITORY
 from record import RESULTS, read
 
@@ -59,12 +60,12 @@ def checked() -> str:
         return said[0].split(";")[0].removeprefix("jax ") if said else "not run"
 
     (oldest,) = {x["jax"] for x in rows if x["jax"].startswith("jax==")}
-    lines = [line("compiling", "libraries")]
-    lines += [line(f"wheel {x.name}", f"{x.name}, wheel") for x in PLUGINS]
+    table = [line("compiling", "libraries")]
+    table += [line(f"wheel {x.name}", f"{x.name}, wheel") for x in PLUGINS]
     names = ["attn-dispatch", *(x.name for x in PLUGINS)]
-    lines += [line(f"{x} on JAX {oldest.removeprefix('jax==')}", x, oldest) for x in names]
-    lines.append(["the newest JAX for that Python", *map(newest, PYTHONS)])
-    lines += [line(f"{x} on it", x, "jax") for x in names]
+    table += [line(f"{x} on JAX {oldest.removeprefix('jax==')}", x, oldest) for x in names]
+    table.append(["the newest JAX for that Python", *map(newest, PYTHONS)])
+    table += [line(f"{x} on it", x, "jax") for x in names]
     source = [x for x in rows if x["part"] == "source distribution, with the CUDA library"]
     pure = [_cell([x for x in rows if x["part"] == f"attn-dispatch, {y}"])
             for y in ("source distribution", "wheel")]  # fmt: skip
@@ -74,23 +75,22 @@ def checked() -> str:
         f" attn-dispatch {pure[1]}; building the CUDA library from the source distribution:\n"
         f"{_cell(source)}. Sizes are of the wheel, or of the whole environment.\n\n"
     )
-    return said + _table(["", *(f"CPython {x}" for x in PYTHONS)], lines)
+    return said + _table(["", *(f"CPython {x}" for x in PYTHONS)], table)
 
 
 def install_lines() -> str:
     """How long each install line takes, and how large the environment is afterwards."""
-    rows = [
-        [
-            f"`{line}`",
-            x["python"],
-            x["jax"] or "none",
-            _time(x["seconds"]) if x["state"] == "ok" else "fails",
-            _size(x["size"]),
-            x["date"],
-        ]
-        for line, x in read(LINES).items()
-    ]
+    kept = read(LINES)
+    rows = [_line_row(line, kept.get(line)) for line in lines()]
     return _table(["line", "CPython", "JAX", "time", "environment", "on"], rows)
+
+
+def _line_row(line: str, kept: dict[str, Any] | None) -> list[str]:
+    if kept is None:
+        return [f"`{line}`", "", "", "not run yet", "", ""]
+    took = _time(kept["seconds"]) if kept["state"] == "ok" else "fails"
+    facts = [kept["python"], kept["jax"] or "none", took, _size(kept["size"]), kept["date"]]
+    return [f"`{line}`", *facts]
 
 
 def tables() -> dict[Path, dict[str, str]]:
