@@ -24,7 +24,7 @@ from pathlib import Path
 import native
 from environments import Environment, Failed, run
 from plugins import BUILD, DIST, REPOSITORY
-from record import RESULTS, commit, read, size_of
+from record import RESULTS, commit, cpu_seconds, read, size_of
 
 KEPT = RESULTS / "install_lines.json"
 _LINE = re.compile(r"(?:ATTN_DISPATCH_\w+=1 )?pip install [^#`\n]*")
@@ -158,6 +158,7 @@ class Tried:
     said: str
     seconds: float
     """Of the line itself, without the check and without the lines before it."""
+    cpu_seconds: float | None
     size: int
     """Bytes in the environment afterwards."""
     python: str
@@ -174,10 +175,10 @@ def try_line(line: str) -> Tried:
     assert python is not None, f"there is no CPython {expected.python} here"
     here.create(python)
     source = checkout()
-    seconds, state = 0.0, "ok"
+    seconds, used, state = 0.0, 0.0, "ok"
     try:
         for command in (*expected.after, line):
-            seconds = _timed(command, here, source)
+            seconds, used = _timed(command, here, source)
         said = expected.check(here)
     except Failed as failure:
         state, said = "WRONG", str(failure).splitlines()[-1]
@@ -185,14 +186,15 @@ def try_line(line: str) -> Tried:
     here.remove()
     shutil.rmtree(source)
     day = datetime.now(UTC).strftime("%Y-%m-%d")
-    return Tried(state, said, seconds, size, expected.python, jax, day, commit())
+    return Tried(state, said, seconds, used, size, expected.python, jax, day, commit())
 
 
-def _timed(line: str, here: Environment, source: Path) -> float:
+def _timed(line: str, here: Environment, source: Path) -> tuple[float, float]:
+    """Run the line; how long it took, and the CPU time of it."""
     path = f"{here.folder / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    start = time.monotonic()
+    start, used = time.monotonic(), cpu_seconds()
     run("bash", "-c", line, env={"PATH": path}, cwd=source)
-    return round(time.monotonic() - start, 1)
+    return round(time.monotonic() - start, 1), round(cpu_seconds() - used, 1)
 
 
 def checkout() -> Path:

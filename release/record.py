@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import subprocess
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class Row:
     seconds: float
     said: str
     size: int | None = None
+    cpu_seconds: float | None = None
     python: str = ""
     jax: str = ""
 
@@ -58,13 +60,14 @@ class Record:
 
     def add(self, part: str, task: Callable[[], Outcome], python: str = "", jax: str = "") -> bool:
         """Do it; whether it went well."""
-        start = time.monotonic()
+        start, used = time.monotonic(), cpu_seconds()
         try:
             state, outcome = "ok", task()
         except Failed as failure:
             state, outcome = "WRONG", Outcome(str(failure))
         seconds = round(time.monotonic() - start, 1)
-        self._append(Row(part, state, seconds, outcome.said, outcome.size, python, jax))
+        used = round(cpu_seconds() - used, 1)
+        self._append(Row(part, state, seconds, outcome.said, outcome.size, used, python, jax))
         return state == "ok"
 
     def leave_out(self, part: str, why: str) -> None:
@@ -97,6 +100,12 @@ def commit() -> str:
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
+
+
+def cpu_seconds() -> float:
+    """Of all commands that have ended: what a busy machine does not change much."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def size_of(folder: Path) -> int:

@@ -82,14 +82,16 @@ def install_lines() -> str:
     """How long each install line takes, and how large the environment is afterwards."""
     kept = read(LINES)
     rows = [_line_row(line, kept.get(line)) for line in lines()]
-    return _table(["line", "CPython", "JAX", "time", "environment", "on"], rows)
+    return _table(["line", "CPython", "JAX", "time", "CPU time", "environment", "on"], rows)
 
 
 def _line_row(line: str, kept: dict[str, Any] | None) -> list[str]:
     if kept is None:
-        return [f"`{line}`", "", "", "not run yet", "", ""]
+        return [f"`{line}`", "", "", "not run yet", "", "", ""]
     took = _time(kept["seconds"]) if kept["state"] == "ok" else "fails"
-    facts = [kept["python"], kept["jax"] or "none", took, _size(kept["size"]), kept["date"]]
+    used = kept.get("cpu_seconds")
+    cpu = "not kept" if used is None else _time(used)
+    facts = [kept["python"], kept["jax"] or "none", took, cpu, _size(kept["size"]), kept["date"]]
     return [f"`{line}`", *facts]
 
 
