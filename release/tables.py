@@ -9,13 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from containers import KEPT as CONTAINERS
+from containers import dockerfiles, name_of
 from install_lines import KEPT as LINES
 from install_lines import lines
 from plugins import PLUGINS, PYTHONS, REPOSITORY
 from record import RESULTS, read
 
 CHECKED = RESULTS / "release_check.json"
-CONTAINERS = RESULTS / "containers.json"
 _BEFORE, _AFTER = "<!-- {} -->\n", "<!-- end of {} -->\n"
 
 
@@ -85,6 +86,18 @@ def install_lines() -> str:
     return _table(["line", "CPython", "JAX", "time", "CPU time", "environment", "on"], rows)
 
 
+def containers() -> str:
+    """Whether each Dockerfile was built."""
+    kept = read(CONTAINERS) if CONTAINERS.exists() else {}
+    rows = []
+    for name in map(name_of, dockerfiles()):
+        if x := kept.get(name):
+            rows.append([f"`{name}`", x["base"], _time(x["seconds"]), x["size"], x["date"]])
+        else:
+            rows.append([f"`{name}`", "", "not built yet", "", ""])
+    return _table(["the image with", "base", "time", "size", "on"], rows)
+
+
 def _line_row(line: str, kept: dict[str, Any] | None) -> list[str]:
     if kept is None:
         return [f"`{line}`", "", "", "not run yet", "", "", ""]
@@ -99,7 +112,10 @@ def tables() -> dict[Path, dict[str, str]]:
     """The pages, and in each the tables by their marks."""
     return {
         REPOSITORY / "release" / "README.md": {"release check": checked()},
-        REPOSITORY / "docs" / "install.md": {"install lines": install_lines()},
+        REPOSITORY / "docs" / "install.md": {
+            "containers": containers(),
+            "install lines": install_lines(),
+        },
     }
 
 
