@@ -48,6 +48,8 @@ def main() -> None:
             try_wheels(table, version, python, jax, plugins)
     if not args.skip_source and pythons:
         version, python = next(iter(pythons.items()))
+        pure = partial(pure_from_source, version, python)
+        table.add("source distribution, as pip builds it", pure, version)
         build_it = partial(from_source, version, python)
         table.add("source distribution, with the CUDA library", build_it, version, OLDEST_JAX)
     sys.exit(table.is_wrong)
@@ -118,6 +120,17 @@ def _rocm(environment: Environment) -> str:
     )
     run(environment.python, "-c", code, cwd=environment.folder)
     return "loads, and brings AITER's adapter"
+
+
+def pure_from_source(version: str, python: Path) -> Outcome:
+    """With the build in an environment of pip's own, as on a user's machine."""
+    environment = Environment(f"{version}-pure-source")
+    environment.create(python)
+    (sdist,) = DIST.glob("*.tar.gz")
+    environment.pip(sdist)
+    said, size = environment.smoke("none"), size_of(environment.folder)
+    environment.remove()
+    return Outcome(said, size)
 
 
 def from_source(version: str, python: Path) -> Outcome:

@@ -70,10 +70,12 @@ def checked() -> str:
     source = [x for x in rows if x["part"] == "source distribution, with the CUDA library"]
     pure = [_cell([x for x in rows if x["part"] == f"attn-dispatch, {y}"])
             for y in ("source distribution", "wheel")]  # fmt: skip
+    alone = [x for x in rows if x["part"] == "source distribution, as pip builds it"]
     said = (
         f"Begun {facts['begun']} at commit {facts['commit'][:7]}, on {facts['cores']} cores with"
         f" other work as well, {facts['libc']}. The source\ndistribution took {pure[0]}; the wheel"
-        f" attn-dispatch {pure[1]}; building the CUDA library from the source distribution:\n"
+        f" attn-dispatch {pure[1]}; installing the source distribution:\n"
+        f"{_cell(alone)}; with the CUDA library: "
         f"{_cell(source)}. Sizes are of the wheel, or of the whole environment.\n\n"
     )
     return said + _table(["", *(f"CPython {x}" for x in PYTHONS)], table)
