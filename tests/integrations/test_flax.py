@@ -151,10 +151,10 @@ def test_weights_that_are_kept_by_nnx(record_property: Any):
         np.testing.assert_allclose(got, expected, atol=2e-6)
     assert found[0][1].shape == (B, N, T, T)
     causal = {"is_causal": True} if HAS_CAUSAL else {"mask": np.tri(T, dtype=bool)}
-    said(lambda: layer(x, sow_weights=True, **causal))
+    out, _ = said(lambda: layer(x, sow_weights=True, **causal))
     weights = jax.tree.leaves(nnx.pop(layer, nnx.Intermediate))[0]
     np.testing.assert_array_equal(np.triu(np.asarray(weights), 1), 0)
-    np.testing.assert_allclose(causal, layer(x, is_causal=True), atol=2e-6)
+    np.testing.assert_allclose(out, layer(x, **causal), atol=2e-6)
     with pytest.raises(ValueError, match="sow_weights: expected no options of attn_dispatch"):
         attention_fn(Q, K, V, module=layer, logits_soft_cap=3.0)
     record_property("cell", ("Flax NNX", "sow", "Flax's own computes it, which is said"))
