@@ -3,6 +3,7 @@
 # make train   a decoder trained on packed documents, from nothing
 # make finetune  the model of the demo, trained further on Python's manual
 # make test    the whole test suite; builds the CUDA library, which plans without a GPU
+# make test-older    tests/integrations with older frameworks and the oldest JAX
 # make soak    20,000 drawn calls and every named one on XLA, and every plan: for a night
 # make docs    the docs as a site, in build/site; a warning is an error
 # make lint    ruff, pyright, clang-format
@@ -40,7 +41,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
-.PHONY: demo serve train finetune test soak docs lint wheels release-check clean
+.PHONY: demo serve train finetune test test-older soak docs lint wheels release-check clean
 
 ifeq ($(HAS_NVIDIA),yes)
 demo serve train finetune: $(VENV)/cuda-library
@@ -68,6 +69,11 @@ test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/c
 ifeq ($(HAS_NVIDIA),yes)
 	$(BIN)/python -m pytest tests/gpu
 endif
+
+# Haiku 0.0.16 calls what JAX 0.10.2 warns of.
+test-older: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/framework-packages $(VENV)/older-frameworks
+	JAX_PLATFORMS=cpu PYTHONPATH=$(CURDIR)/$(VENV)/older-frameworks \
+	  $(BIN)/python -m pytest tests/integrations -W ignore::DeprecationWarning
 
 soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12
 	ATTN_DISPATCH_TEST_DRAWS=20000 ATTN_DISPATCH_TEST_EVERY_SIZE=1 \
@@ -141,6 +147,13 @@ FRAMEWORKS ?= flax equinox dm-haiku optax keras penzai
 $(VENV)/framework-packages: pyproject.toml | $(VENV)/jax
 	$(PIP) --no-deps $(FRAMEWORKS)
 	$(PIP) absl-py chex h5py jaxtyping jmp msgpack namex optree ordered-set rich tabulate treescope
+	touch $@
+
+# They come before what the environment has.
+$(VENV)/older-frameworks: tests/integrations/older.txt | $(BIN)/python
+	rm -rf $@ $@.tmp
+	$(PIP) --no-deps --target $@.tmp --requirement $<
+	mv $@.tmp $@
 	touch $@
 
 $(VENV)/demo-packages: examples/smollm2/requirements.txt | $(VENV)/jax

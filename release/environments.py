@@ -29,11 +29,12 @@ class Environment:
     def folder(self) -> Path:
         return BUILD / "environments" / self.name
 
-    def create(self, python: Path, jax: str) -> None:
-        """With this JAX, and of this project nothing."""
+    def create(self, python: Path, jax: str = "") -> None:
+        """With this JAX, if one is named, and of this project nothing."""
         self.remove()
         run(python, "-m", "venv", self.folder)
-        self.pip(jax)
+        if jax:
+            self.pip(jax)
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -49,6 +50,10 @@ class Environment:
     def version(self, package: str) -> str:
         code = f"import importlib.metadata as m; print(m.version({package!r}))"
         return run(self.python, "-c", code).strip()
+
+    def has(self, package: str) -> bool:
+        code = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
+        return subprocess.run([self.python, "-c", code]).returncode == 0
 
     def install(self, *names: str) -> None:
         """Of what was built. The requirements that only a GPU wants, gigabytes, are left out."""

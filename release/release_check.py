@@ -3,8 +3,8 @@
 usage: python release/release_check.py [--pythons 3.12 3.13] [--skip-build] [--skip-trial] …
 
 `make release-check` and `make wheels` run it. What it builds is in build/release/dist; it ends with
-a table, and with status 1 if anything is wrong. Pythons that are not on this machine are named in
-it and left out.
+status 1 if anything is wrong. Pythons that are not on this machine are named and left out. `--keep`
+writes what was measured into release/results, from which tables.py makes the tables of the docs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import argparse
 import os
 import shutil
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,39 +21,7 @@ import native
 import wheels
 from environments import Environment, Failed, cudnn, run
 from plugins import BUILD, DIST, OLDEST_JAX, PLUGINS, PYTHONS, Plugin
-
-Row = tuple[str, str, str]
-"""What was done, how it went, what there is to say of it."""
-
-
-class Table:
-    """The rows so far, each printed as it is known."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def add(self, what: str, task: Callable[[], str]) -> bool:
-        """Do it; whether it went well."""
-        start = time.monotonic()
-        try:
-            state, said = "ok", task()
-        except Failed as failure:
-            state, said = "WRONG", str(failure)
-        took = f"{time.monotonic() - start:.0f} s"
-        self.rows.append((what, state, f"{took}; {said}" if said else took))
-        print(f"{state:<7} {what}: {self.rows[-1][2]}", flush=True)
-        return state == "ok"
-
-    def leave_out(self, what: str, why: str) -> None:
-        self.rows.append((what, "left out", why))
-        print(f"left out {what}: {why}", flush=True)
-
-    def markdown(self) -> str:
-        lines = ["| what | | |", "|---|---|---|"]
-        lines += [
-            f"| {what} | {state} | {said.splitlines()[0]} |" for what, state, said in self.rows
-        ]
-        return "\n".join(lines) + "\n"
+from record import RESULTS, Outcome, Record, size_of
 
 
 def main() -> None:
@@ -64,8 +30,9 @@ def main() -> None:
     parser.add_argument("--skip-source", action="store_true", help="not to build from the sdist")
     parser.add_argument("--skip-trial", action="store_true", help="to build and check alone")
     parser.add_argument("--skip-build", action="store_true", help="to try what is built already")
+    parser.add_argument("--keep", action="store_true", help="to write results/release_check.json")
     args = parser.parse_args()
-    table = Table()
+    table = Record((RESULTS if args.keep else BUILD) / "release_check.json")
     pythons = {}
     for version in args.pythons:
         if python := native.interpreter(version):
@@ -81,15 +48,14 @@ def main() -> None:
             try_wheels(table, version, python, jax, plugins)
     if not args.skip_source and pythons:
         version, python = next(iter(pythons.items()))
-        table.add(
-            "source distribution, with the CUDA library", lambda: from_source(version, python)
-        )
-    (BUILD / "report.md").write_text(table.markdown())
-    print(f"\n{table.markdown()}")
-    sys.exit(any(state == "WRONG" for _, state, _ in table.rows))
+        pure = partial(pure_from_source, version, python)
+        table.add("source distribution, as pip builds it", pure, version)
+        build_it = partial(from_source, version, python)
+        table.add("source distribution, with the CUDA library", build_it, version, OLDEST_JAX)
+    sys.exit(table.is_wrong)
 
 
-def _can_compile(plugin: Plugin, table: Table) -> bool:
+def _can_compile(plugin: Plugin, table: Record) -> bool:
     hip = any(Path(x, "include/hip/hip_runtime_api.h").exists() for x in ("/opt/rocm", "/usr"))
     if plugin.library == "_rocm" and not hip:
         table.leave_out(plugin.name, "needs HIP's headers (Debian: libamdhip64-dev)")
@@ -97,51 +63,52 @@ def _can_compile(plugin: Plugin, table: Table) -> bool:
     return True
 
 
-def build(table: Table, pythons: dict[str, Path], plugins: tuple[Plugin, ...]) -> None:
+def build(table: Record, pythons: dict[str, Path], plugins: tuple[Plugin, ...]) -> None:
     """Every file that is released, and what is wrong with it."""
     switches = tuple(dict.fromkeys(x.switch for x in plugins))
     table.add("attn-dispatch, source distribution", lambda: _checked(wheels.source_distribution()))
     table.add("attn-dispatch, wheel", lambda: _checked(wheels.pure_wheel()))
     for version, python in pythons.items():
         compile_libraries = partial(native.compile_for, python, version, switches)
-        if not table.add(f"libraries for CPython {version}", compile_libraries):
+        if not table.add("libraries", lambda do=compile_libraries: Outcome(do()), version):
             continue
         for plugin in plugins:
             wheel = partial(wheels.plugin_wheel, plugin, version)
-            table.add(f"{plugin.name}, wheel for {version}", lambda wheel=wheel: _checked(wheel()))
+            table.add(f"{plugin.name}, wheel", lambda wheel=wheel: _checked(wheel()), version)
 
 
-def _checked(built: Path) -> str:
+def _checked(built: Path) -> Outcome:
     if wrong := checks.wrong(built):
         raise Failed(f"{built.name}: " + "; ".join(wrong))
-    return f"{built.stat().st_size / 1e6:.2f} MB"
+    return Outcome(size=built.stat().st_size)
 
 
 def try_wheels(
-    table: Table, version: str, python: Path, jax: str, plugins: tuple[Plugin, ...]
+    table: Record, version: str, python: Path, jax: str, plugins: tuple[Plugin, ...]
 ) -> None:
     """One environment, into which each plugin is installed in turn, and out again."""
     here = Environment(f"{version}-{jax}")
-    if table.add(f"CPython {version}, {jax}: attn-dispatch", lambda: _pure(here, python, jax)):
+    if table.add("attn-dispatch", lambda: _pure(here, python, jax), version, jax):
         for plugin in plugins:
-            what = f"CPython {version}, {jax}: {plugin.name}"
-            table.add(what, partial(_with_plugin, here, plugin, jax))
+            table.add(plugin.name, partial(_with_plugin, here, plugin, jax), version, jax)
     here.remove()
 
 
-def _pure(here: Environment, python: Path, jax: str) -> str:
+def _pure(here: Environment, python: Path, jax: str) -> Outcome:
     here.create(python, jax)
     here.install("attn-dispatch")
-    return f"jax {here.version('jax')}; {here.smoke('none')}"
+    size = size_of(here.folder)
+    return Outcome(f"jax {here.version('jax')}; {here.smoke('none')}", size)
 
 
-def _with_plugin(here: Environment, plugin: Plugin, jax: str) -> str:
+def _with_plugin(here: Environment, plugin: Plugin, jax: str) -> Outcome:
     here.install("attn-dispatch", plugin.name)
     if plugin.library == "_rocm":
-        return _rocm(here)
+        return Outcome(_rocm(here), size_of(here.folder))
     said = here.smoke(plugin.package, cudnn(int(plugin.suffix[-2:])))
+    size = size_of(here.folder)
     here.uninstall(plugin.name)
-    return f"{said}; with its requirements {here.resolve(plugin, jax)} packages"
+    return Outcome(f"{said}; with its requirements {here.resolve(plugin, jax)} packages", size)
 
 
 def _rocm(environment: Environment) -> str:
@@ -155,7 +122,18 @@ def _rocm(environment: Environment) -> str:
     return "loads, and brings AITER's adapter"
 
 
-def from_source(version: str, python: Path) -> str:
+def pure_from_source(version: str, python: Path) -> Outcome:
+    """With the build in an environment of pip's own, as on a user's machine."""
+    environment = Environment(f"{version}-pure-source")
+    environment.create(python)
+    (sdist,) = DIST.glob("*.tar.gz")
+    environment.pip(sdist)
+    said, size = environment.smoke("none"), size_of(environment.folder)
+    environment.remove()
+    return Outcome(said, size)
+
+
+def from_source(version: str, python: Path) -> Outcome:
     """The install line of the checkout, of the sdist: with headers and tools that are here."""
     environment = Environment(f"{version}-source")
     environment.create(python, f"jax=={OLDEST_JAX}")
@@ -165,8 +143,9 @@ def from_source(version: str, python: Path) -> str:
     switches = {"ATTN_DISPATCH_CUDA": "1", "PATH": path}
     environment.pip("--no-build-isolation", sdist, env=native.header_environment() | switches)
     said = environment.smoke("attn_dispatch", cudnn(13))
+    size = size_of(environment.folder)
     environment.remove()
-    return said
+    return Outcome(said, size)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import checks
+import install_lines
 import native
+import tables
 from plugins import OLDEST_JAX, PLATFORM, PLUGINS, PYTHONS, VERSION
 
 ROOT = Path(__file__).parents[1]
@@ -105,3 +107,32 @@ def test_the_install_page_names_what_is_built():
     text = (ROOT / "docs" / "install.md").read_text()
     named = set(re.findall(r"attn-dispatch-(\w+)", text))
     assert named == {x.suffix for x in PLUGINS}
+
+
+def test_each_install_line_of_the_docs_can_be_tried_and_none_has_failed():
+    """One that was not run yet is in the table as that."""
+    kept = install_lines.read(install_lines.KEPT)
+    for line in install_lines.lines():
+        assert line in install_lines.EXPECTED, f"install_lines.py does not say how to try: {line}"
+        assert line not in kept or kept[line]["state"] == "ok", line
+
+
+def test_install_lines_are_found_wherever_a_page_has_them(tmp_path, monkeypatch):
+    page = tmp_path / "README.md"
+    page.write_text("`pip install .`, `pip install …`\n\n    A=1 pip install x  # pip install y\n")
+    monkeypatch.setattr(install_lines, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(install_lines, "pages", lambda: [page])
+    assert list(install_lines.lines()) == ["pip install .", "pip install x", "pip install y"]
+
+
+@pytest.mark.parametrize("path", tables.tables(), ids=lambda x: x.parent.name)
+def test_the_tables_are_those_of_the_results(path):
+    text = path.read_text("utf-8")
+    assert tables.page(text, tables.tables()[path]) == text, "run python release/tables.py"
+
+
+def test_a_line_that_fails_is_not_called_a_time():
+    row = {"state": "WRONG", "seconds": 3.0, "size": 2_500_000_000}
+    assert tables._cell([row]) == "WRONG"
+    assert tables._cell([row | {"state": "ok"}]) == "3 s, 2.50 GB"
+    assert tables._cell([]) == "not run"

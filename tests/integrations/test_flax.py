@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,10 @@ from flax import linen, nnx
 
 from attn_dispatch import AttentionConventionWarning
 from attn_dispatch.integrations.flax import attention_fn
+
+# Both came with Flax 0.12.8.
+HAS_GROUPS = "num_kv_heads" in inspect.signature(nnx.MultiHeadAttention).parameters
+HAS_CAUSAL = "is_causal" in inspect.signature(nnx.MultiHeadAttention.__call__).parameters
 
 B, T, S, N, H = 2, 5, 7, 4, 8
 _rng = np.random.default_rng(3)
@@ -145,10 +150,11 @@ def test_weights_that_are_kept_by_nnx(record_property: Any):
     for got, expected in zip(*found, strict=True):
         np.testing.assert_allclose(got, expected, atol=2e-6)
     assert found[0][1].shape == (B, N, T, T)
-    causal, _ = said(lambda: layer(x, sow_weights=True, is_causal=True))
+    causal = {"is_causal": True} if HAS_CAUSAL else {"mask": np.tri(T, dtype=bool)}
+    out, _ = said(lambda: layer(x, sow_weights=True, **causal))
     weights = jax.tree.leaves(nnx.pop(layer, nnx.Intermediate))[0]
     np.testing.assert_array_equal(np.triu(np.asarray(weights), 1), 0)
-    np.testing.assert_allclose(causal, layer(x, is_causal=True), atol=2e-6)
+    np.testing.assert_allclose(out, layer(x, **causal), atol=2e-6)
     with pytest.raises(ValueError, match="sow_weights: expected no options of attn_dispatch"):
         attention_fn(Q, K, V, module=layer, logits_soft_cap=3.0)
     record_property("cell", ("Flax NNX", "sow", "Flax's own computes it, which is said"))
@@ -187,8 +193,9 @@ def test_einsums_that_are_another():
 def test_decoding_with_nnx(record_property: Any):
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     outs = []
-    for more in ({}, {"attention_fn": attention_fn}):
-        layer = nnx.MultiHeadAttention(N, 16, num_kv_heads=2, decode=True, rngs=nnx.Rngs(0), **more)
+    groups = {"num_kv_heads": 2} if HAS_GROUPS else {}
+    for more in (groups, groups | {"attention_fn": attention_fn}):
+        layer = nnx.MultiHeadAttention(N, 16, decode=True, rngs=nnx.Rngs(0), **more)
         layer.init_cache(x.shape)
         outs.append([layer(x[:, i : i + 1]) for i in range(T)])
     np.testing.assert_allclose(np.stack(outs[1]), np.stack(outs[0]), atol=2e-6)
@@ -213,6 +220,7 @@ def test_decoding_with_linen(record_property: Any):
     record_property("cell", ("Flax Linen", "decode", "the same"))
 
 
+@pytest.mark.skipif(not HAS_CAUSAL, reason="came with Flax 0.12.8")
 def test_a_causal_step_of_decoding_is_said():
     """Flax hands is_causal on to a single query, for which top-left causality leaves key 0."""
     layer = nnx.MultiHeadAttention(N, 16, decode=True, rngs=nnx.Rngs(0), attention_fn=attention_fn)

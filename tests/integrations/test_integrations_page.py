@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import warnings
@@ -25,6 +26,16 @@ def examples() -> list[tuple[str, str]]:
     return found
 
 
+def test_the_older_versions_are_those_that_are_tried():
+    pins = (Path(__file__).with_name("older.txt")).read_text()
+    names = {"flax": "Flax", "equinox": "Equinox", "dm-haiku": "Haiku", "keras": "Keras",
+             "penzai": "Penzai", "optax": "optax", "jax": "JAX"}  # fmt: skip
+    words = " ".join(PAGE.split())
+    for name, shown in names.items():
+        (version,) = re.findall(rf"^{name}==(\S+)$", pins, re.M)
+        assert f"{shown} {version}" in words
+
+
 def test_each_integration_has_one():
     files = Path(__file__).parents[2] / "dispatch" / "attn_dispatch" / "integrations"
     code = "".join(code for _, code in examples())
@@ -39,6 +50,11 @@ def test_example(title: str, code: str):
     for name in FRAMEWORKS:
         if f"integrations.{name} " in code:
             pytest.importorskip(name)
+    if "num_kv_heads" in code and "nnx" in code:
+        from flax import nnx
+
+        if "num_kv_heads" not in inspect.signature(nnx.MultiHeadAttention).parameters:
+            pytest.skip("num_kv_heads came with Flax 0.12.8")
     lines = [x for x in code.splitlines() if x and not x.startswith(("import ", "from "))]
     assert len(lines) <= 10
     scope: dict[str, object] = {}

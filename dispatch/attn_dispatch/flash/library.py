@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -35,7 +36,9 @@ def unusable_reason() -> str:
     """Why there are no kernels of it here; empty if there are."""
     found = version()
     if found is None:
-        return f"not installed: pip install dew-flash-attn-cu{cuda_majors()[0]}"
+        # It requires JAX 0.11.2, of which there is none for an older Python.
+        needs = ", which needs Python 3.12" if sys.version_info < (3, 12) else ""
+        return f"not installed: pip install dew-flash-attn-cu{cuda_majors()[0]}{needs}"
     return unknown_version(NAME, found, OLDEST, FIRST_UNKNOWN)
 
 
