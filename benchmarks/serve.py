@@ -37,11 +37,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 from command import save
 from examples.serve.engine import Engine
 from examples.serve.request import Request
-from examples.serve.sampling import Sampling
-from examples.serve.step import State, Work, step
+from examples.serve.step import State, Work, advance, follow
 from examples.smollm2.model import (
     Cache,
     Config,
+    by_layer,
     decode_step,
     finish,
     logits_of,
@@ -144,7 +144,7 @@ def _answered(
     first = logits[rows, lengths - 1].argmax(-1).astype(jnp.int32)
     whole = whole.padded_to(room)
     caches = tuple((whole.key[i], whole.value[i]) for i in range(config.layers))
-    weights = [jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(config.layers)]
+    weights = by_layer(params)["layers"]
     made = jnp.zeros((tokens.shape[0], room - tokens.shape[1]), jnp.int32).at[:, 0].set(first)
 
     def step(carry: Any) -> Any:
@@ -250,23 +250,13 @@ def _on_pages(size: Size) -> tuple[Any, Callable[..., Any]]:
         lengths=jnp.full(size.slots, size.context, jnp.int32),
         references=jnp.zeros(order.size, jnp.int32).at[used[used >= 0]].set(1),
     )
-    b = size.slots
-    sampling = Sampling(
-        jnp.zeros(b, jnp.float32),
-        jnp.zeros(b, jnp.int32),
-        jnp.ones(b, jnp.float32),
-        jnp.zeros(b, jnp.uint32),
-    )
 
     def one(params: Any, state: State, token: jax.Array) -> tuple[State, jax.Array]:
-        work = Work(
-            token[:, None], jnp.ones(b, jnp.int32), jnp.zeros(0, jnp.int32), jnp.int32(0),
-            jnp.int32(0), jnp.zeros(b, bool),
-        )  # fmt: skip
-        found, _, state = step(
-            params, state, work, sampling, size.config, pages_each * size.page
-        )  # fmt: skip
-        return state, found[:, 0]
+        none = jnp.zeros_like(token)
+        packed = Work(jnp.ones_like(token), none, none, token).packed()
+        logits, state = advance(params, state, packed, size.config, pages_each * size.page)
+        found, tables, last = follow(logits, state.tables, state.last, packed, None)
+        return State(tables, last, state.pools), found[:, 0]
 
     return dataclasses.replace(state, tables=tables), one
 
@@ -331,7 +321,8 @@ def decode(size: Size, rounds: int) -> dict[str, Any]:
         "rows": size.slots, "context": size.context, "steps": size.steps
     }  # fmt: skip
     for name, make in ways.items():
-        found[name] = _decoded(size, params, make, rounds, name)
+        of_layers = by_layer(params) if name == "pages" else params
+        found[name] = _decoded(size, of_layers, make, rounds, name)
     return found
 
 
