@@ -72,7 +72,7 @@ class Size:
     """Keys of each row when it begins."""
 
 
-GPU = Size(SMOLLM2_135M, "bfloat16", 64, 768, 1024, 192, 64, 100, 1024)
+GPU = Size(SMOLLM2_135M, "bfloat16", 64, 1000, 1024, 192, 64, 100, 1024)
 TINY = Size(
     dataclasses.replace(
         SMOLLM2_135M, layers=2, heads=4, kv_heads=2, head_dim=16, width=64, ffn_width=64,
@@ -91,23 +91,67 @@ def requests_of(size: Size) -> list[Request]:
     ]
 
 
-def continuous(size: Size, params: Any) -> tuple[list[list[int]], float, dict[str, Any]]:
-    """Answers, seconds after everything was compiled, and facts."""
+def engine_of(size: Size, params: Any) -> tuple[Engine, list[Request]]:
+    """An engine for which all is compiled, and the requests that wait for it."""
     per_request = -(-(size.prompt + size.most) // size.page)
     engine = Engine(
         params, size.config, NO_END, slots=size.slots, page_size=size.page,
         num_pages=size.slots * per_request // 2, chunk=size.prompt,
     )  # fmt: skip
     engine.prepare(size.prompt + size.most)
-    compiled, requests = engine.compile_seconds, requests_of(size)
+    requests = requests_of(size)
     for request in requests:
         engine.add(request)
+    return engine, requests
+
+
+def continuous(size: Size, params: Any) -> tuple[list[list[int]], float, dict[str, Any]]:
+    """Answers, seconds after everything was compiled, and facts."""
+    engine, requests = engine_of(size, params)
+    compiled = engine.compile_seconds
     started = time.perf_counter()
     engine.run()
     seconds = time.perf_counter() - started
     assert engine.compile_seconds == compiled
-    facts = {"steps": engine.steps, "compile_seconds": engine.compile_seconds}
+    facts = {
+        "steps": engine.steps,
+        "steps_with_prompts": engine.steps_with_prompts,
+        "ms_per_step": 1e3 * seconds / engine.steps,
+        "host_ms_per_step": 1e3 * (seconds - engine.waiting_seconds) / engine.steps,
+        "compile_seconds": compiled,
+    }
     return [x.answer for x in requests], seconds, facts
+
+
+def steps(size: Size, params: Any) -> dict[str, Any]:
+    """Milliseconds of each kind of step, with each read before the next is sent: of the host until
+    it is sent, and in all; and some of them profiled as they are otherwise."""
+    engine, _ = engine_of(size, params)
+    kinds: dict[str, list[tuple[float, float]]] = {"with prompts": [], "answers alone": []}
+    while not engine.is_idle and engine.steps < 300:
+        with_prompts, started = engine.steps_with_prompts, time.perf_counter()
+        engine.step()
+        sent = time.perf_counter() - started
+        engine.drain()
+        kind = "answers alone" if engine.steps_with_prompts == with_prompts else "with prompts"
+        kinds[kind].append((sent, time.perf_counter() - started))
+    found: dict[str, Any] = {}
+    for kind, seconds in kinds.items():
+        sent, whole = (1e3 * statistics.median(x) for x in zip(*seconds, strict=True))
+        found[kind] = {"steps": len(seconds), "host_ms": sent, "ms": whole}
+    engine, _ = engine_of(size, params)
+    while not engine.is_idle and engine.steps < 40:
+        engine.step()
+    engine.drain()
+
+    def some() -> None:
+        for _ in range(10):
+            engine.step()
+        engine.drain()
+
+    found["profiled"] = profiled(some)
+    print(f"steps: {found}", flush=True)
+    return found
 
 
 @partial(jax.jit, static_argnames=("config", "attention"), donate_argnames="cache")
@@ -216,6 +260,7 @@ def load(size: Size, rounds: int, left_out: tuple[str, ...] = ()) -> dict[str, A
             seconds[name].append(took)
             found[name] = facts
             print(f"{name}: {useful / took:,.0f} tokens/s, {facts}", flush=True)
+    found["of continuous batching"] = steps(size, params)
     for name, x in seconds.items():
         found[name] |= {"seconds": x, "tokens_per_second": useful / statistics.median(x)}
     pairs = list(zip(answers["continuous"], answers["static"], strict=True))

@@ -92,10 +92,11 @@ class Engine:
         self._sampling: Sampling | None = None
         self._on_their_way: collections.deque[OnItsWay] = collections.deque()
         self.on_token: Callable[[Request], object] = lambda request: None
-        self.steps = self.drafted = self.accepted = 0
-        self.compile_seconds = 0.0
-        while self._admission.reading or self._on_their_way:
+        self.steps = self.steps_with_prompts = self.drafted = self.accepted = 0
+        self.compile_seconds = self.waiting_seconds = 0.0
+        while self._admission.reading:
             self.step()
+        self.drain()
 
     @property
     def _slots(self) -> list[Request | None]:
@@ -142,7 +143,7 @@ class Engine:
 
     def run(self) -> None:
         """Answer all requests."""
-        while not self._admission.is_idle or self._on_their_way:
+        while not self.is_idle:
             self.step()
 
     def step(self) -> None:
@@ -156,9 +157,21 @@ class Engine:
         asked = self._ask()
         if asked:
             self._on_their_way.append(OnItsWay(asked, self._send(asked)))
-        may_be_on_their_way = 1 if asked and not self._speculate else 0
-        while len(self._on_their_way) > may_be_on_their_way:
+        self.drain(1 if asked and not self._speculate else 0)
+
+    def drain(self, but: int = 0) -> None:
+        """Read the steps that were sent, but the last one or so.
+
+        Raises:
+          OutOfPages: as for `step`.
+        """
+        while len(self._on_their_way) > but:
             self._read(self._on_their_way.popleft())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is to be answered or read."""
+        return self._admission.is_idle and not self._on_their_way
 
     @property
     def free_pages(self) -> int:
@@ -270,7 +283,9 @@ class Engine:
 
     def _read(self, step: OnItsWay) -> None:
         """Wait for what a step has found, and add it to the answers."""
+        started = time.perf_counter()
         found = np.asarray(step.found)
+        self.waiting_seconds += time.perf_counter() - started
         if (found[:, -1] == FAILED).any():
             number = sum(len(x.tokens) for x in step.asked)
             self._undo(step)
@@ -279,6 +294,7 @@ class Engine:
                 f"{self._admission.page_size} tokens"
             )
         self.steps += 1
+        self.steps_with_prompts += not all(x.is_answer for x in step.asked)
         for x in step.asked:
             # What was cancelled or has ended since is dropped.
             if self._slots[x.slot] is x.request:
