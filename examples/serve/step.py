@@ -4,6 +4,11 @@ A sequence that is being answered has its last token in a step, or that and a dr
 prompt as many as there is room for. All of them are rows of one batch, whose attention is one call:
 each row has the table of its sequence, and the keys up to its own. Layers are written out, each
 with pages of its own, and all have the same tables: what is made of those is made once.
+
+So each token of a prompt reads the keys before it anew. Up to some thousand keys that takes less
+time than `cu_seqlens_q`, which reads them once for many tokens with twice as many kernels: a step
+of 64 answers and 192 tokens of prompts takes 1.8 ms, and 3.6 with that (H200). For prompts of tens
+of thousands of tokens give `paged_attention` those.
 """
 
 import dataclasses
@@ -112,8 +117,10 @@ def advance(
     row, ends = jnp.arange(work.tokens.shape[0], dtype=jnp.int32), work.ends
     slot = jnp.minimum((ends <= row[:, None]).sum(axis=1), slots - 1)
     position = tables.lengths[slot] - (ends[slot] - row)
-    table, keys = tables.table[slot], jnp.where(row < ends[-1], position + 1, 0)
-    keys = jnp.maximum(keys, 0)  # where there were too few pages no position is right
+    # Rows past the last token attend to one key of any page: 0 for them would have to be written.
+    is_token = row < ends[-1]
+    table = jnp.where(is_token[:, None], tables.table[slot], 0)
+    keys = jnp.where(is_token, jnp.maximum(position + 1, 0), 1)
     cu_seqlens = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
 
     tokens = jnp.where(work.tokens == LAST, state.last[slot], work.tokens)
