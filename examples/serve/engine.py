@@ -25,12 +25,10 @@ from attn_dispatch import serving
 from ..smollm2.model import Config, InputError, Params, by_layer
 from .admission import Admission
 from .drafts import lookup
+from .programs import Programs
 from .request import Request
 from .sampling import Sampling
-from .step import FAILED, LAST, State, Work, advance, follow
-
-LEAST_PAGES = 16
-"""Caches of fewer pages are computed as ones of so many."""
+from .step import FAILED, LAST, State, Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,19 +79,19 @@ class Engine:
         """
         if not 0 <= speculate <= 7:
             raise InputError(f"drafts of {speculate} tokens; there may be 0 to 7")
-        self._params, self._config, self._end_id = by_layer(params), config, end_id
-        self._chunk, self._speculate, self._most_answering = chunk, speculate, slots
+        self._config, self._end_id = config, end_id
+        self._chunk, self._speculate = chunk, speculate
         self._admission = Admission(slots, page_size, num_pages, prefix)
         self._state = State.new(
             config, len(self._slots), num_pages, page_size, params["embed"].dtype.name
         )
         self._share: Any = jax.jit(serving.share_prefix, donate_argnums=0)
-        self._programs: dict[tuple[Any, ...], Any] = {}
+        self._programs = Programs(by_layer(params), config, self._state, slots, chunk)
         self._sampling: Sampling | None = None
         self._on_their_way: collections.deque[OnItsWay] = collections.deque()
         self.on_token: Callable[[Request], object] = lambda request: None
         self.steps = self.steps_with_prompts = self.drafted = self.accepted = 0
-        self.compile_seconds = self.waiting_seconds = 0.0
+        self.waiting_seconds = 0.0
         while self._admission.reading:
             self.step()
         self.drain()
@@ -124,16 +122,7 @@ class Engine:
           longest: the most tokens of a request, prompt and answer; by default what the model knows.
         """
         longest = min(longest or self._config.context, self._config.context)
-        least = self._cache_of(1)
-        caches = {self._cache_of(x) for x in range(least, longest + 1, least)}
-        caches |= {least, self._cache_of(longest)}
-        for width in sorted({1, self._speculate + 1}):
-            for size in (self._size(width, 0), self._size(width, 1)):
-                packed = np.zeros(3 * len(self._slots) + size, np.int32)
-                for cache in sorted(caches):
-                    self._advance_of(packed, cache, width)
-                for sampling in (None, self._sampling_now()):
-                    self._follow_of(packed, width, sampling)
+        self._programs.prepare(longest, {1, self._speculate + 1}, self._sampling_now())
         if self._admission.prefix_slot is not None and isinstance(self._share, jax.stages.Wrapped):
             self._share = self._share.lower(self._state.tables, 0, 1, 0).compile()
 
@@ -172,6 +161,10 @@ class Engine:
     def is_idle(self) -> bool:
         """Whether nothing is to be answered or read."""
         return self._admission.is_idle and not self._on_their_way
+
+    @property
+    def compile_seconds(self) -> float:
+        return self._programs.compile_seconds
 
     @property
     def free_pages(self) -> int:
@@ -233,53 +226,12 @@ class Engine:
                 longest, x.request.done + len(x.request.answer) + x.request.coming + drafts[x.slot]
             )
             x.request.coming += x.follows
-        size = self._size(width, sum(len(x.tokens) for x in asked if not x.is_answer))
-        tokens += [0] * (size - len(tokens))
-        packed = Work(number, drafts, self._admission.ended, tokens).packed()
-        self._admission.ended[:] = False
-        advanced = self._advance_of(packed, self._cache_of(int(longest)), width)
-        logits, state = advanced(self._params, self._state, packed)
-        followed = self._follow_of(packed, width, self._sampling)
-        found, tables, last = followed(logits, state.tables, state.last, packed, self._sampling)
-        self._state = State(tables, last, state.pools)
-        found.copy_to_host_async()
-        return found
-
-    def _size(self, width: int, of_prompts: int) -> int:
-        """How many tokens a step is compiled for: few different numbers."""
-        return self._most_answering * width + (self._chunk if of_prompts else 0)
-
-    def _cache_of(self, tokens: int) -> int:
-        """How many tokens of a slot a step is compiled for, where one has so many: a power of two
-        of pages."""
-        pages = max(self._admission.pages(tokens), LEAST_PAGES)
-        room = self._state.tables.table.shape[1]
-        return min(1 << (pages - 1).bit_length(), room) * self._admission.page_size
-
-    def _advance_of(self, packed: np.ndarray, longest: int, width: int) -> Any:
-        return self._program(
-            ("advance", packed.size, longest, width),
-            lambda: advance.lower(self._params, self._state, packed, self._config, longest, width),
+        work = Work(number, drafts, self._admission.ended, tokens)
+        found, self._state = self._programs.run(
+            self._state, work, int(longest), width, self._sampling
         )
-
-    def _follow_of(self, packed: np.ndarray, width: int, sampling: Sampling | None) -> Any:
-        state = self._state
-        logits = (len(self._slots), width, self._params["embed"].shape[0])
-        return self._program(
-            ("follow", packed.size, width, sampling is None),
-            lambda: follow.lower(
-                jax.ShapeDtypeStruct(logits, jnp.float32), state.tables, state.last, packed,
-                sampling,
-            ),
-        )  # fmt: skip
-
-    def _program(self, name: tuple[Any, ...], lower: Callable[[], Any]) -> Any:
-        """A program compiled once."""
-        if name not in self._programs:
-            started = time.perf_counter()
-            self._programs[name] = lower().compile()
-            self.compile_seconds += time.perf_counter() - started
-        return self._programs[name]
+        self._admission.ended[:] = False
+        return found
 
     def _read(self, step: OnItsWay) -> None:
         """Wait for what a step has found, and add it to the answers."""

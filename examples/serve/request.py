@@ -18,7 +18,7 @@ class Request:
     """The same one draws the same answer, whatever else is being answered."""
     answer: list[int] = dataclasses.field(default_factory=list)
     done: int = 0
-    """Tokens of the prompt that are in the cache, or will be with the steps that are on their way."""
+    """Tokens of the prompt that are in the cache, or on their way."""
     coming: int = 0
     """Tokens of the answer that are on their way."""
 

@@ -25,7 +25,7 @@ CONFIG = Config(
     layers=2, heads=4, kv_heads=2, head_dim=8, width=24, ffn_width=32, vocab=50, context=96,
     rope_base=1e4, norm_eps=1e-5,
 )  # fmt: skip
-END = 49
+END, NO_END = 49, -1
 
 
 @pytest.fixture(scope="module")
@@ -185,35 +185,42 @@ def test_who_draws_beside_whom_and_by_drafts_changes_nothing(params, speculate):
     assert drawn != [recomputed(params, x.prompt, 20) for x in requests if x.answer in drawn]
 
 
-@pytest.mark.parametrize(("speculate", "has_prefix"), [(3, False), (0, False), (0, True)])
+@pytest.mark.parametrize(("speculate", "has_prefix"), [(3, False), (0, True)])
 def test_out_of_pages_is_said_and_changes_nothing(params, speculate, has_prefix):
-    """More were let in than there is room for; when one leaves the others go on as if alone. Also
-    where the next step had been sent when that was known."""
+    """More were let in than there is room for: while the third prompt is read, and again later. Who
+    is left goes on as if alone, also where the next step had been sent when that was known."""
     prefix = [7, 8, 9, 10] if has_prefix else []
+    alone = Engine(params, CONFIG, NO_END, slots=1, page_size=4, num_pages=60)
     engine = Engine(
-        params, CONFIG, END, slots=3, page_size=4, num_pages=12, speculate=speculate, prefix=prefix
+        params, CONFIG, NO_END, slots=3, page_size=4, num_pages=12, chunk=6, speculate=speculate,
+        prefix=prefix,
     )  # fmt: skip
     engine._admission._needed = lambda request: 0
-    free_before = engine.free_pages
-    requests = [Request(prefix + x[:8], 24) for x in prompts(5)]
-    for request in requests:
-        engine.add(request)
-    for _ in range(2):
-        with pytest.raises(serving.OutOfPages, match="free ones of 4 tokens"):
-            engine.run()
-    left = [x for x in requests if x in engine._slots]
-    engine.cancel(left[-1])
-    cancelled = left[-1:]
-    while not engine.is_idle:
-        try:
-            engine.run()
-        except serving.OutOfPages:
-            cancelled.append([x for x in requests if x in engine._slots][-1])
-            engine.cancel(cancelled[-1])
-    assert len(cancelled) < len(requests)
-    for request in [x for x in requests if x not in cancelled]:
-        assert request.answer == recomputed(params, request.prompt, 24)
-    assert engine.free_pages == free_before
+    free_before, rng = engine.free_pages, np.random.default_rng(5)
+    for seed in range(6):
+        drawn = rng.integers(0, END, (3, 4)).tolist()
+        given = [prefix + (x * 9)[:size] for x, size in zip(drawn, (4, 8, 30), strict=True)]
+        requests = [
+            Request(x, most, temperature=0.3 * (seed % 3), seed=seed)
+            for x, most in zip(given, (30, 30, 10), strict=True)
+        ]
+        expected = answered(alone, [dataclasses.replace(x, answer=[]) for x in requests])
+        for request in requests:
+            engine.add(request)
+        failures = 0
+        for request in requests:
+            try:
+                engine.run()
+            except serving.OutOfPages as error:
+                assert "free ones of 4 tokens" in str(error)
+                with pytest.raises(serving.OutOfPages):
+                    engine.run()
+                failures += 1
+                engine.cancel(request)
+        assert failures == 2 and engine.is_idle and requests[2].answer == expected[2]
+        for request, whole in zip(requests, expected, strict=True):
+            assert request.answer == whole[: len(request.answer)]
+        assert engine.free_pages == free_before
 
 
 def test_prompts_of_several_requests_are_read_in_a_step(params):
