@@ -6,10 +6,11 @@ The model has SmolLM2-135M's shapes and random weights, in bfloat16 on a GPU; el
 in float32. "load" answers the same requests, whose answers are long-tailed (log-normal), by
 examples/serve and by static batches, each in one program: prompts padded to the longest, a dense
 cache that is written in place, steps until the longest answer of the batch is done; attention by
-our call and by jax.nn's. Nothing is compiled in the seconds that count. "decode" makes 100 tokens
-for each row of a full batch in one program, and as a call for each token: on our pages, on a dense
-cache by our call, and by jax.nn's on cuDNN. Device time is the profiler's, of fewer tokens; "gap"
-is the share of a step's wall time in which no kernel ran.
+our call and by jax.nn's. Nothing is compiled in the seconds that count. Steps of the engine are
+then timed one by one, with tokens of prompts and without, and some profiled. "decode" makes 100
+tokens for each row of a full batch in one program, and as a call for each token: on our pages, on a
+dense cache by our call, and by jax.nn's on cuDNN. Device time is the profiler's, of fewer tokens;
+"gap" is the share of a step's wall time in which no kernel ran.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def steps(size: Size, params: Any) -> dict[str, Any]:
         kind = "answers alone" if engine.steps_with_prompts == with_prompts else "with prompts"
         kinds[kind].append((sent, time.perf_counter() - started))
     found: dict[str, Any] = {}
-    for kind, seconds in kinds.items():
+    for kind, seconds in ((x, y) for x, y in kinds.items() if y):
         sent, whole = (1e3 * statistics.median(x) for x in zip(*seconds, strict=True))
         found[kind] = {"steps": len(seconds), "host_ms": sent, "ms": whole}
     engine, _ = engine_of(size, params)

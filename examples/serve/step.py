@@ -168,6 +168,6 @@ def follow(
         right = jnp.cumprod(is_right, axis=1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
         tables = serving.shrink(tables, jnp.where(tables.failed, 0, work.drafts - right))
     chosen = jnp.take_along_axis(following, right[:, None], axis=1)[:, 0]
-    last = jnp.where((work.number > 0) & ~tables.failed, chosen, last)
+    last = jnp.where(tables.failed, last, chosen)
     right = jnp.where(tables.failed, FAILED, right)
     return jnp.concatenate([following, right[:, None]], axis=1), tables, last

@@ -20,6 +20,7 @@ from .drafts import lookup
 from .engine import Engine
 from .request import Request
 from .sampling import Sampling, choose
+from .step import FAILED, LAST, Work, follow
 
 CONFIG = Config(
     layers=2, heads=4, kv_heads=2, head_dim=8, width=24, ffn_width=32, vocab=50, context=96,
@@ -221,6 +222,21 @@ def test_out_of_pages_is_said_and_changes_nothing(params, speculate, has_prefix)
         for request, whole in zip(requests, expected, strict=True):
             assert request.answer == whole[: len(request.answer)]
         assert engine.free_pages == free_before
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_step_that_failed_takes_nothing_back(failed):
+    """Of two guesses that are wrong; and what was chosen last stays."""
+    tables = serving.grow(serving.new_tables(2, 4, 8, 4), jnp.array([5, 3]))
+    tables = dataclasses.replace(tables, failed=jnp.array(failed))
+    given = ([3, 1], [2, 0], [0, 0], [LAST, 1, 2, LAST])
+    logits = jnp.zeros((2, 3, 10)).at[..., 7].set(1)
+    found, after, last = follow(
+        logits, tables, jnp.array([4, 6]), Work(*map(np.array, given)).packed(), None
+    )
+    assert found[:, -1].tolist() == [FAILED if failed else 0] * 2
+    assert after.lengths.tolist() == ([5, 3] if failed else [3, 3])
+    assert last.tolist() == ([4, 6] if failed else [7, 7])
 
 
 def test_prompts_of_several_requests_are_read_in_a_step(params):
