@@ -6,10 +6,11 @@ The model has SmolLM2-135M's shapes and random weights, in bfloat16 on a GPU; el
 in float32. "load" answers the same requests, whose answers are long-tailed (log-normal), by
 examples/serve and by static batches, each in one program: prompts padded to the longest, a dense
 cache that is written in place, steps until the longest answer of the batch is done; attention by
-our call and by jax.nn's. Nothing is compiled in the seconds that count. "decode" makes 100 tokens
-for each row of a full batch in one program, and as a call for each token: on our pages, on a dense
-cache by our call, and by jax.nn's on cuDNN. Device time is the profiler's, of fewer tokens; "gap"
-is the share of a step's wall time in which no kernel ran.
+our call and by jax.nn's. Nothing is compiled in the seconds that count. Steps of the engine are
+then timed one by one, with tokens of prompts and without, and some profiled. "decode" makes 100
+tokens for each row of a full batch in one program, and as a call for each token: on our pages, on a
+dense cache by our call, and by jax.nn's on cuDNN. Device time is the profiler's, of fewer tokens;
+"gap" is the share of a step's wall time in which no kernel ran.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 from command import save
 from examples.serve.engine import Engine
 from examples.serve.request import Request
-from examples.serve.sampling import Sampling
-from examples.serve.step import State, Work, step
+from examples.serve.step import State, Work, advance, follow
 from examples.smollm2.model import (
     Cache,
     Config,
+    by_layer,
     decode_step,
     finish,
     logits_of,
@@ -72,7 +73,7 @@ class Size:
     """Keys of each row when it begins."""
 
 
-GPU = Size(SMOLLM2_135M, "bfloat16", 64, 768, 1024, 192, 64, 100, 1024)
+GPU = Size(SMOLLM2_135M, "bfloat16", 64, 1000, 1024, 192, 64, 100, 1024)
 TINY = Size(
     dataclasses.replace(
         SMOLLM2_135M, layers=2, heads=4, kv_heads=2, head_dim=16, width=64, ffn_width=64,
@@ -91,23 +92,67 @@ def requests_of(size: Size) -> list[Request]:
     ]
 
 
-def continuous(size: Size, params: Any) -> tuple[list[list[int]], float, dict[str, Any]]:
-    """Answers, seconds after everything was compiled, and facts."""
+def engine_of(size: Size, params: Any) -> tuple[Engine, list[Request]]:
+    """An engine for which all is compiled, and the requests that wait for it."""
     per_request = -(-(size.prompt + size.most) // size.page)
     engine = Engine(
         params, size.config, NO_END, slots=size.slots, page_size=size.page,
         num_pages=size.slots * per_request // 2, chunk=size.prompt,
     )  # fmt: skip
     engine.prepare(size.prompt + size.most)
-    compiled, requests = engine.compile_seconds, requests_of(size)
+    requests = requests_of(size)
     for request in requests:
         engine.add(request)
+    return engine, requests
+
+
+def continuous(size: Size, params: Any) -> tuple[list[list[int]], float, dict[str, Any]]:
+    """Answers, seconds after everything was compiled, and facts."""
+    engine, requests = engine_of(size, params)
+    compiled = engine.compile_seconds
     started = time.perf_counter()
     engine.run()
     seconds = time.perf_counter() - started
     assert engine.compile_seconds == compiled
-    facts = {"steps": engine.steps, "compile_seconds": engine.compile_seconds}
+    facts = {
+        "steps": engine.steps,
+        "steps_with_prompts": engine.steps_with_prompts,
+        "ms_per_step": 1e3 * seconds / engine.steps,
+        "host_ms_per_step": 1e3 * (seconds - engine.waiting_seconds) / engine.steps,
+        "compile_seconds": compiled,
+    }
     return [x.answer for x in requests], seconds, facts
+
+
+def steps(size: Size, params: Any) -> dict[str, Any]:
+    """Milliseconds of each kind of step, with each read before the next is sent: of the host until
+    it is sent, and in all; and some of them profiled as they are otherwise."""
+    engine, _ = engine_of(size, params)
+    kinds: dict[str, list[tuple[float, float]]] = {"with prompts": [], "answers alone": []}
+    while not engine.is_idle and engine.steps < 300:
+        with_prompts, started = engine.steps_with_prompts, time.perf_counter()
+        engine.step()
+        sent = time.perf_counter() - started
+        engine.drain()
+        kind = "answers alone" if engine.steps_with_prompts == with_prompts else "with prompts"
+        kinds[kind].append((sent, time.perf_counter() - started))
+    found: dict[str, Any] = {}
+    for kind, seconds in ((x, y) for x, y in kinds.items() if y):
+        sent, whole = (1e3 * statistics.median(x) for x in zip(*seconds, strict=True))
+        found[kind] = {"steps": len(seconds), "host_ms": sent, "ms": whole}
+    engine, _ = engine_of(size, params)
+    while not engine.is_idle and engine.steps < 40:
+        engine.step()
+    engine.drain()
+
+    def some() -> None:
+        for _ in range(10):
+            engine.step()
+        engine.drain()
+
+    found["profiled"] = profiled(some)
+    print(f"steps: {found}", flush=True)
+    return found
 
 
 @partial(jax.jit, static_argnames=("config", "attention"), donate_argnames="cache")
@@ -144,7 +189,7 @@ def _answered(
     first = logits[rows, lengths - 1].argmax(-1).astype(jnp.int32)
     whole = whole.padded_to(room)
     caches = tuple((whole.key[i], whole.value[i]) for i in range(config.layers))
-    weights = [jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(config.layers)]
+    weights = by_layer(params)["layers"]
     made = jnp.zeros((tokens.shape[0], room - tokens.shape[1]), jnp.int32).at[:, 0].set(first)
 
     def step(carry: Any) -> Any:
@@ -216,6 +261,7 @@ def load(size: Size, rounds: int, left_out: tuple[str, ...] = ()) -> dict[str, A
             seconds[name].append(took)
             found[name] = facts
             print(f"{name}: {useful / took:,.0f} tokens/s, {facts}", flush=True)
+    found["of continuous batching"] = steps(size, params)
     for name, x in seconds.items():
         found[name] |= {"seconds": x, "tokens_per_second": useful / statistics.median(x)}
     pairs = list(zip(answers["continuous"], answers["static"], strict=True))
@@ -250,23 +296,13 @@ def _on_pages(size: Size) -> tuple[Any, Callable[..., Any]]:
         lengths=jnp.full(size.slots, size.context, jnp.int32),
         references=jnp.zeros(order.size, jnp.int32).at[used[used >= 0]].set(1),
     )
-    b = size.slots
-    sampling = Sampling(
-        jnp.zeros(b, jnp.float32),
-        jnp.zeros(b, jnp.int32),
-        jnp.ones(b, jnp.float32),
-        jnp.zeros(b, jnp.uint32),
-    )
 
     def one(params: Any, state: State, token: jax.Array) -> tuple[State, jax.Array]:
-        work = Work(
-            token[:, None], jnp.ones(b, jnp.int32), jnp.zeros(0, jnp.int32), jnp.int32(0),
-            jnp.int32(0), jnp.zeros(b, bool),
-        )  # fmt: skip
-        found, _, state = step(
-            params, state, work, sampling, size.config, pages_each * size.page
-        )  # fmt: skip
-        return state, found[:, 0]
+        none = jnp.zeros_like(token)
+        packed = Work(jnp.ones_like(token), none, none, token).packed()
+        logits, state = advance(params, state, packed, size.config, pages_each * size.page)
+        found, tables, last = follow(logits, state.tables, state.last, packed, None)
+        return State(tables, last, state.pools), found[:, 0]
 
     return dataclasses.replace(state, tables=tables), one
 
@@ -331,7 +367,8 @@ def decode(size: Size, rounds: int) -> dict[str, Any]:
         "rows": size.slots, "context": size.context, "steps": size.steps
     }  # fmt: skip
     for name, make in ways.items():
-        found[name] = _decoded(size, params, make, rounds, name)
+        of_layers = by_layer(params) if name == "pages" else params
+        found[name] = _decoded(size, of_layers, make, rounds, name)
     return found
 
 

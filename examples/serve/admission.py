@@ -1,7 +1,7 @@
 """Which requests are let in, and the slots and pages that they have.
 
-A request is let in when there are pages for all that it may become, so that none runs out. Slot 0
-holds what all prompts begin with: its full pages are shared.
+A request is let in when there are pages for all that it may become, so that none runs out. What all
+prompts begin with has a slot of its own, the last: its full pages are shared.
 """
 
 import collections
@@ -14,33 +14,43 @@ from .request import Request
 
 class Admission:
     def __init__(self, slots: int, page_size: int, num_pages: int, prefix: Sequence[int]):
-        self.slots: list[Request | None] = [None] * (slots + 1)
         self.waiting: collections.deque[Request] = collections.deque()
-        self.ended = np.zeros(slots + 1, bool)
-        """Slots whose sequences are to be freed before the next step."""
         self.page_size, self._num_pages = page_size, num_pages
-        self._prefix, self._reserved = list(prefix), [0] * (slots + 1)
+        self._prefix = list(prefix)
+        self.prefix_slot = slots if prefix else None
+        number = slots + bool(prefix)
+        self.slots: list[Request | None] = [None] * number
+        self.ended = np.zeros(number, bool)
+        """Slots whose sequences are to be freed before the next step."""
+        self._reserved, self._turns = [0] * number, [0] * number
         if prefix:
-            self._reserved[0] = self.pages(len(prefix))
-            self.slots[0] = Request(self._prefix, 0)
+            self._reserved[slots] = self.pages(len(prefix))
+            self.slots[slots] = Request(self._prefix, 0)
 
     @property
     def room(self) -> int:
         """The most tokens of a request."""
-        return (self._num_pages - self._reserved[0]) * self.page_size
+        of_prefix = 0 if self.prefix_slot is None else self._reserved[self.prefix_slot]
+        return (self._num_pages - of_prefix) * self.page_size
 
     @property
     def is_idle(self) -> bool:
-        return not self.waiting and not any(self.slots[1:])
+        return not self.waiting and not any(self.slots[: self.prefix_slot])
+
+    @property
+    def reading(self) -> list[int]:
+        """The slots whose prompts are not read yet, who was let in first coming first."""
+        slots = [i for i, x in enumerate(self.slots) if x and not x.is_decoding]
+        return sorted(slots, key=lambda i: self._turns[i])
 
     def let_in(self) -> list[tuple[int, int]]:
         """Who has waited longest gets the free slots, as long as there are pages.
 
         Returns:
-          Of each slot that begins with pages of slot 0: it, and how many tokens they hold.
+          Of each slot that begins with pages of the prefix: it, and how many tokens they hold.
         """
         shared = []
-        for slot in range(1, len(self.slots)):
+        for slot in range(len(self.slots)):
             if not self.waiting or self.slots[slot] is not None:
                 continue
             request = self.waiting[0]
@@ -49,6 +59,7 @@ class Admission:
             if sum(self._reserved) + needed > self._num_pages:
                 break
             self.slots[slot], self._reserved[slot] = self.waiting.popleft(), needed
+            self._turns[slot] = max(self._turns) + 1
             if number:
                 request.done = number
                 shared.append((slot, number))
@@ -65,7 +76,7 @@ class Admission:
         return self.pages(len(request.prompt) + request.most)
 
     def _shared(self, prompt: list[int]) -> int:
-        """How many tokens of a prompt are in the pages of slot 0; its last token never is."""
+        """How many tokens of a prompt are in the pages of the prefix; its last token never is."""
         pairs = zip(self._prefix, prompt[:-1], strict=False)
         same = next((i for i, (x, y) in enumerate(pairs) if x != y), None)
         if same is None:

@@ -1,9 +1,16 @@
 """Continuous batching: requests join and leave while others go on.
 
 A step has one token of each sequence that is being answered, or a draft of several, and beside them
-a chunk of a prompt. admission.py says who is let in, step.py is the step.
+parts of prompts, as many tokens as are read at a time. admission.py says who is let in, step.py is
+the step.
+
+A step is sent to the device before what the one before has found is read: the device knows the last
+tokens, so it need not wait for the host. That a sequence has ended by its last token is known one
+step late then, and the token that is computed meanwhile is dropped. Drafts are made of what was
+found, so with those each step is read at once.
 """
 
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -15,15 +22,34 @@ import numpy as np
 
 from attn_dispatch import serving
 
-from ..smollm2.model import Config, InputError, Params
+from ..smollm2.model import Config, InputError, Params, by_layer
 from .admission import Admission
 from .drafts import lookup
+from .programs import Programs
 from .request import Request
 from .sampling import Sampling
-from .step import State, Work, step
+from .step import FAILED, LAST, State, Work
 
-LEAST_PAGES = 16
-"""Caches of fewer pages are computed as ones of so many."""
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a step computes for a request."""
+
+    slot: int
+    request: Request
+    tokens: list[int]
+    is_answer: bool
+    """Whether tokens are those of the answer, not of the prompt."""
+    follows: bool
+    """Whether what follows them is a token of the answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OnItsWay:
+    """A step that was sent to the device."""
+
+    asked: list[Asked]
+    found: jax.Array
 
 
 class Engine:
@@ -47,27 +73,28 @@ class Engine:
         Args:
           slots: the most requests at a time.
           page_size, num_pages: of the cache.
-          chunk: the most tokens of a prompt in a step.
+          chunk: the most tokens of prompts in a step.
           speculate: the most tokens of a draft, up to 7; 0 drafts nothing.
           prefix: what prompts have in common at their beginning, or nothing.
         """
         if not 0 <= speculate <= 7:
             raise InputError(f"drafts of {speculate} tokens; there may be 0 to 7")
-        self._params, self._config, self._end_id = params, config, end_id
+        self._config, self._end_id = config, end_id
         self._chunk, self._speculate = chunk, speculate
-        self._state = State.new(
-            config, slots + 1, num_pages, page_size, params["embed"].dtype.name
-        )  # fmt: skip
         self._admission = Admission(slots, page_size, num_pages, prefix)
+        self._state = State.new(
+            config, len(self._slots), num_pages, page_size, params["embed"].dtype.name
+        )
         self._share: Any = jax.jit(serving.share_prefix, donate_argnums=0)
-        self._programs: dict[tuple[int, ...], Any] = {}
-        self._sampling = self._sampling_now()
+        self._programs = Programs(by_layer(params), config, self._state, slots, chunk)
+        self._sampling: Sampling | None = None
+        self._on_their_way: collections.deque[OnItsWay] = collections.deque()
         self.on_token: Callable[[Request], object] = lambda request: None
-        self.steps = self.drafted = self.accepted = 0
-        self.compile_seconds = 0.0
-        if prefix:
-            while not self._slots[0].is_decoding:  # pyright: ignore[reportOptionalMemberAccess]
-                self.step()
+        self.steps = self.steps_with_prompts = self.drafted = self.accepted = 0
+        self.waiting_seconds = 0.0
+        while self._admission.reading:
+            self.step()
+        self.drain()
 
     @property
     def _slots(self) -> list[Request | None]:
@@ -94,20 +121,9 @@ class Engine:
         Args:
           longest: the most tokens of a request, prompt and answer; by default what the model knows.
         """
-        admission, slots = self._admission, len(self._slots)
         longest = min(longest or self._config.context, self._config.context)
-        least = self._cache_of(1)
-        caches = {self._cache_of(x) for x in range(least, longest + 1, least)}
-        caches |= {least, self._cache_of(longest)}
-        for width in sorted({1, self._speculate + 1}):
-            for chunk in (0, self._chunk):
-                work = Work(
-                    np.zeros((slots, width), np.int32), np.zeros(slots, np.int32),
-                    np.zeros(chunk, np.int32), np.int32(0), np.int32(0), admission.ended.copy(),
-                )  # fmt: skip
-                for cache in sorted(caches):
-                    self._program(work, cache)
-        if self._slots[0] is not None and isinstance(self._share, jax.stages.Wrapped):
+        self._programs.prepare(longest, {1, self._speculate + 1}, self._sampling_now())
+        if self._admission.prefix_slot is not None and isinstance(self._share, jax.stages.Wrapped):
             self._share = self._share.lower(self._state.tables, 0, 1, 0).compile()
 
     def cancel(self, request: Request) -> None:
@@ -116,33 +132,39 @@ class Engine:
 
     def run(self) -> None:
         """Answer all requests."""
-        while not self._admission.is_idle:
+        while not self.is_idle:
             self.step()
 
     def step(self) -> None:
-        """One step of all sequences that are there.
+        """Send one step of all sequences that are there, and read the one before.
 
         Raises:
-          OutOfPages: a sequence cannot grow. All are as they were; `cancel` one, and go on.
+          OutOfPages: a sequence could not grow in the one that was read. All are as they were
+            before; `cancel` one, and go on.
         """
         self._let_in()
-        tokens = [self._next_tokens(slot) for slot in range(len(self._slots))]
-        work, longest = self._work(tokens)
-        program = self._program(work, longest)
-        found, failed, self._state = program(self._params, self._state, work, self._sampling)
-        self._admission.ended[:] = False
-        if failed:
-            tables = dataclasses.replace(self._state.tables, failed=jnp.zeros((), bool))
-            self._state = dataclasses.replace(self._state, tables=tables)
-            raise serving.OutOfPages(
-                f"expected pages for {sum(map(len, tokens))} more tokens, got {self.free_pages} "
-                f"free ones of {self._admission.page_size} tokens"
-            )
-        self.steps += 1
-        found = np.asarray(found)
-        for slot, new in enumerate(tokens):
-            if new:
-                self._take(slot, new, found[slot])
+        asked = self._ask()
+        if asked:
+            self._on_their_way.append(OnItsWay(asked, self._send(asked)))
+        self.drain(1 if asked and not self._speculate else 0)
+
+    def drain(self, but: int = 0) -> None:
+        """Read the steps that were sent, but the last one or so.
+
+        Raises:
+          OutOfPages: as for `step`.
+        """
+        while len(self._on_their_way) > but:
+            self._read(self._on_their_way.popleft())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is to be answered or read."""
+        return self._admission.is_idle and not self._on_their_way
+
+    @property
+    def compile_seconds(self) -> float:
+        return self._programs.compile_seconds
 
     @property
     def free_pages(self) -> int:
@@ -152,10 +174,12 @@ class Engine:
     def _let_in(self) -> None:
         before = list(self._slots)
         for slot, number in self._admission.let_in():
-            tables = self._share(self._state.tables, 0, slot, number)
+            source = self._admission.prefix_slot
+            tables = self._share(self._state.tables, source, slot, number)
             self._state = dataclasses.replace(self._state, tables=tables)
         if before != self._slots:
-            self._sampling = self._sampling_now()
+            is_drawn = any(x and x.temperature > 0 for x in self._slots)
+            self._sampling = self._sampling_now() if is_drawn else None
 
     def _sampling_now(self) -> Sampling:
         slots = [x or Request([], 0) for x in self._slots]
@@ -166,80 +190,91 @@ class Engine:
             jax.device_put(np.array([x.seed for x in slots], np.uint32)),
         )
 
-    def _next_tokens(self, slot: int) -> list[int]:
-        """What a slot adds in this step: of prompts, that of the first slot that has one left."""
-        request = self._slots[slot]
-        if request is None:
-            return []
-        if request.is_decoding:
-            last = request.answer[-1:] if slot else []
-            # The last token of an answer is not read, so no draft is longer than what is left.
-            most = min(self._speculate, request.most - len(request.answer) - 1)
-            return last + lookup(request.prompt + request.answer, most) if most > 0 else last
-        reading = (i for i, x in enumerate(self._slots) if x and not x.is_decoding)
-        if slot != next(reading):
-            return []
-        return request.prompt[request.done : request.done + self._chunk]
+    def _ask(self) -> list[Asked]:
+        """What the next step computes, in the order of the slots."""
+        asked, room = [], self._chunk
+        for slot, request in enumerate(self._slots):
+            if request and request.is_decoding and request.left > 0:
+                # The last token of an answer is not read, so no draft is longer than what is left.
+                most = min(self._speculate, request.left - 1)
+                draft = lookup(request.prompt + request.answer, most) if most > 0 else []
+                asked.append(Asked(slot, request, [LAST, *draft], True, True))
+        for slot in self._admission.reading:
+            request = self._slots[slot]
+            assert request is not None
+            tokens = request.prompt[request.done : request.done + room]
+            if tokens:
+                follows = request.done + len(tokens) == len(request.prompt) and request.most > 0
+                asked.append(Asked(slot, request, tokens, False, follows))
+            room -= len(tokens)
+        return sorted(asked, key=lambda x: x.slot)
 
-    def _work(self, tokens: list[list[int]]) -> tuple[Work, int]:
-        """A step of these tokens, and the most tokens that a slot may have then: a power of two of
-        pages, since each is a program of its own."""
-        reading = [i for i, x in enumerate(self._slots) if x and not x.is_decoding]
-        chunk_slot = reading[0] if reading else 0
-        chunk = np.zeros(self._chunk if reading else 0, np.int32)
-        of_chunk = tokens[chunk_slot] if reading else []
-        chunk[: len(of_chunk)] = of_chunk
-        answers = [[] if reading and i == chunk_slot else x for i, x in enumerate(tokens)]
-        width = 1 if max(map(len, answers)) <= 1 else self._speculate + 1
-        drafts = np.zeros((len(tokens), width), np.int32)
-        for row, new in zip(drafts, answers, strict=True):
-            row[: len(new)] = new
-        work = Work(
-            drafts, np.array([len(x) for x in answers], np.int32), chunk, np.int32(chunk_slot),
-            np.int32(len(of_chunk)), self._admission.ended.copy(),
-        )  # fmt: skip
-        lengths = [
-            x.done + len(x.answer) + len(new)
-            for x, new in zip(self._slots, tokens, strict=True)
-            if x
-        ]
-        return work, self._cache_of(max(lengths, default=1))
+    def _send(self, asked: list[Asked]) -> jax.Array:
+        """Send a step of these to the device, and count them as done."""
+        longest = width = 1
+        number, drafts = np.zeros((2, len(self._slots)), np.int32)
+        tokens: list[int] = []
+        for x in asked:
+            number[x.slot] = len(x.tokens)
+            tokens += x.tokens
+            if x.is_answer:
+                drafts[x.slot] = len(x.tokens) - 1
+                width = width if len(x.tokens) == 1 else self._speculate + 1
+            else:
+                x.request.done += len(x.tokens)
+            longest = max(
+                longest, x.request.done + len(x.request.answer) + x.request.coming + drafts[x.slot]
+            )
+            x.request.coming += x.follows
+        work = Work(number, drafts, self._admission.ended, tokens)
+        found, self._state = self._programs.run(
+            self._state, work, int(longest), width, self._sampling
+        )
+        self._admission.ended[:] = False
+        return found
 
-    def _cache_of(self, tokens: int) -> int:
-        """How many tokens a step is compiled for, where a slot has so many."""
-        pages = max(self._admission.pages(tokens), LEAST_PAGES)
-        room = self._state.tables.table.shape[1]
-        return min(1 << (pages - 1).bit_length(), room) * self._admission.page_size
+    def _read(self, step: OnItsWay) -> None:
+        """Wait for what a step has found, and add it to the answers."""
+        started = time.perf_counter()
+        found = np.asarray(step.found)
+        self.waiting_seconds += time.perf_counter() - started
+        if (found[:, -1] == FAILED).any():
+            number = sum(len(x.tokens) for x in step.asked)
+            self._undo(step)
+            raise serving.OutOfPages(
+                f"expected pages for {number} more tokens, got {self.free_pages} free ones of "
+                f"{self._admission.page_size} tokens"
+            )
+        self.steps += 1
+        self.steps_with_prompts += not all(x.is_answer for x in step.asked)
+        for x in step.asked:
+            # What was cancelled or has ended since is dropped.
+            if self._slots[x.slot] is x.request:
+                self._take(x, found[x.slot])
 
-    def _program(self, work: Work, longest: int) -> Any:
-        """The step compiled for these shapes, each once."""
-        shapes = (work.tokens.shape[1], work.chunk.shape[0], longest)
-        if shapes not in self._programs:
-            started = time.perf_counter()
-            self._programs[shapes] = step.lower(
-                self._params, self._state, work, self._sampling, self._config, longest
-            ).compile()
-            self.compile_seconds += time.perf_counter() - started
-        return self._programs[shapes]
+    def _undo(self, step: OnItsWay) -> None:
+        """A step failed: neither it nor any that was sent after it has changed anything."""
+        for x in (x for sent in (step, *self._on_their_way) for x in sent.asked):
+            x.request.done -= 0 if x.is_answer else len(x.tokens)
+            x.request.coming -= x.follows
+        self._on_their_way.clear()
+        tables = dataclasses.replace(self._state.tables, failed=jnp.zeros((), bool))
+        self._state = dataclasses.replace(self._state, tables=tables)
 
-    def _take(self, slot: int, tokens: list[int], found: np.ndarray) -> None:
-        """Add what follows a slot's tokens to its answer, as far as its draft was right."""
-        request, right = self._slots[slot], 0
-        assert request is not None
-        if not request.is_decoding:
-            request.done += len(tokens)
-        else:
-            right = int(found[-1])
-            self.drafted += len(tokens) - 1
+    def _take(self, asked: Asked, found: np.ndarray) -> None:
+        """Add what follows to an answer, as far as the draft was right."""
+        request, right = asked.request, int(found[-1])
+        request.coming -= asked.follows
+        if asked.is_answer:
+            self.drafted += len(asked.tokens) - 1
             self.accepted += right
-        if slot == 0 or not request.is_decoding:
-            return
-        is_end = False
-        for token in found[: right + 1].tolist():
+        is_end = not request.most and request.is_decoding
+        for token in found[: right + 1].tolist() if asked.follows else ():
             is_end = token == self._end_id
-            if is_end or not request.most:
+            if is_end:
                 break
             request.answer.append(token)
             self.on_token(request)
-        if is_end or len(request.answer) >= request.most:
-            self._admission.end(slot)
+            is_end = len(request.answer) >= request.most
+        if is_end and asked.slot != self._admission.prefix_slot:
+            self._admission.end(asked.slot)

@@ -18,8 +18,15 @@ class Request:
     """The same one draws the same answer, whatever else is being answered."""
     answer: list[int] = dataclasses.field(default_factory=list)
     done: int = 0
-    """Tokens of the prompt that are in the cache."""
+    """Tokens of the prompt that are in the cache, or on their way."""
+    coming: int = 0
+    """Tokens of the answer that are on their way."""
 
     @property
     def is_decoding(self) -> bool:
         return self.done == len(self.prompt)
+
+    @property
+    def left(self) -> int:
+        """How many more tokens there may be than those that are there or on their way."""
+        return self.most - len(self.answer) - self.coming

@@ -21,23 +21,21 @@ class Sampling:
     """uint32. A token depends on it and its position alone, not on who else is being answered."""
 
 
-def choose(logits: jax.Array, sampling: Sampling, positions: jax.Array) -> jax.Array:
-    """The tokens int32 [B, D] after the positions [B, D], of float32 logits [B, D, V]."""
+def choose(logits: jax.Array, sampling: Sampling | None, positions: jax.Array) -> jax.Array:
+    """The tokens int32 [B, D] after the positions [B, D], of float32 logits [B, D, V].
 
-    def drawn() -> jax.Array:
+    Without `sampling` all are the likeliest: to sort the vocabulary would be a large part of a step
+    that draws nothing.
+    """
+    if sampling is not None:
         temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1)
         scaled = _likely(logits / temperature[:, None, None], sampling)
         noise = jax.vmap(jax.vmap(_noise, (None, 0, None)), (0, 0, None))(
             sampling.seed, positions, logits.shape[-1]
         )
         is_drawn = sampling.temperature[:, None, None] > 0
-        return jnp.where(is_drawn, scaled + noise, logits).argmax(-1).astype(jnp.int32)
-
-    def likeliest() -> jax.Array:
-        return logits.argmax(-1).astype(jnp.int32)
-
-    # Sorting the vocabulary would be a large part of a step that draws nothing.
-    return jax.lax.cond((sampling.temperature > 0).any(), drawn, likeliest)
+        logits = jnp.where(is_drawn, scaled + noise, logits)
+    return logits.argmax(-1).astype(jnp.int32)
 
 
 def _noise(seed: jax.Array, position: jax.Array, size: int) -> jax.Array:

@@ -23,7 +23,7 @@ TINY = Config(
     layers=3, heads=4, kv_heads=2, head_dim=64, width=128, ffn_width=192, vocab=300, context=128,
     rope_base=1e4, norm_eps=1e-5,
 )  # fmt: skip
-PROMPTS, PAGE, CHUNK, LONGEST, LAST = 50, 16, 24, 80, 8
+PROMPTS, PAGE, CHUNK, ROWS, LONGEST, LAST = 50, 16, 24, 64, 80, 8
 """Of each prompt the last tokens are decoded: four one by one, then a draft of four at once."""
 
 
@@ -31,22 +31,26 @@ def stepped(params, config: Config, prompts: list[np.ndarray]) -> np.ndarray:
     """Logits [prompts, 8, V] of the last tokens, by chunks and steps over pages."""
     slots, per_slot = len(prompts), -(-LONGEST // PAGE)
     state = State.new(config, slots, slots * per_slot, PAGE, params["embed"].dtype.name)
-    run = jax.jit(advance, static_argnums=(3, 4), donate_argnums=1)
-    no_chunk = (np.zeros(0, np.int32), np.int32(0), np.int32(0))
-    alive = np.zeros(slots, bool)
-    for slot, prompt in enumerate(prompts):
-        for start in range(0, len(prompt) - LAST, CHUNK):
-            part = prompt[start : min(start + CHUNK, len(prompt) - LAST)]
-            chunk = np.zeros(CHUNK, np.int32)
-            chunk[: len(part)] = part
-            nothing = np.zeros((slots, 1), np.int32), np.zeros(slots, np.int32)
-            work = Work(*nothing, chunk, np.int32(slot), np.int32(len(part)), alive)
-            _, state = run(params, state, work, config, per_slot * PAGE)
+    params, nothing = model.by_layer(params), np.zeros(slots, np.int32)
+
+    def run(number: np.ndarray, drafts: np.ndarray, tokens: list[np.ndarray], width: int = 1):
+        size = ROWS if width == 1 else slots * width
+        of_all = np.concatenate([*tokens, np.zeros(size - number.sum(), np.int32)])
+        packed = Work(number, drafts, nothing, of_all).packed()
+        return advance(params, state, packed, config, per_slot * PAGE, width)
+
+    read = [x[:-LAST] for x in prompts]
+    while any(map(len, read)):
+        parts, room = [], ROWS
+        for x in read:
+            parts.append(x[: min(CHUNK, room)])
+            room -= len(parts[-1])
+        read = [x[len(part) :] for x, part in zip(read, parts, strict=True)]
+        _, state = run(np.array([*map(len, parts)]), nothing, parts)
     found, last = [], np.stack([x[-LAST:] for x in prompts])
     for part in (*np.split(last[:, :4], 4, axis=1), last[:, 4:]):
-        number = np.full(slots, part.shape[1], np.int32)
-        work = Work(part, number, *no_chunk, alive)
-        logits, state = run(params, state, work, config, per_slot * PAGE)
+        width = part.shape[1]
+        logits, state = run(np.full(slots, width), np.full(slots, width - 1), [*part], width)
         found.append(np.asarray(logits))
     assert not state.tables.failed
     return np.concatenate(found, axis=1)

@@ -20,12 +20,13 @@ from .drafts import lookup
 from .engine import Engine
 from .request import Request
 from .sampling import Sampling, choose
+from .step import FAILED, LAST, Work, follow
 
 CONFIG = Config(
     layers=2, heads=4, kv_heads=2, head_dim=8, width=24, ffn_width=32, vocab=50, context=96,
     rope_base=1e4, norm_eps=1e-5,
 )  # fmt: skip
-END = 49
+END, NO_END = 49, -1
 
 
 @pytest.fixture(scope="module")
@@ -185,24 +186,121 @@ def test_who_draws_beside_whom_and_by_drafts_changes_nothing(params, speculate):
     assert drawn != [recomputed(params, x.prompt, 20) for x in requests if x.answer in drawn]
 
 
-def test_out_of_pages_is_said_and_changes_nothing(params):
-    """More were let in than there is room for; when one leaves the others go on as if alone."""
-    engine = Engine(params, CONFIG, END, slots=3, page_size=4, num_pages=12, speculate=3)
+@pytest.mark.parametrize(("speculate", "has_prefix"), [(3, False), (0, True)])
+def test_out_of_pages_is_said_and_changes_nothing(params, speculate, has_prefix):
+    """More were let in than there is room for: while the third prompt is read, and again later. Who
+    is left goes on as if alone, also where the next step had been sent when that was known."""
+    prefix = [7, 8, 9, 10] if has_prefix else []
+    alone = Engine(params, CONFIG, NO_END, slots=1, page_size=4, num_pages=60)
+    engine = Engine(
+        params, CONFIG, NO_END, slots=3, page_size=4, num_pages=12, chunk=6, speculate=speculate,
+        prefix=prefix,
+    )  # fmt: skip
     engine._admission._needed = lambda request: 0
-    requests = [Request(x[:8], 24) for x in prompts(3)]
+    free_before, rng = engine.free_pages, np.random.default_rng(5)
+    for seed in range(6):
+        drawn = rng.integers(0, END, (3, 4)).tolist()
+        given = [prefix + (x * 9)[:size] for x, size in zip(drawn, (4, 8, 30), strict=True)]
+        requests = [
+            Request(x, most, temperature=0.3 * (seed % 3), seed=seed)
+            for x, most in zip(given, (30, 30, 10), strict=True)
+        ]
+        expected = answered(alone, [dataclasses.replace(x, answer=[]) for x in requests])
+        for request in requests:
+            engine.add(request)
+        failures = 0
+        for request in requests:
+            try:
+                engine.run()
+            except serving.OutOfPages as error:
+                assert "free ones of 4 tokens" in str(error)
+                with pytest.raises(serving.OutOfPages):
+                    engine.run()
+                failures += 1
+                engine.cancel(request)
+        assert failures == 2 and engine.is_idle and requests[2].answer == expected[2]
+        for request, whole in zip(requests, expected, strict=True):
+            assert request.answer == whole[: len(request.answer)]
+        assert engine.free_pages == free_before
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_step_that_failed_takes_nothing_back(failed):
+    """Of two guesses that are wrong; and what was chosen last stays."""
+    tables = serving.grow(serving.new_tables(2, 4, 8, 4), jnp.array([5, 3]))
+    tables = dataclasses.replace(tables, failed=jnp.array(failed))
+    given = ([3, 1], [2, 0], [0, 0], [LAST, 1, 2, LAST])
+    logits = jnp.zeros((2, 3, 10)).at[..., 7].set(1)
+    found, after, last = follow(
+        logits, tables, jnp.array([4, 6]), Work(*map(np.array, given)).packed(), None
+    )
+    assert found[:, -1].tolist() == [FAILED if failed else 0] * 2
+    assert after.lengths.tolist() == ([5, 3] if failed else [3, 3])
+    assert last.tolist() == ([4, 6] if failed else [7, 7])
+
+
+def test_prompts_of_several_requests_are_read_in_a_step(params):
+    """15 tokens at a time of 4 + 9 + 6 + 20: the third and the fourth go on in the next steps."""
+    engine = Engine(params, CONFIG, END, slots=4, page_size=4, num_pages=60, chunk=15)
+    requests = [Request([*range(i, i + n)], 9) for i, n in enumerate((4, 9, 6, 20))]
     for request in requests:
         engine.add(request)
-    with pytest.raises(serving.OutOfPages, match="free ones of 4 tokens"):
-        engine.run()
-    with pytest.raises(serving.OutOfPages, match="free ones of 4 tokens"):
-        engine.run()
-    left = [x for x in requests if x in engine._slots]
-    for request in left[1:]:
-        engine.cancel(request)
+    done = []
+    while engine._admission.waiting or engine._admission.reading:
+        engine.step()
+        done.append([x.done for x in requests])
+    assert done == [[4, 9, 2, 0], [4, 9, 6, 11], [4, 9, 6, 20]]
     engine.run()
-    for request in [x for x in requests if x not in left[1:]]:
-        assert request.answer == recomputed(params, request.prompt, 24)
-    assert engine.free_pages == 12
+    assert engine.steps_with_prompts == 3 and engine.steps == 11
+    for request in requests:
+        assert request.answer == recomputed(params, request.prompt, 9)
+
+
+def test_who_waits_longest_is_read_first(params):
+    """Also where it has a later slot than who came after it."""
+    engine = Engine(params, CONFIG, END, slots=2, page_size=4, num_pages=60, chunk=4)
+    short, long, late = Request([1, 2], 1), Request([*range(20)], 2), Request([5, 6, 7], 2)
+    for request in (short, long, late):
+        engine.add(request)
+    while not late.done:
+        engine.step()
+        assert long.is_decoding or not late.done
+    engine.run()
+    for request in (short, long, late):
+        assert request.answer == recomputed(params, request.prompt, request.most)
+
+
+@pytest.mark.parametrize("speculate", [0, 2])
+def test_a_step_is_sent_before_the_one_before_is_read(params, speculate):
+    """But with drafts, which are made of what was read."""
+    engine = Engine(params, CONFIG, END, slots=3, page_size=4, num_pages=60, speculate=speculate)
+    order: list[str] = []
+    send, read = engine._send, engine._read
+    engine._send = lambda asked: (order.append("send"), send(asked))[1]
+    engine._read = lambda step: (order.append("read"), read(step))[1]
+    engine.add(Request([1, 2, 3], 4))
+    engine.run()
+    at_once = ["send", "read"] * engine.steps
+    assert order == (at_once if speculate else ["send", *at_once[:-2], "read"])
+
+
+def test_cancelled_with_a_step_on_its_way(params):
+    """What is computed for it is dropped, its slot is another's, and its pages are free."""
+    engine = Engine(params, CONFIG, END, slots=2, page_size=4, num_pages=60)
+    requests = [Request(x, 20) for x in prompts(4)]
+    for request in requests:
+        engine.add(request)
+    for _ in range(5):
+        engine.step()
+    gone = requests[0]
+    before = list(gone.answer)
+    assert gone.coming == 1
+    engine.cancel(gone)
+    engine.run()
+    assert gone.answer == before == recomputed(params, gone.prompt, 20)[: len(before)]
+    for request in requests[1:]:
+        assert request.answer == recomputed(params, request.prompt, 20)
+    assert engine.free_pages == 60
 
 
 def test_drafts_are_what_followed_the_last_tokens_before():

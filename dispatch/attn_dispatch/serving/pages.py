@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from attn_dispatch.call.layouts import KvLayout
 from attn_dispatch.call.static_arguments import check_choice, check_positive_int
 from attn_dispatch.call.values import known_values
+from attn_dispatch.semantics.row_ids import search
 from attn_dispatch.serving.tables import PageTables
 
 _KEYS_AXIS = {"NHD": -3, "HND": -2}
@@ -111,7 +112,7 @@ def write(
         _check_room("cu_seqlens", tables, jnp.diff(ends))
         ends = ends.astype(jnp.int32)
         number = jnp.arange(new.shape[0], dtype=jnp.int32)
-        index = jnp.searchsorted(ends, number, side="right").astype(jnp.int32) - 1
+        index = search(ends[None], number[None], "right")[0] - 1
         slot = jnp.clip(index, 0, slots - 1)
         place = tables.lengths[slot] - (ends[slot + 1] - number)
         is_new = (index >= 0) & (index < slots) & (place >= 0)

@@ -1,0 +1,91 @@
+"""The programs of a step: each shape is compiled once, and there are few of them."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..smollm2.model import Config, Params
+from .sampling import Sampling
+from .step import State, Work, advance, follow
+
+LEAST_PAGES = 16
+"""Caches of fewer pages are computed as ones of so many."""
+
+
+class Programs:
+    def __init__(self, params: Params, config: Config, state: State, rows: int, chunk: int):
+        """Programs for steps of `rows` answers, and of up to `chunk` tokens of prompts besides."""
+        self._params, self._config, self._rows, self._chunk = params, config, rows, chunk
+        # What is compiled for a state is compiled for all of its shapes.
+        self._state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+        self._compiled: dict[tuple[Any, ...], Any] = {}
+        self.compile_seconds = 0.0
+
+    def run(
+        self, state: State, work: Work, longest: int, width: int, sampling: Sampling | None
+    ) -> tuple[jax.Array, State]:
+        """What a step has found, see `follow`, and the state after it; nothing is waited for.
+
+        Args:
+          work: its tokens are as many as there are.
+          longest: the most tokens that a slot has then.
+          width: of `advance`.
+        """
+        size = next(x for x in self._sizes(width) if x >= len(work.tokens))
+        packed = np.pad(work.packed(), (0, size - len(work.tokens)))
+        advanced = self._advance(packed, self._cache_of(longest), width)
+        logits, state = advanced(self._params, state, packed)
+        followed = self._follow(packed, width, sampling)
+        found, tables, last = followed(logits, state.tables, state.last, packed, sampling)
+        found.copy_to_host_async()
+        return found, State(tables, last, state.pools)
+
+    def prepare(self, longest: int, widths: set[int], sampling: Sampling) -> None:
+        """Compile all for sequences of so many tokens."""
+        least = self._cache_of(1)
+        caches = {self._cache_of(x) for x in range(least, longest + 1, least)}
+        caches |= {least, self._cache_of(longest)}
+        for width in sorted(widths):
+            for size in self._sizes(width):
+                packed = np.zeros(3 * self._state.last.size + size, np.int32)
+                for cache in sorted(caches):
+                    self._advance(packed, cache, width)
+                for x in (None, sampling):
+                    self._follow(packed, width, x)
+
+    def _sizes(self, width: int) -> tuple[int, int]:
+        """How many tokens there may be in a step."""
+        return self._rows * width, self._rows * width + self._chunk
+
+    def _cache_of(self, tokens: int) -> int:
+        """How many tokens of a slot a step is compiled for, where one has so many: a power of two
+        of pages."""
+        tables = self._state.tables
+        pages = max(-(-tokens // tables.page_size), LEAST_PAGES)
+        return min(1 << (pages - 1).bit_length(), tables.table.shape[1]) * tables.page_size
+
+    def _advance(self, packed: np.ndarray, longest: int, width: int) -> Any:
+        return self._once(
+            ("advance", packed.size, longest, width),
+            lambda: advance.lower(self._params, self._state, packed, self._config, longest, width),
+        )
+
+    def _follow(self, packed: np.ndarray, width: int, sampling: Sampling | None) -> Any:
+        tables, last = self._state.tables, self._state.last
+        shape = (last.size, width, self._params["embed"].shape[0])
+        logits = jax.ShapeDtypeStruct(shape, jnp.float32)
+        return self._once(
+            ("follow", packed.size, width, sampling is None),
+            lambda: follow.lower(logits, tables, last, packed, sampling),
+        )
+
+    def _once(self, name: tuple[Any, ...], lower: Callable[[], Any]) -> Any:
+        if name not in self._compiled:
+            started = time.perf_counter()
+            self._compiled[name] = lower().compile()
+            self.compile_seconds += time.perf_counter() - started
+        return self._compiled[name]
