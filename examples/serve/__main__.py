@@ -4,7 +4,10 @@ Run from the repository root: python -m examples.serve --help
 """
 
 import argparse
+import math
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,23 +88,42 @@ def main() -> None:
     )
 
 
+def _number(kind: Any, expected: str, is_right: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """An option's value, of those that are expected."""
+
+    def parsed(text: str) -> Any:
+        try:
+            if is_right(x := kind(text)):
+                return x
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text}")
+
+    return parsed
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m examples.serve", description=__doc__, epilog=SHAPES
     )
-    number = {"type": int, "metavar": "N"}
-    parser.add_argument("--requests", **number, default=12, help="default: %(default)s")
-    parser.add_argument("--tokens", **number, default=40, help="of the longest answer")
-    parser.add_argument("--slots", **number, default=8, help="requests at a time")
+    number = {"type": _number(int, "an int of 0 or more", lambda x: x >= 0), "metavar": "N"}
+    some = {"type": _number(int, "an int above 0", lambda x: x > 0), "metavar": "N"}
+    parser.add_argument("--requests", **some, default=12, help="default: %(default)s")
+    parser.add_argument("--tokens", **some, default=40, help="of the longest answer")
+    parser.add_argument("--slots", **some, default=8, help="requests at a time")
     parser.add_argument(
         "--speculate", **number, default=0, choices=range(8),
         help="draft up to N tokens, 0 to 7, by looking up what followed the last ones before; "
         "answers stay the same",
     )  # fmt: skip
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
+    parser.add_argument(
+        "--temperature", type=_number(float, "0 or more", lambda x: 0 <= x < math.inf), default=0.0,
+        help="0: the likeliest token",
+    )  # fmt: skip
     parser.add_argument("--top-k", **number, default=0, help="draw from the N likeliest; 0: all")
     parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P",
+        "--top-p", type=_number(float, "a number above 0, up to 1", lambda x: 0 < x <= 1),
+        default=1.0, metavar="P",
         help="draw from the fewest that have probability P together",
     )  # fmt: skip
     parser.add_argument("--seed", **number, default=0)

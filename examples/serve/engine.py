@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch import serving
@@ -258,7 +257,7 @@ class Engine:
             x.request.done -= 0 if x.is_answer else len(x.tokens)
             x.request.coming -= x.follows
         self._on_their_way.clear()
-        tables = dataclasses.replace(self._state.tables, failed=jnp.zeros((), bool))
+        tables = serving.recovered(self._state.tables)
         self._state = dataclasses.replace(self._state, tables=tables)
 
     def _take(self, asked: Asked, found: np.ndarray) -> None:

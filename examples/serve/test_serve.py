@@ -16,6 +16,7 @@ from attn_dispatch import serving
 
 from ..smollm2 import gguf_weights, model
 from ..smollm2.model import Config, InputError
+from . import __main__ as command
 from .drafts import lookup
 from .engine import Engine
 from .request import Request
@@ -381,3 +382,20 @@ def test_the_real_model_answers_as_if_recomputed():
         recomputed(params, x, 12, config, end, length=64) for x in prompts
     ]
     assert engine.accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--requests", "0"], "argument --requests: expected an int above 0, got 0"),
+        (["--slots", "-1"], "argument --slots: expected an int above 0, got -1"),
+        (["--top-k", "1.5"], "argument --top-k: expected an int of 0 or more, got 1.5"),
+        (["--temperature", "nan"], "argument --temperature: expected 0 or more, got nan"),
+        (["--top-p", "0"], "argument --top-p: expected a number above 0, up to 1, got 0"),
+    ],
+)
+def test_wrong_options_are_said_before_anything_is_loaded(options, said, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["serve", *options])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert said in capsys.readouterr().err
