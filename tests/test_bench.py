@@ -366,7 +366,7 @@ def test_nothing_is_begun_after_the_time_limit():
     [
         (["--grid", "huge"], "invalid choice: 'huge'"),
         (["--rounds", "0"], "expected more than 0, got 0"),
-        (["--seconds", "x"], "invalid"),
+        (["--seconds", "x"], "expected a number, got 'x'"),
         (["--direction", "sideways"], "invalid choice"),
         (["--plot"], "expected at least one argument"),
     ],

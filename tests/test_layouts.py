@@ -308,7 +308,7 @@ def paged_spec(page: int, layout: str, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("page", "layout", "size", "value_page"),
     [
-        (64, "NHD", 64, 1), (256, "NHD", 64, 4), (24, "NHD", 8, 3),
+        (64, "NHD", 8, 8), (256, "NHD", 8, 32), (24, "NHD", 8, 3),
         (64, "HND", 64, 1), (256, "HND", 256, 1),
     ],
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -56,6 +56,8 @@ class Plain:
         return True
 
     def shrink(self, tokens: list[int]) -> None:
+        if self.failed:
+            return
         lengths = [max(len(x) - y, 0) for x, y in zip(self.held, tokens, strict=True)]
         for slot, length in enumerate(lengths):
             if length % PAGE and length < len(self.held[slot]):
@@ -71,6 +73,8 @@ class Plain:
         self.pages[slot] = self.pages[slot][: -(-length // PAGE)]
 
     def free_behind(self, windows: list[int], slots: list[bool]) -> None:
+        if self.failed:
+            return
         for slot in range(SLOTS):
             first = len(self.held[slot]) - windows[slot]
             for i in range(len(self.pages[slot])):
@@ -79,23 +83,25 @@ class Plain:
                     self.pages[slot][i] = -1
 
     def share(self, source: int, target: int, tokens: int) -> None:
-        if source == target:
-            self.failed = True
+        if self.failed:
             return
-        length = min(tokens, len(self.held[source])) // PAGE * PAGE
-        self.held[target] = self.held[source][:length]
-        self.pages[target] = self.pages[source][: length // PAGE]
+        whole = min(tokens, len(self.held[source])) // PAGE
+        is_gone = whole > 0 and self.pages[source][whole - 1] < 0
+        self.failed = source == target or is_gone
+        if not self.failed:
+            self._share(source, target, whole)
+
+    def _share(self, source: int, target: int, whole: int) -> None:
+        self.held[target] = self.held[source][: whole * PAGE]
+        self.pages[target] = self.pages[source][:whole]
 
     def fork(self, source: int, target: int) -> None:
-        kept, self.failed = self.failed, source == target
-        if not self.failed:
-            self._fork(source, target)
-        self.failed |= kept
-
-    def _fork(self, source: int, target: int) -> None:
+        if self.failed or source == target:
+            self.failed = True
+            return
         before = self.held[target], self.pages[target]
         whole = self.held[source]
-        self.share(source, target, len(whole))
+        self._share(source, target, len(whole) // PAGE)
         more: list[list[int]] = [[] for _ in range(SLOTS)]
         more[target] = whole[len(self.held[target]) :]
         if not self.grow(more):
@@ -145,7 +151,7 @@ class Both:
             found = self("share_prefix", self.state, *given)
         elif name == "clear":
             self.plain.failed = False
-            found = replace(self.state, failed=jnp.zeros((), bool))
+            found = serving.recovered(self.state)
         else:
             self.plain.fork(*given)
             found = self("fork", self.state, *given)
