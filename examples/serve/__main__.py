@@ -5,6 +5,7 @@ Run from the repository root: python -m examples.serve --help
 
 import argparse
 import math
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,11 @@ def main() -> None:
         params = jax.tree.map(lambda x: jnp.asarray(x, dtype), checkpoint.weights)
         tokenizer = build_tokenizer(checkpoint.vocabulary)
     prompts = [tokenizer.encode(chat_prompt(x)).ids for x in QUESTIONS]
+    most = checkpoint.config.context - max(map(len, prompts))
+    if args.tokens > most:
+        sys.exit(
+            f"--tokens: expected at most {most}, which the model has room for, got {args.tokens}"
+        )
     common = next(i for i, x in enumerate(zip(*prompts, strict=False)) if len({*x}) > 1)
     with console.status("Compiling, and reading what all prompts begin with"):
         engine = Engine(
