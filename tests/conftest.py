@@ -15,12 +15,14 @@ import pytest
 from attn_dispatch import settings, warning
 from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
 from attn_dispatch.core import told
+from ir_contexts import use_again
 
 _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"
 
 
 def pytest_configure(config):
     """All but the GPU suite, asked for by name, runs on the CPU, on machines with a GPU too."""
+    use_again()
     _take_own_cores(config)
     # What another version has kept must not make tests pass, nor theirs fill the user's folder.
     os.environ.setdefault("ATTN_DISPATCH_PLANS", "off")
