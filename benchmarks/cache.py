@@ -1,6 +1,6 @@
 """More than a plain query beside a cache in pages, each beside the same with all keys gathered.
 
-usage: python benchmarks/cache.py [--rounds N] [--seconds S] [--results FOLDER]
+usage: python benchmarks/cache.py [--rounds N] [--seconds S] [--out FOLDER]
 
 As decode.py: 16 steps in a program, medians. "gathered" begins with the rewrite that copies every
 key that the table has room for; "array" is the same call on a cache that is no pages.
@@ -115,7 +115,7 @@ def main() -> None:
         found = {x: round(y, 1) for x, y in found.items()}
         print(f"{name} {cell}: {found}", flush=True)
         rows.append({"cell": name, "shape": cell, "queries": t, "us": found})
-        save("cache", {"environment": environment(), "rows": rows}, args.results)
+        save("cache", {"environment": environment(), "rows": rows}, args.out)
 
 
 if __name__ == "__main__":

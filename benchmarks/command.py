@@ -15,7 +15,7 @@ def arguments(description: str, *, rounds: int, seconds: float) -> argparse.Name
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--seconds", type=float, default=seconds, help="length of one measurement")
-    parser.add_argument("--results", type=pathlib.Path, help="folder for the JSON")
+    parser.add_argument("--out", type=pathlib.Path, help="folder for the JSON")
     return parser.parse_args()
 
 

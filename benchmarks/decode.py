@@ -1,6 +1,6 @@
 """Decoding beside a cache: one query of each row, or a few, contiguous or in pages.
 
-usage: python benchmarks/decode.py [--rounds N] [--results FOLDER] [--cells N ...] [--without-torch]
+usage: python benchmarks/decode.py [--rounds N] [--out FOLDER] [--cells N ...] [--without-torch]
 
 A program makes 16 steps, each of whose queries is the result of the one before; all calls of a cell
 take turns. "us" is a step's wall time, medians of the rounds. Where a call takes less than some
@@ -134,7 +134,7 @@ def _run(name: str, run: Callable[..., jax.Array], given: Any) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--results", type=Path, help="folder for the JSON")
+    parser.add_argument("--out", type=Path, help="folder for the JSON")
     parser.add_argument("--cells", type=int, nargs="+", help="numbers of them; all unless given")
     parser.add_argument("--without-torch", action="store_true")
     args = parser.parse_args()
@@ -148,7 +148,7 @@ def main() -> None:
         for x, us in row["us"].items():
             print(f"  {x}: {us}, on the device {row['device_us'].get(x)}", flush=True)
         rows.append({"cell": name, **row})
-        save("decode", {"environment": environment(), "rows": rows}, args.results)
+        save("decode", {"environment": environment(), "rows": rows}, args.out)
     if torch is not None:
         torch.close()
 

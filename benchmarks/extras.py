@@ -1,6 +1,6 @@
 """Speed of what other packages bring, beside cuDNN, on one GPU: what preferences.json is made from.
 
-usage: python benchmarks/extras.py [--rounds N] [--seconds S] [--results FOLDER]
+usage: python benchmarks/extras.py [--rounds N] [--seconds S] [--out FOLDER]
 
 flash (dew-flash-attn) and cuDNN at the same calls, by turns, forward and with all gradients; and
 what the choice makes of it, which may go back by another than it went forward. For packed sequences
@@ -196,7 +196,7 @@ def main() -> None:
             for x in row.values()
         ]
         print(f"{name:24s}{'   '.join(cells)}", flush=True)
-    save("extras", {"environment": facts, "calls": rows}, args.results)
+    save("extras", {"environment": facts, "calls": rows}, args.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a new shape costs: the first call of each of several, with plans kept for other processes.
 
-usage: python benchmarks/first_call.py [--shapes N] [--results FOLDER]
+usage: python benchmarks/first_call.py [--shapes N] [--out FOLDER]
 
 Each row is a process of its own, which calls attention at shapes that it has not seen, forward with
 all gradients: with no folder of plans, with an empty one, with the one that the process before has
@@ -78,7 +78,7 @@ def one_process(shapes: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a new shape costs.")
     parser.add_argument("--shapes", type=int, default=8)
-    parser.add_argument("--results", type=pathlib.Path, help="folder for the JSON")
+    parser.add_argument("--out", type=pathlib.Path, help="folder for the JSON")
     parser.add_argument("--one-process", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one_process:
@@ -93,7 +93,7 @@ def main() -> None:
             answer = json.loads(done.stdout.splitlines()[-1])
             facts, rows[name] = answer["environment"], answer["milliseconds"]
             print(name, {x: {k: round(v) for k, v in y.items()} for x, y in rows[name].items()})
-    save("first_call", {"environment": facts, "folder of plans": rows}, args.results)
+    save("first_call", {"environment": facts, "folder of plans": rows}, args.out)
 
 
 if __name__ == "__main__":

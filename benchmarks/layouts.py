@@ -1,6 +1,6 @@
 """What XLA puts around our call for operands that are not separate arrays [B, T, N, H].
 
-usage: python benchmarks/layouts.py [--rounds N] [--seconds S] [--results FOLDER]
+usage: python benchmarks/layouts.py [--rounds N] [--seconds S] [--out FOLDER]
 
 In the optimized program each operand and result of the custom calls is followed through bitcasts to
 what makes or takes it: an array of the program's own, a matrix product, or a copy, with its bytes.
@@ -291,7 +291,7 @@ def main() -> None:
             row = rows[name]
             print(f"{part} {name}: {row['us']:.0f} us, {row['over']:.3f} of {form.beside}")
             print(*(f"    {x}" for x in (*ways, *row["large"])), sep="\n", flush=True)
-    save("layouts", report, args.results)
+    save("layouts", report, args.out)
 
 
 if __name__ == "__main__":

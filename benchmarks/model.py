@@ -1,6 +1,6 @@
 """A training step of a decoder on packed documents: what attention is worth inside a model.
 
-usage: python benchmarks/model.py [--rounds N] [--seconds S] [--results FOLDER]
+usage: python benchmarks/model.py [--rounds N] [--seconds S] [--out FOLDER]
 
 Four layers as in Llama 3 8B (hidden 4096, 32 query heads over 8, head dim 128, MLP 14336, RMSNorm,
 rotary positions; 870 million parameters), bfloat16, one row of 16,384 tokens that hold 16
@@ -206,7 +206,7 @@ def main() -> None:
         row["attention_share"] = share
         print(f"{name:26s}{row['step_ms']:8.2f} ms{row['tokens_per_second']:9.0f} tokens/s"
               f"{100 * share:5.1f} % attention", flush=True)  # fmt: skip
-    save("model", {"environment": facts, "tokens": tokens, "steps": found}, args.results)
+    save("model", {"environment": facts, "tokens": tokens, "steps": found}, args.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Speed of score_mod and mask_mod on one GPU: beside the same call without them, and beside XLA.
 
-usage: python benchmarks/mods.py [--rounds N] [--seconds S] [--results FOLDER]
+usage: python benchmarks/mods.py [--rounds N] [--seconds S] [--out FOLDER]
 
 Each mod of `attn_dispatch.mods` at 8,192 tokens, forward and with the gradients of query, key and
 value; where it is "learned" with those of what the mod reads as well. All in bfloat16, in the same
@@ -128,7 +128,7 @@ def main() -> None:
             for x in row.values()
         ]
         print(f"{name:24s}{'   '.join(cells)}", flush=True)
-    save("mods", {"environment": facts, "shape": _SIZE, "calls": rows}, args.results)
+    save("mods", {"environment": facts, "shape": _SIZE, "calls": rows}, args.out)
 
 
 if __name__ == "__main__":

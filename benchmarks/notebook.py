@@ -1,8 +1,8 @@
 """docs/notebook.ipynb from top to bottom, without Jupyter: what its cells print on this device.
 
-usage: python benchmarks/notebook.py [--results FOLDER] [--write]
+usage: python benchmarks/notebook.py [--out FOLDER] [--write]
 
---results keeps it beside the environment, --write in the notebook itself. A cell's picture is
+--out keeps it beside the environment, --write in the notebook itself. A cell's picture is
 its last line, `figure`.
 """
 
@@ -44,7 +44,7 @@ def run(source: str, name: str, names: dict[str, Any]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, help="folder for the JSON")
+    parser.add_argument("--out", type=Path, help="folder for the JSON")
     parser.add_argument("--write", action="store_true", help="into the notebook")
     args = parser.parse_args()
 
@@ -61,7 +61,7 @@ def main() -> None:
         print(f"cell {number}, {seconds:.1f} s", *printed, sep="\n  ", flush=True)
         rows.append({"cell": number, "seconds": round(seconds, 3), "printed": printed})
         cell |= {"outputs": outputs, "execution_count": number}
-    save("notebook", {"environment": environment(), "cells": rows}, args.results)
+    save("notebook", {"environment": environment(), "cells": rows}, args.out)
     if args.write:
         text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
         NOTEBOOK.write_text(text, encoding="utf-8")

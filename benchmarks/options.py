@@ -1,6 +1,6 @@
 """Speed of every option on one GPU: cuDNN against our own XLA implementation, in the same run.
 
-usage: python benchmarks/options.py [--rounds N] [--results FOLDER]
+usage: python benchmarks/options.py [--rounds N] [--out FOLDER]
 
 What cuDNN has no option for is brought to it in another way (a mask as a bias, a soft cap as a
 subgraph, the gradient of lse as further columns): this shows that it is worth it. Cases are those
@@ -102,7 +102,7 @@ def main() -> None:
         ]
         print(f"{option.name:24s}{'   '.join(cells)}", flush=True)
     report = {"environment": facts, "shape": _SIZE, "options": rows}
-    save("options", report, args.results)
+    save("options", report, args.out)
 
 
 if __name__ == "__main__":

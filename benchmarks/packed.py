@@ -1,6 +1,6 @@
 """Speed of packed sequences on one GPU: against padding, and against flash_attn3_jax where it is.
 
-usage: python benchmarks/packed.py [--rounds N] [--results FOLDER]
+usage: python benchmarks/packed.py [--rounds N] [--out FOLDER]
 
 16 sequences in a batch padded to 4096, their mean a quarter of that, 32 query and 8 key/value heads
 of 128, bfloat16, causal; once with lengths that are spread evenly, once with a long tail up to the
@@ -149,7 +149,7 @@ def main() -> None:
         print(f"{name}, {direction}")
         for call, row in rows.items():
             print(f"  {call:18s}{row['us']:8.0f} us {row['over_ragged']:7.2f} x ragged", flush=True)
-    save("packed", report, args.results)
+    save("packed", report, args.out)
 
 
 if __name__ == "__main__":

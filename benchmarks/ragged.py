@@ -1,6 +1,6 @@
 """Prompts in chunks beside decoding, in one call on pages: what of it costs what.
 
-usage: python benchmarks/ragged.py [--rounds N] [--seconds S] [--results FOLDER]
+usage: python benchmarks/ragged.py [--rounds N] [--seconds S] [--out FOLDER]
 
 As decode.py: 16 steps in a program, medians. "gathered" is the batch padded to its longest
 sequence, with every key that the table has room for copied; "single" the decoding alone, of as
@@ -99,7 +99,7 @@ def main() -> None:
         found = measured(programs_of(cell, queries), args.rounds)
         print(f"{name} {cell}: {found}", flush=True)
         rows.append({"cell": name, "shape": cell, "queries": queries, "us": found})
-        save("ragged", {"environment": environment(), "rows": rows}, args.results)
+        save("ragged", {"environment": environment(), "rows": rows}, args.out)
 
 
 if __name__ == "__main__":

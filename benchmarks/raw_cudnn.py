@@ -1,6 +1,6 @@
 """Device time of our call against cuDNN's own best plan for the same graph.
 
-usage: python benchmarks/raw_cudnn.py [--rounds N] [--seconds S] [--results FOLDER]
+usage: python benchmarks/raw_cudnn.py [--rounds N] [--seconds S] [--out FOLDER]
 
 needs nvidia-cudnn-frontend, NVIDIA's own way from Python to cuDNN. It plans the same attention with
 a handle and builds every plan that cuDNN's heuristics propose (modes A and B). The fastest of them
@@ -310,7 +310,7 @@ def main() -> None:
             text += f"{found['ours_us']:12.1f}{found['raw_us']:10.1f}{found['ratio']:8.3f}"
         worst = max(row["differences"].values())
         print(f"{text}   differ by {worst:.1e}", flush=True)
-        save("raw_cudnn", {"environment": facts, "cells": rows}, args.results)
+        save("raw_cudnn", {"environment": facts, "cells": rows}, args.out)
     ratios = [row[x]["ratio"] for row in rows for x in ("forward", "forward_backward")]
     print(f"least ratio {min(ratios):.3f}, median {statistics.median(ratios):.3f}")
 

@@ -1,6 +1,6 @@
 """Serving a small model: continuous batching, decoding, and what the host costs.
 
-usage: python benchmarks/serve.py [--rounds N] [--results FOLDER] [--parts load decode]
+usage: python benchmarks/serve.py [--rounds N] [--out FOLDER] [--parts load decode]
 
 The model has SmolLM2-135M's shapes and random weights, in bfloat16 on a GPU; elsewhere a tiny one
 in float32. "load" answers the same requests, whose answers are long-tailed (log-normal), by
@@ -423,7 +423,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--results", type=Path, help="folder for the JSON")
+    parser.add_argument("--out", type=Path, help="folder for the JSON")
     parser.add_argument("--requests", type=int, help="of the load")
     parser.add_argument("--without-jax-nn", action="store_true", help="in the load")
     parser.add_argument("--parts", nargs="+", default=["load", "decode"])
@@ -436,7 +436,7 @@ def main() -> None:
         without = ("static, jax.nn",) if args.without_jax_nn else ()
         parts = {"load": partial(load, left_out=without), "decode": decode}
         report[part] = parts[part](size, args.rounds)
-        save("serve", report, args.results)
+        save("serve", report, args.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Speed on one GPU against jax.nn's cuDNN attention, both in the same run.
 
-usage: python benchmarks/speed.py [--rounds N] [--results FOLDER]
+usage: python benchmarks/speed.py [--rounds N] [--out FOLDER]
 
 Calls are queued back to back, enough of them that a measurement takes about --seconds, and the two
 libraries take turns, so that synchronisation and the card's changing clocks show in neither. The
@@ -98,7 +98,7 @@ def main() -> None:
             f"jax.nn {row['jax_nn_us']:.1f} us, ratio {row['ratio']:.3f}"
         )
     report = {"environment": facts, "cells": rows, "small_call": small}
-    save("speed", report, args.results)
+    save("speed", report, args.out)
 
 
 if __name__ == "__main__":

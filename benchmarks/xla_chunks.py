@@ -1,6 +1,6 @@
 """XLA's blocks on the CPU, against chunks of rows of the whole batch, in the same run.
 
-usage: python benchmarks/xla_chunks.py [--rounds N] [--results FOLDER]
+usage: python benchmarks/xla_chunks.py [--rounds N] [--out FOLDER]
 
 Before blocks took parts of the batch and of the heads, a large batch left each chunk a few query
 rows, for which all keys were read again. That revision is taken from git; both take turns, each
@@ -144,7 +144,7 @@ def main() -> None:
                     f"   peak {ratio['peak_bytes_beside_operands']:5.2f}",
                     flush=True,
                 )
-    save("xla_chunks", report, args.results)
+    save("xla_chunks", report, args.out)
 
 
 if __name__ == "__main__":

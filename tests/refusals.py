@@ -2,13 +2,13 @@
 
 usage: PYTHONPATH=tests python tests/refusals.py [--draws N] [--seed N] [--targets sm90,gfx942]
                                                  [--as-they-are] [--mods] [--names]
-                                                 [--results FOLDER]
+                                                 [--out FOLDER]
 
 No GPU is needed: cuDNN plans every call here. A call counts as refused, as in `attn-dispatch
 verify`, where its forward pass does not run on the vendor's kernels, and as half-refused where its
 backward pass, of the gradients that are wanted, does not. The reasons are what is left once the
 rewrites have done what they can. Calls with a score_mod or a mask_mod are passed over, unless
---mods is given: --draws says how many count. --results keeps each target's counts as JSON, as in
+--mods is given: --draws says how many count. --out keeps each target's counts as JSON, as in
 tests/results.
 """
 
@@ -130,18 +130,18 @@ def main() -> None:
     parser.add_argument("--as-they-are", action="store_true", help="without core/rewrites")
     parser.add_argument("--mods", action="store_true", help="calls with mods as well")
     parser.add_argument("--names", action="store_true", help="the calls that are refused as well")
-    parser.add_argument("--results", type=Path, metavar="FOLDER", help="where to keep the counts")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to keep the counts")
     args = parser.parse_args()
     cases = drawn(args.seed, args.draws, mods=args.mods)
     for target in args.targets.split(","):
         with settings.rewrites(not args.as_they_are):
             found = count(cases, parse(target))
         print(f"{target}:", *found.lines(), sep="\n", flush=True)
-        if args.results:
+        if args.out:
             facts = environment() | {"device": target}
             report = {"environment": facts, "seed": args.seed, **found.to_json()}
-            args.results.mkdir(parents=True, exist_ok=True)
-            path = args.results / f"{file_name('refusals', facts)}.json"
+            args.out.mkdir(parents=True, exist_ok=True)
+            path = args.out / f"{file_name('refusals', facts)}.json"
             path.write_text(json.dumps(report, indent=1) + "\n")
         if args.names:
             print(*(f"    {case.to_json()}" for case in found.refused), sep="\n")

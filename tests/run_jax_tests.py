@@ -3,7 +3,7 @@
     python tests/run_jax_tests.py --source jax          # a checkout of JAX
     python tests/run_jax_tests.py --fetch build/jax     # or clone the installed version's first
 
---results FOLDER keeps the counts as JSON.
+--out FOLDER keeps the counts as JSON.
 
 Neither JAX's wheel nor its sdist has tests; a checkout has them. They run with the JAX that is
 installed, which should be of the checkout's version; beyond JAX they need absl-py and pytest.
@@ -137,7 +137,7 @@ def main() -> int:
     where.add_argument("--source", type=Path, help="a checkout of JAX")
     where.add_argument("--fetch", type=Path, metavar="FOLDER", help="clone JAX's sources into it")
     parser.add_argument("--only-fetch", action="store_true", help="clone, and run nothing")
-    parser.add_argument("--results", type=Path, metavar="FOLDER", help="where to keep the counts")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to keep the counts")
     arguments = parser.parse_args()
     source = arguments.fetch or arguments.source or installed_source()
     if arguments.fetch:
@@ -152,8 +152,8 @@ def main() -> int:
     outcomes = {mode: run(source, mode) for mode in MODES}
     for mode, outcome in outcomes.items():
         print(f"{outcome.text}\n{mode}: {outcome}\n")
-    if arguments.results:
-        save(outcomes, source, arguments.results)
+    if arguments.out:
+        save(outcomes, source, arguments.out)
     return int(any(x.failed or not x.passed for x in outcomes.values()))
 
 

@@ -289,7 +289,7 @@ def test_a_run(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(GRIDS, "small", (TINY, WINDOW))
     status, out, _ = bench(
         capsys, "--grid", "small", "--peer", "ours", "--peer", "jax.nn*", "--rounds", "1",
-        "--seconds", "0.0001", "--results", str(tmp_path / "made"),
+        "--seconds", "0.0001", "--out", str(tmp_path / "made"),
     )  # fmt: skip
     assert status == 0
     assert "absent: jax.nn: cudnn: cuDNN runs on NVIDIA GPUs, and this is cpu" in out
@@ -309,7 +309,7 @@ def test_a_run(capsys, tmp_path, monkeypatch):
 
 def test_results_of_an_earlier_run_are_left_alone(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(GRIDS, "small", (TINY, replace(TINY, family="d16 causal", head_dim=16)))
-    words = "--grid small --peer ours --rounds 1 --seconds 0.0001 --results".split()
+    words = "--grid small --peer ours --rounds 1 --seconds 0.0001 --out".split()
     for cells in ("d8*", "d16*"):
         assert bench(capsys, *words, str(tmp_path), "--cells", cells)[0] == 0
     first, second = sorted(tmp_path.iterdir(), key=lambda path: len(path.name))
@@ -381,7 +381,7 @@ def test_wrong_arguments(capsys, arguments, said):
     [
         (["--peer", "nobody"], "expected a peer of ours, ours: cudnn, "),
         (["--cells", "nothing*"], "is named like 'nothing*'"),
-        (["--results", __file__], "--results: expected a folder"),
+        (["--out", __file__], "--out: expected a folder"),
         (["--plot", "/nowhere.json"], "expected a JSON file, got /nowhere.json"),
         (["--plot", __file__], "expected the JSON file of `attn-dispatch bench`"),
     ],

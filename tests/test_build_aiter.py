@@ -57,13 +57,13 @@ def test_wrong_arguments(capsys, arguments, sentence):
 
 def test_a_comma_would_be_two_filters(tmp_path):
     with pytest.raises(SystemExit, match="error: a filter cannot hold a comma, got 'd64,d128'"):
-        _run("--arch", "gfx942", "--output", str(tmp_path), "--filter", "d64,d128")
+        _run("--arch", "gfx942", "--out", str(tmp_path), "--filter", "d64,d128")
 
 
 def test_no_wheel(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTN_DISPATCH_AITER_WHEEL", str(tmp_path))
     with pytest.raises(SystemExit) as stop:
-        _run("--arch", "gfx942", "--output", str(tmp_path))
+        _run("--arch", "gfx942", "--out", str(tmp_path))
     assert re.match(r"error: .* holds no amd-aiter wheel, .*; " + _INSTALL, str(stop.value.code))
 
 
@@ -149,7 +149,7 @@ def test_the_whole_command(unpacked, tmp_path, monkeypatch, capsys):
     pytest.importorskip("rich")
     tools, log = fake_aiter.make_toolchain(tmp_path)
     monkeypatch.setattr(toolchain, "find", lambda arch, work: tools)
-    arguments = ("--arch", "gfx942", "--output", str(tmp_path / "out"), "--filter", "d128")
+    arguments = ("--arch", "gfx942", "--out", str(tmp_path / "out"), "--filter", "d128")
     _run(*arguments)
     said = capsys.readouterr().out
     assert "compile check only" in said
@@ -167,7 +167,7 @@ def test_the_whole_command(unpacked, tmp_path, monkeypatch, capsys):
     log.write_text("")
     _run(*arguments)
     assert log.read_text() == ""
-    _run("--arch", "gfx942", "--output", str(tmp_path / "out"))  # adds, and compiles no file twice
+    _run("--arch", "gfx942", "--out", str(tmp_path / "out"))  # adds, and compiles no file twice
     compiled = [
         name for name in log.read_text().splitlines() if "d128" in name or "codegen" in name
     ]

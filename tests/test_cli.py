@@ -223,7 +223,7 @@ def test_a_reader_that_has_had_enough():
             "explain",
             "--causual; did you mean --causal?",
         ),
-        (["bench", "--resutls", "x"], "bench", "--resutls x; did you mean --results?"),
+        (["bench", "--otu", "x"], "bench", "--otu x; did you mean --out?"),
         (["mask", "--seq", "8", "--widow", "-1,2"], "mask", "did you mean --window?"),
         (["verify", "--random", "x"], "verify", "--random: expected a whole number, got 'x'"),
         (["verify", "--jobs", "0"], "verify", "--jobs: expected at least 1, got 0"),

@@ -178,7 +178,7 @@ def test_who_knows_nothing_refuses_whatever_a_call_has():
 def test_verify_proves_it(package, tmp_path):
     """As its author would: all named cases that it takes, and drawn ones."""
     toy(package)
-    words = "--implementation toy --jobs 1 --random 40 --seed 5 --cases plain/* --report".split()
+    words = "--implementation toy --jobs 1 --random 40 --seed 5 --cases plain/* --out".split()
     command = (sys.executable, "-m", "attn_dispatch", "verify", *words, str(tmp_path))
     paths = os.pathsep.join((str(tmp_path), *sys.path))
     done = subprocess.run(

@@ -43,6 +43,17 @@ def test_a_name(name: str, arch: str, product: str):
     assert device.platform == ("rocm" if arch.startswith("gfx") else "cuda")
 
 
+@pytest.mark.parametrize(("name", "platform"), [("cpu", "cpu"), ("CPU", "cpu"), ("tpu", "other")])
+def test_where_xla_computes_everything(name: str, platform: str):
+    array = jax.ShapeDtypeStruct((1, 128, 4, 64), jnp.bfloat16)
+    found = attn_dispatch.explain(array, array, array, target=name)
+    assert (found.device.platform, found.device.arch) == (platform, name.lower())
+    assert found.chosen_forward == found.chosen_backward == "xla"
+    for verdict in found.forward:
+        is_xla = verdict.implementation == "xla"
+        assert is_xla or f"and this is {name.upper()} ({name.lower()}" in " ".join(verdict.reasons)
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_each_product_is_of_an_arch_that_is_known(name: str):
     arch, product = PRODUCTS[name]
@@ -74,7 +85,7 @@ def test_a_typo_is_told_what_was_meant(name: str, meant: str, monkeypatch):
         default_device()
 
 
-@pytest.mark.parametrize("name", ["hopper", "", "tpu", "9"])
+@pytest.mark.parametrize("name", ["hopper", "", "quantum", "9"])
 def test_where_nothing_looks_alike_nothing_is_proposed(name: str):
     with pytest.raises(ValueError, match=f"got '{name}'; products: a100, "):
         parse(name)

@@ -40,7 +40,7 @@ def verify(tmp_path, capsys):
 
     def run(*arguments: str) -> tuple[int | str | None, str, dict, str]:
         with pytest.raises(SystemExit) as ended:
-            cli.main(["verify", "--report", str(tmp_path), *arguments])
+            cli.main(["verify", "--out", str(tmp_path), *arguments])
         reports = sorted(tmp_path.glob("verify-*.[jm]*"))
         data = json.loads(reports[0].read_text()) if reports else {}
         return (
@@ -251,10 +251,22 @@ def test_no_such_case(verify):
 
 
 def test_cases_are_listed_and_nothing_runs(capsys, tmp_path):
-    cli.main(["verify", "--list", "--cases", "window/*", "--report", str(tmp_path / "none")])
+    cli.main(["verify", "--list", "--cases", "window/*", "--out", str(tmp_path / "none")])
     names = capsys.readouterr().out.split()
     assert names and set(names) == {x for x in BY_NAME if x.startswith("window/")}
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("flag", ["", "--serving", "--each-rewrite"])
+def test_drawn_cases_are_listed_too(capsys, flag: str):
+    words = f"verify --list --cases plain/* --random 3 --seed 5 {flag}".split()
+    cli.main(words)
+    listed = capsys.readouterr()
+    names = listed.out.split()
+    family = "served" if flag == "--serving" else "drawn"
+    assert names[-3:] == [f"{family}/5_{i}" for i in range(3)]
+    assert len(names) > 3 and all(x.startswith("plain/") for x in names[:-3])
+    assert "--seed 5 draws them again" in listed.err
 
 
 def test_a_seed_without_drawn_cases(verify):
@@ -307,7 +319,7 @@ def test_a_page_of_an_earlier_report(capsys, tmp_path):
     facts = {"device": "NVIDIA H200", "cudnn": "9.19.0"}
     written, _ = Report(facts, "cudnn", {"seed": 4}, outcomes, 2.0).write(tmp_path)
     assert reports.read(written) == Report(facts, "cudnn", {"seed": 4}, outcomes, 2.0)
-    cli.main(["verify", "--plot", str(written), "--report", str(tmp_path / "pages")])
+    cli.main(["verify", "--plot", str(written), "--out", str(tmp_path / "pages")])
     (page,) = (tmp_path / "pages").iterdir()
     assert capsys.readouterr().out == f"{page}\n" and page.stem == written.stem
     text = page.read_text()

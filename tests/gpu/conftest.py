@@ -21,8 +21,8 @@ ROWS: dict[str, list[dict]] = {}
 
 
 def pytest_addoption(parser):
-    parser.addoption("--results", default="", help="folder for the JSON of this run")
-    parser.addoption("--results-name", default="gpu_suite", help="what its name begins with")
+    parser.addoption("--out", default="", help="folder for the JSON of this run")
+    parser.addoption("--out-name", default="gpu_suite", help="what its name begins with")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -45,11 +45,11 @@ def record(request):
 
 
 def pytest_sessionfinish(session, exitstatus):
-    folder = session.config.getoption("--results")
+    folder = session.config.getoption("--out")
     if not folder or not ROWS:
         return
     facts = environment()
-    name = file_name(session.config.getoption("--results-name"), facts)
+    name = file_name(session.config.getoption("--out-name"), facts)
     outcomes = session.config.pluginmanager.get_plugin("terminalreporter").stats
     counts = {name: len(outcomes.get(name, [])) for name in ("passed", "failed", "skipped")}
     report = {"environment": facts, **counts, "rows": ROWS}

@@ -1,6 +1,6 @@
 """Drawn calls under compute-sanitizer: does any kernel touch memory that is not its own?
 
-usage: python tests/gpu/memcheck.py [--draws N] [--seed N] [--jobs N] [--results FOLDER]
+usage: python tests/gpu/memcheck.py [--draws N] [--seed N] [--jobs N] [--out FOLDER]
 
 Every buffer is an allocation of its own, so that reading or writing past one is noticed. Each call
 has a process of its own, and 100 seconds: the sanitizer itself may crash or hang, which is then
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4)
-    parser.add_argument("--results", default="")
+    parser.add_argument("--out", default="")
     parser.add_argument("--one", type=int)
     args = parser.parse_args()
     if args.one is not None:
@@ -109,14 +109,14 @@ def main() -> None:
     )
     for call in bad + unknown:
         print(call)
-    if args.results:
+    if args.out:
         from attn_dispatch.conformance.environment import environment, file_name
 
         facts = environment()
         counts = {"clean": len(clean), "refused": len(refused), "not_clean": len(bad)}
         counts["sanitizer_crashed_or_hung"] = len(unknown)
         report = {"environment": facts, "draws": args.draws, "seed": args.seed, **counts}
-        path = Path(args.results, f"{file_name('memcheck', facts)}.json")
+        path = Path(args.out, f"{file_name('memcheck', facts)}.json")
         path.write_text(json.dumps(report | {"calls": calls}, indent=1) + "\n")
     sys.exit(0 if clean and not bad else 1)
 

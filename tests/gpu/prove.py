@@ -27,7 +27,7 @@ from pathlib import Path
 from memcheck import devices
 
 _TESTS = Path(__file__).parent
-_PYTEST = (sys.executable, "-m", "pytest", "-q", "--results")
+_PYTEST = (sys.executable, "-m", "pytest", "-q", "--out")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def suite(folder: Path, gpu: str) -> Run:
 
 def suite_of_two(folder: Path, gpus: tuple[str, ...]) -> Run:
     """Those of its tests that need two GPUs."""
-    words = (str(folder), "--results-name", "gpu_suite-two", str(_TESTS / "test_several_gpus.py"))
+    words = (str(folder), "--out-name", "gpu_suite-two", str(_TESTS / "test_several_gpus.py"))
     return Run("gpu_suite-two", (*_PYTEST, *words), {"CUDA_VISIBLE_DEVICES": ",".join(gpus[:2])})
 
 
@@ -58,7 +58,7 @@ def draws(args: argparse.Namespace, gpus: tuple[str, ...]) -> Iterator[Run]:
     seeds += [(seed, "1", ("--each-rewrite",)) for seed in args.each_rewrite]
     for i, (seed, rewrites, flags) in enumerate(seeds):
         options = {
-            "--random": args.draws, "--seed": seed, "--jobs": args.jobs, "--report": args.folder,
+            "--random": args.draws, "--seed": seed, "--jobs": args.jobs, "--out": args.folder,
             "--cases": "*" if args.named and not i else "found/*",
         }  # fmt: skip
         words = (str(word) for option in options.items() for word in option)

@@ -33,7 +33,7 @@ The JSON file is saved after each cell; one of an earlier run is left alone. --p
 a table of such files.
 """
 _EXAMPLES = (
-    "attn-dispatch bench --results results",
+    "attn-dispatch bench --out results",
     "attn-dispatch bench --grid dense --cells 'd128*' --peer 'ours*' --peer jax.nn",
     "attn-dispatch bench --plot results/bench.json --out plots",
 )
@@ -80,8 +80,8 @@ def add_parser(commands: Commands, help: str) -> None:
         "--torch-python", metavar="PATH", help="the Python that torch is installed for, if another"
     )
     parser.add_argument(
-        "--results", type=Path, default=Path(), metavar="FOLDER",
-        help="where the JSON file is written (default: here)",
+        "--out", type=Path, default=Path(), metavar="FOLDER",
+        help="where the JSON file, or plots and the table, are written (default: here)",
     )  # fmt: skip
     parser.add_argument(
         "--plot", type=Path, nargs="+", metavar="FILE",
@@ -91,10 +91,6 @@ def add_parser(commands: Commands, help: str) -> None:
         "--html", action="store_true",
         help="also one HTML file with the table and all plots inside",
     )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, default=Path(), metavar="FOLDER",
-        help="where plots and the table are written (default: here)",
-    )  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> None:
@@ -102,7 +98,7 @@ def main(args: argparse.Namespace) -> None:
     interrupted."""
     try:
         if args.plot:
-            plot(args.plot, _folder("--out", args.out), is_html=args.html)
+            plot(args.plot, _folder(args.out), is_html=args.html)
             return
         if args.html:
             _plots_module()  # before everything has been measured
@@ -111,7 +107,7 @@ def main(args: argparse.Namespace) -> None:
         cells = _cells(args)
         directions = args.directions or ["forward", "forward_backward"]
         chosen = all_of_them.named(args.peers or ["*"], all_of_them.all_peers(args.torch_python))
-        folder = _folder("--results", args.results)
+        folder = _folder(args.out)
     except (ModuleNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")
     limit = float("inf") if args.time_limit is None else args.time_limit
@@ -181,9 +177,9 @@ def _unused(path: Path) -> Path:
     return next(x for x in itertools.chain([path], numbered) if not x.exists())
 
 
-def _folder(option: str, folder: Path) -> Path:
+def _folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"{option}: expected a folder, got {folder} ({error.strerror})") from None
+        raise ValueError(f"--out: expected a folder, got {folder} ({error.strerror})") from None
     return folder

@@ -49,7 +49,7 @@ def add_parser(commands: Commands, help: str) -> None:
     )
     parser.add_argument(
         "--target", metavar="DEVICE",
-        help="h100, b200, rtx4090, mi300x, sm90, … (default: the device that is here)",
+        help="h100, b200, rtx4090, mi300x, sm90, cpu, … (default: the device that is here)",
     )  # fmt: skip
     parser.add_argument(
         "--implementation", action="append", metavar="NAME",

@@ -43,7 +43,7 @@ def info() -> str:
     platforms = dict.fromkeys(platform_of(device) for device in jax_devices)
     devices = [device_for(platform) for platform in platforms]
     targets = [parse(name) for name in settings.current().targets]
-    planned_for = [device for device in targets if device in devices]
+    planned_for = [x for x in targets if x in devices and not x.is_present]
     versions = f"attn_dispatch {__version__}, jax {jax.__version__}, jaxlib {JAXLIB_VERSION}"
     lines = wrapped("", versions)
     lines += ["", "devices"]
@@ -92,6 +92,6 @@ def _next(devices: list[Device]) -> list[tuple[str, str]]:
     if platforms & {"cuda", "rocm"}:
         return [
             ("what runs a call of yours, and why", asked),
-            ("prove the kernels on this GPU", "attn-dispatch verify --report report"),
+            ("prove the kernels on this GPU", "attn-dispatch verify --out report"),
         ]
     return [("XLA computes everything here. What a GPU would run:", f"{asked} --target h100")]

@@ -39,7 +39,7 @@ The report says what was run with which versions. Exit status 1: something faile
 nothing passed.
 """
 _EXAMPLES = (
-    "attn-dispatch verify --report report",
+    "attn-dispatch verify --out report",
     "attn-dispatch verify --cases 'window/*' --jobs 4",
     "attn-dispatch verify --random 1000 --implementation xla",
     "attn-dispatch verify --cases '' --random 1000 --serving",
@@ -64,7 +64,7 @@ def add_parser(commands: Commands, help: str) -> None:
         help="only cases named like one of these: 'window/*_d64_*,found/*'",
     )  # fmt: skip
     parser.add_argument(
-        "--list", action="store_true", help="print the names of these cases, and run nothing"
+        "--list", action="store_true", help="print the names of the cases that would run, and run nothing"
     )
     parser.add_argument(
         "--jobs", type=at_least(1), default=default_jobs(), metavar="N",
@@ -91,7 +91,7 @@ def add_parser(commands: Commands, help: str) -> None:
         help="run what failed or crashed in this report (its JSON file) instead of named cases",
     )  # fmt: skip
     parser.add_argument(
-        "--report", type=Path, default=Path(), metavar="FOLDER",
+        "--out", type=Path, default=Path(), metavar="FOLDER",
         help="where the report is written, as JSON and Markdown (default: here)",
     )  # fmt: skip
     parser.add_argument(
@@ -115,13 +115,17 @@ def main(args: argparse.Namespace) -> None:
             sys.exit(f"error: --{flag}: of drawn cases, so --random N is wanted as well")
     try:
         if args.plot is not None:
-            print(write_page(read(args.plot), _folder(args.report) / f"{args.plot.stem}.html"))
+            print(write_page(read(args.plot), _folder(args.out) / f"{args.plot.stem}.html"))
             return
         implementation = args.implementation or default_implementation()
         cases, options = _named(args)
+        if args.random:
+            drawn, facts = _drawn(args)
+            cases, options = cases + drawn, options | facts
+        if not cases:
+            said = f"named like {args.cases!r}" if args.repeat is None else "bad in that report"
+            sys.exit(f"error: no case is {said}")
         if args.list:
-            if not cases:
-                sys.exit(f"error: no case is named like {args.cases!r}")
             print("\n".join(case.name for case in cases))
             return
         if args.html:
@@ -129,24 +133,7 @@ def main(args: argparse.Namespace) -> None:
             _plots_module()
         if unusable := select.named(implementation).unusable_reason(default_device()):
             sys.exit(f"error: {implementation} cannot run here: {unusable}")
-        if args.random:
-            seed = random.randrange(2**32) if args.seed is None else args.seed
-            again = f"--random {args.random}{' --serving' * args.serving} --seed {seed}"
-            print(f"{args.random} drawn cases; {again} draws them again")
-            options |= {"random": args.random, "seed": seed}
-            if args.serving:
-                options |= {"serving": True}
-                drawn = serving_examples(args.random, seed)
-            else:
-                drawn = draws.examples(args.random, seed)
-            if args.each_rewrite:
-                options |= {"each_rewrite": True}
-                drawn = each_rewrite(drawn)
-            cases += drawn
-        if not cases:
-            said = f"named like {args.cases!r}" if args.repeat is None else "bad in that report"
-            sys.exit(f"error: no case is {said}")
-        _folder(args.report)
+        _folder(args.out)
     except (ModuleNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")
     if not settings.current().rewrites:
@@ -158,7 +145,7 @@ def main(args: argparse.Namespace) -> None:
     screen.show(report)
     if "interrupted" in report.options:
         print(f"interrupted: {len(report.outcomes)} of {len(cases)} cases were done")
-    written = [*report.write(args.report)]
+    written = [*report.write(args.out)]
     if args.html:
         written.append(write_page(report, written[0].with_suffix(".html")))
     for path in written:
@@ -166,6 +153,25 @@ def main(args: argparse.Namespace) -> None:
     if "interrupted" in report.options:
         sys.exit(130)
     sys.exit(0 if report.is_good else 1)
+
+
+def _drawn(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
+    """The drawn cases that are asked for, and what is said of them; tells how to draw them again,
+    where a list of names is wanted not in it."""
+    seed = random.randrange(2**32) if args.seed is None else args.seed
+    again = f"--random {args.random}{' --serving' * args.serving} --seed {seed}"
+    where = sys.stderr if args.list else sys.stdout
+    print(f"{args.random} drawn cases; {again} draws them again", file=where)
+    options: dict[str, object] = {"random": args.random, "seed": seed}
+    if args.serving:
+        options |= {"serving": True}
+        drawn = serving_examples(args.random, seed)
+    else:
+        drawn = draws.examples(args.random, seed)
+    if args.each_rewrite:
+        options |= {"each_rewrite": True}
+        drawn = each_rewrite(drawn)
+    return drawn, options
 
 
 def write_page(report: Report, path: Path) -> Path:
@@ -192,7 +198,7 @@ def _folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--report: expected a folder, got {folder} ({error.strerror})") from None
+        raise ValueError(f"--out: expected a folder, got {folder} ({error.strerror})") from None
     return folder
 
 

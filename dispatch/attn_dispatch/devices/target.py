@@ -17,6 +17,7 @@ from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
 from attn_dispatch.devices.target_names import PRODUCTS, nearest, resolve
 
 CPU = Device("cpu", "cpu", "CPU")
+_OF_XLA_ALONE = {"cpu": CPU, "tpu": Device("other", "tpu", "TPU", is_present=False)}
 
 _AMD_NAMES = {"gfx942": "AMD Instinct MI300", "gfx950": "AMD Instinct MI350"}
 
@@ -28,8 +29,9 @@ def target(*targets: str) -> settings.Block:
       targets: at most one for each platform, by the name of a product ("h100", "b200", "rtx5090",
         "mi300x", …) or of an architecture. "sm80", "sm89", "sm90", "sm100", "sm103", "sm120" stand
         for an A100, L40S, H200, B200, B300 and RTX 5090, whose properties other products of the
-        same architecture are planned with; "gfx942" and "gfx950" for MI300 and MI350. For any
-        other NVIDIA device give cuDNN's device properties, as a JSON text or the path of a file.
+        same architecture are planned with; "gfx942" and "gfx950" for MI300 and MI350. "cpu" and
+        "tpu" are what they say: XLA computes everything there. For any other NVIDIA device give
+        cuDNN's device properties, as a JSON text or the path of a file.
         The environment variable ATTN_DISPATCH_TARGET (comma-separated) does the same outside
         such blocks.
 
@@ -86,6 +88,8 @@ def parse(name: str) -> Device:
         return _nvidia(Path(name).read_text())
     known = _known_nvidia()
     arch, product = resolve(name)
+    if arch in _OF_XLA_ALONE:
+        return _OF_XLA_ALONE[arch]
     if arch in _AMD_NAMES:
         return Device("rocm", arch, product or _AMD_NAMES[arch], is_present=False)
     if arch in known:
@@ -94,10 +98,11 @@ def parse(name: str) -> Device:
         if product is None or re.match(rf"{product}\b", device.name):
             return device
         return replace(device, name=product, properties_of=device.name)
-    near = nearest(name, [*known, *_AMD_NAMES])
+    archs = [*known, *_AMD_NAMES, *_OF_XLA_ALONE]
+    near = nearest(name, archs)
     meant = f"; did you mean {near!r}?" if near else f"; products: {', '.join(PRODUCTS)}"
     raise ValueError(
-        f"target: expected a product like 'h100' or 'mi300x', one of {[*known, *_AMD_NAMES]}, or "
+        f"target: expected a product like 'h100' or 'mi300x', one of {archs}, or "
         f"cuDNN's device properties as a JSON text or the path of an existing .json file; got "
         f"{name!r}{meant}"
     )

@@ -92,7 +92,7 @@ def add_parser(commands: Commands, help: str) -> None:
         help="files compiled at once (default: the cores, as far as 2 GB for each allow)",
     )
     parser.add_argument(
-        "--output",
+        "--out",
         type=Path,
         metavar="FOLDER",
         help="where a folder for each architecture is made (default: $ATTN_DISPATCH_AITER, else "
@@ -103,7 +103,7 @@ def add_parser(commands: Commands, help: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Build for each architecture; a failure ends the process with a sentence."""
     try:
-        root = args.output.resolve() if args.output else aiter_folder.root()
+        root = args.out.resolve() if args.out else aiter_folder.root()
         filters = Filters.parse(
             args.filter, args.filter_forward, args.filter_backward, args.filter_split_kv
         )
