@@ -17,7 +17,7 @@ import pytest
 
 import attn_dispatch.bench
 from attn_dispatch import cli
-from attn_dispatch.bench import device_time, measure, report, run, table
+from attn_dispatch.bench import device_time, measure, report, run, screen, table
 from attn_dispatch.bench.arrays import BATCH, PADDED, ROW, ROWS, Arrays
 from attn_dispatch.bench.cells import Cell
 from attn_dispatch.bench.grids import GRIDS
@@ -305,6 +305,20 @@ def test_a_run(capsys, tmp_path, monkeypatch):
     assert data["cells"][0]["notes"]["ours"] == {"forward": "xla", "backward": "xla"}
     assert data["cells"][0]["results"].keys() == {"forward", "forward_backward"}
     assert report.read([path]).peers == ["ours", "jax.nn: xla"]
+
+
+def test_the_table_at_the_end_says_who_was_fastest(capsys):
+    cells = []
+    for number, (ours, theirs) in enumerate([(1.0, 2.0), (3.0, 2.0), (1.0, None)]):
+        found = CellResults(replace(TINY, seq_len=8 << number))
+        times = {"ours": ours, "jax.nn: xla": theirs}
+        rows = {x: {"wall_us": {"median": y}} if y else {"reason": "no"} for x, y in times.items()}
+        found.results["forward"] = rows
+        cells.append(found)
+    screen.show(Report({"peers": dict.fromkeys(("ours", "jax.nn: xla"), "1")}, {}, cells))
+    lines = [x.split("  ") for x in capsys.readouterr().out.splitlines()]
+    rows = [[y.strip() for y in x if y] for x in lines if len(x) > 2]
+    assert rows == [["peer", "cells", "forward"], ["ours", "3", "2"], ["jax.nn: xla", "2", "1"]]
 
 
 def test_results_of_an_earlier_run_are_left_alone(capsys, tmp_path, monkeypatch):

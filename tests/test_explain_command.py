@@ -167,7 +167,7 @@ def test_an_implementation_by_name(said):
     ("words", "message"),
     [
         ([CALL, "--target", "h1000"], "did you mean 'h100'"),
-        ([CALL, "--target", "tpu"], "got 'tpu'; products: a100, l4, .*rtx5090, .*mi355x"),
+        ([CALL, "--target", "quantum"], "got 'quantum'; products: a100, l4, .*rtx5090, .*mi355x"),
         ([CALL + " is_causal=true", "--causal"], "is_causal: expected it once"),
         (["q=bf16[2,256,8,64] k=bf16[2,512,3,64]"], "query: expected the number"),
         (["q=bf16[256]"], "query: expected arrays"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 import re
 import sys
 from importlib import import_module
 
 from attn_dispatch._version import __version__
+from attn_dispatch.terminal.ending import dying_of_interrupts, run_process, run_to_the_end
 from attn_dispatch.terminal.help import Formatter
 
 _DESCRIPTION = """\
@@ -37,25 +37,23 @@ _COMMANDS = {
 }  # fmt: skip
 """The module of each, and what the list of commands says of it."""
 
-_CUT_OFF = 128 + 13
-"""What shells call a program that SIGPIPE ended."""
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        run_process(lambda: _run(sys.argv[1:]))
+    else:
+        run_to_the_end(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> None:
     whole = parser(only=arguments[0] if arguments else "")
     _check_command(whole, arguments)
     chosen, unknown = whole.parse_known_args(_with_negative_values(arguments))
     if unknown:
         _unknown(chosen.command_parser, unknown)
     chosen.parser = parser  # completion scripts are made of it
-    try:
-        chosen.run(chosen)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(_CUT_OFF) from None
+    chosen.run(chosen)
 
 
 def _check_command(whole: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -111,7 +109,9 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     )
     for name, (module, help) in _COMMANDS.items():
         if only in (None, name):
-            import_module(f"attn_dispatch.{module}").add_parser(commands, help)
+            with dying_of_interrupts():
+                found = import_module(f"attn_dispatch.{module}")
+            found.add_parser(commands, help)
         else:
             commands.add_parser(name, help=help)
     return whole

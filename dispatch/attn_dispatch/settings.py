@@ -115,13 +115,23 @@ def checked_seconds(seconds: Any, name: str = "seconds") -> float:
 
 def kept_at(variable: str, name: str) -> Path | None:
     """Where something is kept for other processes, which need not exist: what an environment
-    variable names, else `name` in the user's cache folder; None where the variable says OFF."""
+    variable names, else `name` in the user's cache folder; None where the variable says OFF, and of
+    users that have no home, as in some containers."""
     named = os.environ.get(variable)
     if named and named.lower() == OFF:
         return None
     if named:
         return Path(os.path.expanduser(named))
-    return platformdirs.user_cache_path("attn-dispatch") / name
+    try:
+        return platformdirs.user_cache_path("attn-dispatch") / name
+    except RuntimeError:
+        return None
+
+
+def kept_nowhere(variable: str) -> str:
+    """Why `kept_at` of this variable is None."""
+    named = os.environ.get(variable)
+    return f"{variable}={named}" if named else f"you have no home folder, and no {variable}"
 
 
 def restored(value: Settings) -> AbstractContextManager[None]:

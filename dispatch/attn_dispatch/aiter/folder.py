@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,11 @@ def root() -> Path:
     """$ATTN_DISPATCH_AITER, else a folder of the user's. One subfolder for each architecture."""
     if chosen := os.environ.get("ATTN_DISPATCH_AITER"):
         return Path(chosen)
-    return platformdirs.user_data_path("attn-dispatch") / "aiter" / GENERATION
+    try:
+        data = platformdirs.user_data_path("attn-dispatch")
+    except RuntimeError:  # of users that have no home: what Python's environment is in
+        data = Path(sys.prefix, "share", "attn-dispatch")
+    return data / "aiter" / GENERATION
 
 
 def folder(arch: str) -> Path:

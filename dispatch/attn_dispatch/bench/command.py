@@ -17,9 +17,10 @@ from attn_dispatch.bench.grids import GRIDS
 from attn_dispatch.bench.measure import Options
 from attn_dispatch.bench.report import Report
 from attn_dispatch.bench.run import present, run
-from attn_dispatch.bench.screen import watched
+from attn_dispatch.bench.screen import show, watched
 from attn_dispatch.bench.table import markdown
 from attn_dispatch.conformance.environment import file_name
+from attn_dispatch.terminal.folder import made_folder
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
 from attn_dispatch.terminal.wrong import positive
@@ -34,7 +35,7 @@ a table of such files.
 """
 _EXAMPLES = (
     "attn-dispatch bench --out results",
-    "attn-dispatch bench --grid dense --cells 'd128*' --peer 'ours*' --peer jax.nn",
+    "attn-dispatch bench --grid dense --cells 'd128*' --peer ours --peer 'jax.nn*'",
     "attn-dispatch bench --plot results/bench.json --out plots",
 )
 
@@ -98,7 +99,7 @@ def main(args: argparse.Namespace) -> None:
     interrupted."""
     try:
         if args.plot:
-            plot(args.plot, _folder(args.out), is_html=args.html)
+            plot(args.plot, made_folder(args.out), is_html=args.html)
             return
         if args.html:
             _plots_module()  # before everything has been measured
@@ -107,7 +108,7 @@ def main(args: argparse.Namespace) -> None:
         cells = _cells(args)
         directions = args.directions or ["forward", "forward_backward"]
         chosen = all_of_them.named(args.peers or ["*"], all_of_them.all_peers(args.torch_python))
-        folder = _folder(args.out)
+        folder = made_folder(args.out)
     except (ModuleNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")
     limit = float("inf") if args.time_limit is None else args.time_limit
@@ -124,6 +125,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"each line: {' / '.join(directions)}, - where there is no number", flush=True)
     for _ in watched(run(cells, here, directions, options, report, path), len(cells)):
         pass
+    show(report)
     if report.not_measured:
         print(f"{report.stopped}: {len(report.not_measured)} cells were not measured")
     if path.exists():
@@ -146,7 +148,7 @@ def plot(files: list[Path], folder: Path, *, is_html: bool = False) -> None:
     report = reports.read(files)
     written = _plots_module().draw(report, folder)
     path = folder / f"{file_name('bench', report.environment)}.md"
-    path.write_text(markdown(report))
+    path.write_text(markdown(report), encoding="utf-8")
     if is_html:
         whole = path.with_suffix(".html")
         whole.write_text(page(markdown(report), written), encoding="utf-8")
@@ -175,11 +177,3 @@ def _unused(path: Path) -> Path:
     """The path, numbered where there are results of an earlier run: of other cells, or as long."""
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(x for x in itertools.chain([path], numbered) if not x.exists())
-
-
-def _folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out: expected a folder, got {folder} ({error.strerror})") from None
-    return folder

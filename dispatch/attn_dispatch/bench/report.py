@@ -64,7 +64,7 @@ class Report:
             ],
         }
         beside = path.with_name(f".{path.name}.new")
-        beside.write_text(json.dumps(data, indent=1) + "\n")
+        beside.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         beside.replace(path)
 
 
@@ -98,7 +98,7 @@ def read(paths: Sequence[Path]) -> Report:
 
 def _read(path: Path) -> Report:
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
         cells = [CellResults(Cell.from_json(x), x["results"], x["notes"]) for x in data["cells"]]
         environment = {"peers": {}, "absent": {}} | data["environment"]
         return Report(environment, data["options"], cells, data["stopped"], data["not_measured"])

@@ -1,10 +1,11 @@
-"""A run on the terminal: a bar while it lasts, or a line for each cell."""
+"""A run on the terminal: a bar while it lasts, or a line for each cell; a table at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from attn_dispatch.bench.report import CellResults
+from attn_dispatch.bench.report import CellResults, Report
+from attn_dispatch.terminal import look
 from attn_dispatch.terminal.progress import progress
 
 
@@ -27,6 +28,31 @@ def said(found: CellResults) -> str:
         values = [found.value(direction, name, "tflops") for direction in found.results]
         parts.append(f"{name} " + "/".join("-" if x is None else _short(x) for x in values))
     return f"{found.cell.grid}: {found.cell.name}: {', '.join(parts)} TFLOP/s"
+
+
+def show(report: Report) -> None:
+    """How often each peer was the fastest; every number is in the file."""
+    directions = [*dict.fromkeys(x for cell in report.cells for x in cell.results)]
+    rows = []
+    for name in report.peers:
+        firsts = [sum(_fastest(cell, x) == name for cell in report.cells) for x in directions]
+        measured = sum(any(_time(x, y, name) for y in directions) for x in report.cells)
+        rows.append([name, str(measured), *map(str, firsts)])
+    if not rows:
+        return
+    head = ["peer", "cells", *(x.replace("_", "+") for x in directions)]
+    text = f"\nfastest by wall time, in so many cells\n\n{look.table(head, rows)}\n"
+    look.show(text, {r"(?m)^(?:fastest by|peer ).*": look.HEADING, look.RULE: look.QUIET})
+
+
+def _fastest(found: CellResults, direction: str) -> str | None:
+    times = {x: _time(found, direction, x) for x in found.results.get(direction, {})}
+    known = {x: y for x, y in times.items() if y}
+    return min(known, key=lambda x: known[x]) if known else None
+
+
+def _time(found: CellResults, direction: str, peer: str) -> float | None:
+    return found.value(direction, peer, "wall_us", "median")
 
 
 def _short(tflops: float) -> str:

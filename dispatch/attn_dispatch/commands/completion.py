@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from pathlib import Path
 
 from attn_dispatch.terminal.help import Commands, add_command
 
@@ -36,4 +38,21 @@ def main(args: argparse.Namespace) -> None:
         import shtab
     except ImportError:
         raise SystemExit("error: completion scripts are made by shtab: pip install shtab") from None
-    print(shtab.complete(args.parser(), shell=args.shell))
+    parser = args.parser()
+    for action in _actions(parser):
+        if action.type is Path:
+            is_folder = action.metavar == "FOLDER"
+            setattr(action, "complete", shtab.DIRECTORY if is_folder else shtab.FILE)
+    print(shtab.complete(parser, shell=args.shell))
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The options and arguments of the command and of all of its commands, which get their line of
+    the list as description: a shell shows that beside the name."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for line in action._get_subactions():
+                command = action.choices[line.dest]
+                command.description = line.help
+                yield from _actions(command)

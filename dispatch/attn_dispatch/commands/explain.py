@@ -15,6 +15,7 @@ from attn_dispatch.core import select
 from attn_dispatch.core.explanation import Explanation
 from attn_dispatch.planning import notation
 from attn_dispatch.planning.written import each_of
+from attn_dispatch.terminal import look
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.text import width
 from attn_dispatch.terminal.wrong import said
@@ -93,9 +94,17 @@ def main(args: argparse.Namespace) -> None:
         found = _explanations(args)
     except (OSError, ValueError, TypeError) as error:
         raise SystemExit(f"error: {said(error)}") from error
-    print("\n\n".join(x.text(width()) for x in found))
+    look.show("\n\n".join(x.text(width()) for x in found), _MARKS)
     if any(x.chosen_forward is None for x in found):
         raise SystemExit(1)
+
+
+_MARKS = {
+    r"(?m)^chosen .*": look.HEADING,
+    r"(?m)^(?:call|device|versions|mask_mod|forward|backward)\b": look.QUIET,
+    r"(?m)^(?:forward|backward) +\w+ +(runs:)": look.GOOD,
+    r"(?m)^(?:forward|backward) +\w+ +(cannot run:)$": look.NOT,
+}
 
 
 def _explanations(args: argparse.Namespace) -> list[Explanation]:

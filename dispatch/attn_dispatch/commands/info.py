@@ -13,6 +13,7 @@ from attn_dispatch.core import select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.native import cuda_majors
 from attn_dispatch.devices.target import device_for, parse, platform_of
+from attn_dispatch.terminal import look
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.text import width, wrapped
 
@@ -33,7 +34,15 @@ def add_parser(commands: Commands, help: str) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Print it."""
-    print(info())
+    look.show(info(), _MARKS)
+
+
+_MARKS = {
+    r"(?m)^\w.*": look.HEADING,
+    r"(?m)^  \w+ +(usable)$": look.GOOD,
+    r"(?m)^  \w+ +(no:)": look.NOT,
+    r"(?m)^ +\[/.*\]$": look.QUIET,
+}
 
 
 def info() -> str:

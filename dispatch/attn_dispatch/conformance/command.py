@@ -25,6 +25,7 @@ from attn_dispatch.conformance.report import Report, bad_cases, read
 from attn_dispatch.conformance.serving_draws import serving_examples
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
+from attn_dispatch.terminal.folder import made_folder
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
 from attn_dispatch.terminal.wrong import at_least
@@ -64,7 +65,7 @@ def add_parser(commands: Commands, help: str) -> None:
         help="only cases named like one of these: 'window/*_d64_*,found/*'",
     )  # fmt: skip
     parser.add_argument(
-        "--list", action="store_true", help="print the names of the cases that would run, and run nothing"
+        "--list", action="store_true", help="print the names of what would run, and run nothing"
     )
     parser.add_argument(
         "--jobs", type=at_least(1), default=default_jobs(), metavar="N",
@@ -115,7 +116,7 @@ def main(args: argparse.Namespace) -> None:
             sys.exit(f"error: --{flag}: of drawn cases, so --random N is wanted as well")
     try:
         if args.plot is not None:
-            print(write_page(read(args.plot), _folder(args.out) / f"{args.plot.stem}.html"))
+            print(write_page(read(args.plot), made_folder(args.out) / f"{args.plot.stem}.html"))
             return
         implementation = args.implementation or default_implementation()
         cases, options = _named(args)
@@ -133,7 +134,7 @@ def main(args: argparse.Namespace) -> None:
             _plots_module()
         if unusable := select.named(implementation).unusable_reason(default_device()):
             sys.exit(f"error: {implementation} cannot run here: {unusable}")
-        _folder(args.out)
+        made_folder(args.out)
     except (ModuleNotFoundError, ValueError) as error:
         sys.exit(f"error: {error}")
     if not settings.current().rewrites:
@@ -142,9 +143,12 @@ def main(args: argparse.Namespace) -> None:
         options |= {"tuned": seconds}
     print(f"{len(cases)} cases of {implementation}, {args.jobs} at a time")
     report = run(cases, implementation, args.jobs, options)
-    screen.show(report)
+    if report.outcomes:
+        screen.show(report)
     if "interrupted" in report.options:
         print(f"interrupted: {len(report.outcomes)} of {len(cases)} cases were done")
+        if not report.outcomes:
+            sys.exit(130)  # and an earlier report stays
     written = [*report.write(args.out)]
     if args.html:
         written.append(write_page(report, written[0].with_suffix(".html")))
@@ -192,14 +196,6 @@ def _plots_module() -> ModuleType:
     except ImportError:
         raise ModuleNotFoundError(NO_MATPLOTLIB) from None
     return plots
-
-
-def _folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out: expected a folder, got {folder} ({error.strerror})") from None
-    return folder
 
 
 def run(

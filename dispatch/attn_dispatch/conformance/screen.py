@@ -13,6 +13,7 @@ from attn_dispatch.conformance.report import (
     gradient_reasons_of,
     reasons_of,
 )
+from attn_dispatch.terminal import look
 from attn_dispatch.terminal.progress import progress
 from attn_dispatch.terminal.text import wrapped
 
@@ -49,28 +50,25 @@ def show(report: Report) -> None:
     ]
     worst = max((x.used for x in report.outcomes), default=0)
     totals = ["all", *(str(n or "") for n in report.counts().values()), f"{worst:.2f}"]
-    print(f"\n{report.implementation} on {report.environment['device']}\n")
-    print(_table([["family", *STATUSES, "worst"], *rows, totals]))
-    print("\nworst: the largest share of the allowed error; above 1 is wrong")
+    lines = ["", f"{report.implementation} on {report.environment['device']}", ""]
+    lines += [look.table(["family", *STATUSES, "worst"], [*rows, totals], has_sum=True), ""]
+    lines += wrapped("", "worst: the largest share of the allowed error; above 1 is wrong")
     for title, reasons in (
         ("Refused, and why", reasons_of(report.outcomes)),
         ("Gradients left to XLA, and why", gradient_reasons_of(report.outcomes)),
     ):
         if reasons:
-            print(f"\n{title}:")
+            lines += ["", f"{title}:"]
         for reason, n in reasons[:_MOST_REASONS]:
-            print("\n".join(wrapped(f"  {n:4} cases: ", reason)))
+            lines += wrapped(f"  {n:4} cases: ", reason)
         if len(reasons) > _MOST_REASONS:
-            print(f"  and {len(reasons) - _MOST_REASONS} more, all in the report")
+            lines.append(f"  and {len(reasons) - _MOST_REASONS} more, all in the report")
+    is_bad = any(x.status in ("failed", "crashed") for x in report.outcomes)
+    look.show("\n".join(lines), _MARKS | {r"(?m)^all .*": look.BAD if is_bad else look.GOOD})
 
 
-def _table(rows: list[list[str]]) -> str:
-    """The first row is the head, the last one the sum; the first column is text."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for name, *numbers in rows:
-        cells = [name.ljust(widths[0])]
-        cells += [x.rjust(width) for x, width in zip(numbers, widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    rule = "-" * max(map(len, lines))
-    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+_MARKS = {
+    r"(?m)^(?:family .*|.* on .*|.*, and why:)$": look.HEADING,
+    r"(?m)^ +\d+ cases:": look.NOT,
+    look.RULE: look.QUIET,
+}

@@ -16,6 +16,7 @@ from attn_dispatch import mods
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.commands.call_flags import MASK_FLAGS, add_mask_flags, given
 from attn_dispatch.pictures.panel import Figure, Panel, shortened
+from attn_dispatch.terminal import look
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.text import width
 from attn_dispatch.terminal.wrong import said
@@ -71,13 +72,17 @@ def main(args: argparse.Namespace) -> None:
     try:
         panel = _panel(args)
         text = _text(panel)
-        if args.out is None:
-            print(text)
-            return
-        _draw(panel, args.out)
+        if args.out is not None:
+            _draw(panel, args.out)
     except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
         raise SystemExit(f"error: {said(error)}") from error
-    print(args.out)
+    if args.out is None:
+        look.show(text, _MARKS)
+    else:
+        print(args.out)
+
+
+_MARKS = {r"(?m)^ *\d+(?: +\d+)+$": look.QUIET, r"(?<=[\w. ])[._](?!\d)": look.QUIET}
 
 
 def _panel(args: argparse.Namespace) -> Panel:

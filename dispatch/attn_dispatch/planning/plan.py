@@ -15,7 +15,10 @@ from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
 from attn_dispatch.planning.written import FORMAT, calls_in
+from attn_dispatch.terminal import look
 from attn_dispatch.terminal.help import Commands, add_command
+from attn_dispatch.terminal.progress import waiting
+from attn_dispatch.terminal.text import wrapped
 from attn_dispatch.terminal.wrong import said
 
 _DESCRIPTION = """\
@@ -65,32 +68,39 @@ def main(args: argparse.Namespace) -> None:
             f"error: only cuDNN plans ahead, and this is {device}; name a --target like h200"
         )
     if folder is None:
-        raise SystemExit(f"error: {plan_store.FOLDER}={settings.OFF}: plans are not kept")
+        raise SystemExit(f"error: {settings.kept_nowhere(plan_store.FOLDER)}: plans are not kept")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix="begun-"):
             pass
     except OSError as error:
-        raise SystemExit(f"error: plans cannot be kept in {folder}: {error}") from error
+        raise SystemExit(f"error: plans cannot be kept in {folder}: {said(error)}") from error
     print(f"plans for {device} are kept in {folder}")
     is_refused = False
     for written, spec in calls:
-        print(written)
+        look.show(written, {r".+": look.HEADING})
         wanted = {"as it is": spec}
         if not args.inference:
             training = spec.in_training(spec.options.differentiable)
             wanted |= dict(zip(("training, forward", "training, backward"), training, strict=True))
         for name, each in wanted.items():
             start = time.perf_counter()
-            answer, is_planned = _planned(each, device)
+            with waiting(f"planning {name}"):
+                answer, is_planned = _planned(each, device)
             is_refused |= not is_planned
-            print(
-                f"  {name:19s}{1e3 * (time.perf_counter() - start):6.0f} ms  {answer}", flush=True
-            )
+            took = f"{1e3 * (time.perf_counter() - start):6.0f} ms"
+            look.show("\n".join(wrapped(f"  {name:19s}{took}  ", answer)), _MARKS)
     if reasons := plan_store.not_kept():
         raise SystemExit(f"error: not all plans are kept: {'; '.join(reasons)}")
     if is_refused:
         raise SystemExit(1)
+
+
+_MARKS = {
+    r"^ +(?:as it is|training, \w+)": look.QUIET,
+    r" ms  (\w+):": look.GOOD,
+    r" ms  (refused:)": look.NOT,
+}
 
 
 def _planned(spec: AttentionSpec, device: Device) -> tuple[str, bool]:

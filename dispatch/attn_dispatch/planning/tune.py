@@ -14,6 +14,7 @@ from attn_dispatch.core import select
 from attn_dispatch.core.tuning import contest, winners
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.planning.written import FORMAT, calls_in
+from attn_dispatch.terminal import look
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.wrong import said
 
@@ -59,7 +60,7 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(f"error: {args.file}: no such file")
     kept = winners.winners_file()
     if kept is None:
-        raise SystemExit(f"error: {winners.FILE}={settings.OFF}: winners are not kept")
+        raise SystemExit(f"error: {settings.kept_nowhere(winners.FILE)}: winners are not kept")
     if reason := winners.not_writable(kept):
         raise SystemExit(f"error: {reason}")
     print(f"winners are kept in {kept}", flush=True)
@@ -72,12 +73,11 @@ def main(args: argparse.Namespace) -> None:
     if args.arguments:
         raise SystemExit(f"error: {args.file} holds calls; unknown: {' '.join(args.arguments)}")
     try:
-        with settings.tuning(args.seconds):
-            _tune_calls(args.file, is_inference=args.inference)
+        calls = calls_in(args.file)
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {said(error)}") from error
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    with settings.tuning(args.seconds):
+        _tune_calls(calls, is_inference=args.inference)
 
 
 def _seconds(text: str) -> float:
@@ -101,21 +101,20 @@ def _run(file: Path, arguments: list[str]) -> None:
     runpy.run_path(str(file), run_name="__main__")
 
 
-def _tune_calls(file: Path, *, is_inference: bool) -> None:
+def _tune_calls(calls: list[tuple[str, AttentionSpec]], *, is_inference: bool) -> None:
     device = default_device()
-    for written, spec in calls_in(file):
-        print(written, flush=True)
+    for written, spec in calls:
+        look.show(written, {r".+": look.HEADING})
         training = spec.in_training(spec.options.differentiable)
         wanted: list[AttentionSpec] = [spec] if is_inference else list(training)
         for each in wanted:
             if (kept := select.winner(each, device)) is not None:
-                print(f"kept already: {kept}", flush=True)
+                look.show(f"kept already: {kept}", {"^kept already:": look.GOOD})
                 continue
             try:
                 found = contest.hold(each, device)
             except RuntimeError as error:
                 raise SystemExit(f"error: {error}") from error
             if found is None:
-                print(
-                    "not tuned: there is nothing to choose from, or nothing of it ran", flush=True
-                )
+                why = "not tuned: there is nothing to choose from, or nothing of it ran"
+                look.show(why, {"^not tuned:": look.NOT})

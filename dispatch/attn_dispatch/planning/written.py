@@ -49,7 +49,7 @@ def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any]
       ValueError: it holds something else, or the function does not take a call; says which.
     """
     try:
-        calls = json.loads(file.read_text())
+        calls = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file}: expected JSON, got {error}") from error
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):

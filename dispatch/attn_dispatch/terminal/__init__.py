@@ -1,1 +1,2 @@
-"""What commands have in common on a terminal: help, lines that fit, progress."""
+"""What commands have in common on a terminal: help, lines that fit, looks, progress, how
+they end."""

@@ -7,6 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from attn_dispatch.terminal.console import console
+from attn_dispatch.terminal.look import BAD
+from attn_dispatch.terminal.text import width
+
+_ROOM_FOR_A_BAR = 70
+"""So many columns; on fewer, rich would cut the numbers."""
+
 
 class Progress:
     """Something with steps, on its way; without a bar what is said stays a line, and notes of every
@@ -32,7 +39,7 @@ class Progress:
     def say(self, text: str, *, is_bad: bool = False) -> None:
         """A line that stays, above the bar."""
         if self._bar is not None:
-            style = "red" if is_bad else None
+            style = BAD if is_bad else None
             self._bar.console.print(text, style=style, markup=False, highlight=False)
         else:
             self._print(text)
@@ -51,8 +58,8 @@ def progress(
       every: without a bar, how many steps make a line.
       is_stderr: where it is shown, stdout if not.
     """
-    console = _console(is_stderr)
-    if console is None:
+    shown_on = console(is_stderr=is_stderr)
+    if shown_on is None:
         yield Progress(total, every, is_stderr)
         return
     from rich.progress import (
@@ -64,11 +71,13 @@ def progress(
     )
     from rich.progress import Progress as Bar
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False),
-    )  # fmt: skip
-    with Bar(*columns, console=console) as bar:
+    note = TextColumn("{task.fields[note]}", markup=False)
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), note)
+    if width() >= _ROOM_FOR_A_BAR:
+        columns = (
+            columns[0], BarColumn(), columns[1], TimeElapsedColumn(), TimeRemainingColumn(), note,
+        )  # fmt: skip
+    with Bar(*columns, console=shown_on) as bar:
         bar.add_task(what, total=total, note="")
         yield Progress(total, every, is_stderr, bar)
 
@@ -76,22 +85,9 @@ def progress(
 @contextmanager
 def waiting(what: str, *, is_stderr: bool = True) -> Iterator[Any]:
     """Something of unknown length; what this yields takes a text that tells how far it is."""
-    console = _console(is_stderr)
-    if console is None:
+    shown_on = console(is_stderr=is_stderr)
+    if shown_on is None:
         yield lambda text: None
         return
-    with console.status(what, spinner="dots") as status:
+    with shown_on.status(what, spinner="dots") as status:
         yield lambda text: status.update(f"{what}: {text}")
-
-
-def _console(is_stderr: bool) -> Any:
-    """That of rich, if it is installed and someone looks."""
-    stream = sys.stderr if is_stderr else sys.stdout
-    if not stream.isatty():
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    console = Console(stderr=is_stderr, highlight=False)
-    return console if console.is_terminal else None

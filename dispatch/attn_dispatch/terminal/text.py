@@ -17,6 +17,11 @@ def width() -> int:
     return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((80, 24)).columns))
 
 
+def filled(text: str) -> str:
+    """The text, each of its lines filled to the width of the terminal."""
+    return "\n".join("\n".join(wrapped("", x)) for x in text.split("\n"))
+
+
 def wrapped(label: str, text: str, columns: int | None = None) -> list[str]:
     """The text behind its label, further lines indented as far; a long word, a path or a command
     stays whole: who copies it must not get half of it."""

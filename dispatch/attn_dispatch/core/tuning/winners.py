@@ -145,7 +145,7 @@ def _kept(file: Path) -> dict[str, Winner] | None:
 def _read(file: Path, *_: int) -> dict[str, Winner] | None:
     """The same of a file with this time, size and number, so that each version is read once."""
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
         if content["format"] != _FORMAT:
             raise ValueError(f"expected format {_FORMAT}, got {content['format']!r}")
         return {x.key: x for x in (_winner(entry) for entry in content["winners"])}
