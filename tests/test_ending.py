@@ -19,13 +19,11 @@ from attn_dispatch.terminal.ending import dying_of_interrupts, run_to_the_end
 
 def process(code: str, **how) -> subprocess.CompletedProcess[str]:
     """A process that runs this; `command` is what `attn-dispatch` would run in it, without JAX."""
-    before = "import os, signal, sys\nfrom attn_dispatch.terminal import ending\n"
-    words = [sys.executable, "-c", before + textwrap.dedent(code)]
     # What a shell starts in the background ignores SIGINT, and so do its children.
-    return subprocess.run(
-        words, stderr=subprocess.PIPE, text=True, timeout=60,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler), **how,
-    )  # fmt: skip
+    before = "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    before += "from attn_dispatch.terminal import ending\n"
+    words = [sys.executable, "-c", before + textwrap.dedent(code)]
+    return subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=60, **how)
 
 
 def test_interrupted():

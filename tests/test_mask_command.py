@@ -160,18 +160,3 @@ def test_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.delattr("attn_dispatch.pictures.drawing", raising=False)
     with pytest.raises(SystemExit, match="pictures are drawn with matplotlib: pip install mat"):
         cli.main(["mask", "--seq", "4", "--out", str(tmp_path / "a.svg")])
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell: str, capsys):
-    pytest.importorskip("shtab")
-    cli.main(["completion", shell])
-    script = capsys.readouterr().out
-    assert all(name in script for name in cli.names())
-    assert "each-rewrite" in script
-
-
-def test_completion_without_shtab(monkeypatch):
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    with pytest.raises(SystemExit, match="made by shtab: pip install shtab"):
-        cli.main(["completion", "bash"])

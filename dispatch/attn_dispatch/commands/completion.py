@@ -41,8 +41,8 @@ def main(args: argparse.Namespace) -> None:
     parser = args.parser()
     for action in _actions(parser):
         if action.type is Path:
-            is_folder = action.metavar == "FOLDER"
-            setattr(action, "complete", shtab.DIRECTORY if is_folder else shtab.FILE)
+            kind = shtab.DIRECTORY if action.metavar == "FOLDER" else shtab.FILE
+            action.complete = kind  # type: ignore[attr-defined]
     print(shtab.complete(parser, shell=args.shell))
 
 
