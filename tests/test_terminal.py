@@ -115,6 +115,8 @@ def test_a_page_needs_no_other_file(tmp_path: Path):
     (where,) = re.findall(r'src="([^"]*)"', text)
     assert where == "data:image/svg+xml;base64," + base64.b64encode(b"<svg/>").decode()
     assert not re.findall(r'(?:href|src)="(?!data:)', text)
+    order = [text.index(x) for x in ("<h1>", "A sentence with", "<img", "<table>")]
+    assert order == sorted(order), "what came of it is read before the pictures"
 
 
 def test_a_page_without_its_library(without):
