@@ -13,7 +13,8 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem
 table { border-collapse: collapse; display: block; overflow-x: auto; margin: 1rem 0; }
 th, td { border-bottom: 1px solid #8884; padding: .25rem .7rem; }
 th { text-align: left; }
-td:first-child, th:first-child { background: Canvas; left: 0; position: sticky; white-space: nowrap; }
+td:first-child, th:first-child { background: Canvas; left: 0; position: sticky; }
+td:first-child { white-space: nowrap; }
 thead:not(:has(th:not(:empty))) { display: none; }
 thead:not(:has(th:not(:empty))) + tbody td + td { overflow-wrap: anywhere; }
 h1, h2, h3, li, pre { overflow-wrap: anywhere; }
