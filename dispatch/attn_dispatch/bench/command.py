@@ -23,6 +23,7 @@ from attn_dispatch.conformance.environment import file_name
 from attn_dispatch.terminal.folder import made_folder
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
+from attn_dispatch.terminal.text import counted
 from attn_dispatch.terminal.wrong import positive
 
 _DESCRIPTION = """\
@@ -119,7 +120,8 @@ def main(args: argparse.Namespace) -> None:
     grids = "+".join(dict.fromkeys(cell.grid for cell in cells))
     kind = "bench" if grids == "+".join(GRIDS) else f"bench-{grids}"
     path = _unused(folder / f"{file_name(kind, facts)}.json")
-    print(f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}: {len(cells)} cells")
+    versions = f"cuDNN {facts['cudnn']}, JAX {facts['jax']}"
+    print(f"{facts['device']}, {versions}: {counted(len(cells), 'cell')}")
     for name, reason in facts["absent"].items():
         print(f"absent: {name}: {reason}")
     print(f"each line: {' / '.join(directions)}, - where there is no number", flush=True)

@@ -16,7 +16,8 @@ _NOTES = """\
 Where it goes:
 
   bash  ~/.local/share/bash-completion/completions/attn-dispatch
-  zsh   a folder of $fpath, as _attn-dispatch
+  zsh   ~/.zfunc/_attn-dispatch, with fpath=(~/.zfunc $fpath) in ~/.zshrc
+        before compinit
   fish  ~/.config/fish/completions/attn-dispatch.fish
 """
 SHELLS = ("bash", "zsh", "fish")

@@ -28,6 +28,7 @@ from attn_dispatch.devices.target import default_device
 from attn_dispatch.terminal.folder import made_folder
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
+from attn_dispatch.terminal.text import counted
 from attn_dispatch.terminal.wrong import at_least
 
 _DESCRIPTION = """\
@@ -141,7 +142,7 @@ def main(args: argparse.Namespace) -> None:
         options |= {"rewrites": False}
     if (seconds := settings.current().tuning_seconds) is not None:
         options |= {"tuned": seconds}
-    print(f"{len(cases)} cases of {implementation}, {args.jobs} at a time")
+    print(f"{counted(len(cases), 'case')} of {implementation}, {args.jobs} at a time")
     report = run(cases, implementation, args.jobs, options)
     if report.outcomes:
         screen.show(report)
@@ -165,7 +166,7 @@ def _drawn(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
     seed = random.randrange(2**32) if args.seed is None else args.seed
     again = f"--random {args.random}{' --serving' * args.serving} --seed {seed}"
     where = sys.stderr if args.list else sys.stdout
-    print(f"{args.random} drawn cases; {again} draws them again", file=where)
+    print(f"{counted(args.random, 'drawn case')}; {again} draws them again", file=where)
     options: dict[str, object] = {"random": args.random, "seed": seed}
     if args.serving:
         options |= {"serving": True}

@@ -10,7 +10,7 @@ from pathlib import Path
 _STYLE = """\
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; margin: 1rem 0; }
+table { border-spacing: 0; display: block; overflow-x: auto; margin: 1rem 0; }
 th, td { border-bottom: 1px solid #8884; padding: .25rem .7rem; }
 th { text-align: left; }
 td:first-child, th:first-child { background: Canvas; left: 0; position: sticky; }

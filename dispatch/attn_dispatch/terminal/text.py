@@ -17,6 +17,11 @@ def width() -> int:
     return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((80, 24)).columns))
 
 
+def counted(number: int, what: str) -> str:
+    """ "1 case", "2 cases"."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def filled(text: str) -> str:
     """The text, each of its lines filled to the width of the terminal."""
     return "\n".join("\n".join(wrapped("", x)) for x in text.split("\n"))
