@@ -28,6 +28,8 @@ from record import RESULTS, commit, cpu_seconds, read, size_of
 
 KEPT = RESULTS / "install_lines.json"
 _LINE = re.compile(r"(?:ATTN_DISPATCH_\w+=1 )?pip install [^#`\n]*")
+_PRINTED = re.compile(r"^```console\n.*?^```$", re.M | re.S)
+"""What a command prints, which may name what this machine lacks."""
 
 Check = Callable[[Environment], str]
 """Whether what was installed works, and what it says; a Failed if it does not."""
@@ -43,7 +45,7 @@ def lines() -> dict[str, list[str]]:
     """Every install line, and the pages that have it. Those of a Dockerfile are containers.py's."""
     found: dict[str, list[str]] = {}
     for page in pages():
-        for line in _LINE.findall(page.read_text("utf-8")):
+        for line in _LINE.findall(_PRINTED.sub("", page.read_text("utf-8"))):
             name = str(page.relative_to(REPOSITORY))
             if "…" not in line and "/src" not in line and "/wheels" not in line:
                 where = found.setdefault(line.strip(), [])
