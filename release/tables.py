@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from commands import COMMANDS
+from commands import KEPT as TRIED
 from containers import KEPT as CONTAINERS
 from containers import dockerfiles, name_of
 from install_lines import KEPT as LINES
@@ -88,6 +90,20 @@ def install_lines() -> str:
     return _table(["line", "CPython", "JAX", "time", "CPU time", "environment", "on"], rows)
 
 
+def commands() -> str:
+    """How long the README's commands take in a fresh checkout, their environment included."""
+    kept = read(TRIED) if TRIED.exists() else {}
+    rows = []
+    for name in COMMANDS:
+        if x := kept.get(name):
+            took = _time(x["seconds"]) if x["state"] == "ok" else "fails"
+            facts = [x["python"], took, _time(x["cpu_seconds"]), _size(x["size"]), x["date"]]
+        else:
+            facts = ["", "not run yet", "", "", ""]
+        rows.append([f"`make {name}`", *facts])
+    return _table(["command", "CPython", "time", "CPU time", "environment", "on"], rows)
+
+
 def containers() -> str:
     """Whether each Dockerfile was built."""
     kept = read(CONTAINERS) if CONTAINERS.exists() else {}
@@ -117,6 +133,7 @@ def tables() -> dict[Path, dict[str, str]]:
         REPOSITORY / "docs" / "install.md": {
             "containers": containers(),
             "install lines": install_lines(),
+            "commands": commands(),
         },
     }
 

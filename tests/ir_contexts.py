@@ -21,9 +21,19 @@ def use_again() -> None:
 
     def make_or_use_again() -> Any:
         context, uses = getattr(kept, "value", (None, _USES))
+        if is_in_use():  # a lowering rule computes something
+            return make()
         if uses == _USES:
             context, uses = make(), 0
         kept.value = context, uses + 1
         return context
 
     mlir.make_ir_context = make_or_use_again
+
+
+def is_in_use() -> bool:
+    """Whether this thread is lowering; a program made then would become a part of the other."""
+    try:
+        return mlir.ir.Context.current is not None
+    except ValueError:
+        return False

@@ -49,14 +49,12 @@ def layer(name: str, rate: float = 0.0, dtype: Any = jnp.float32) -> tuple[Any, 
     # Keras casts what it is given to a dtype of its own.
     more = {"dtype": jnp.dtype(dtype).name} if name == "Keras 3" else {}
     params, own, ours = LAYERS[name].make(rate, **more)
-    return jax.tree.map(lambda x: rounded(x, dtype), params), own, ours
+    floats = (jnp.float32, jnp.bfloat16)
+    return jax.tree.map(lambda x: x.astype(dtype) if x.dtype in floats else x, params), own, ours
 
 
-def rounded(x: Any, dtype: Any) -> Any:
-    """As bfloat16 has it, so that no difference comes from the parameters themselves."""
-    if getattr(x, "dtype", None) != jnp.float32:
-        return x
-    return jnp.asarray(x).astype(jnp.bfloat16).astype(dtype)
+def in_float32(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
 
 
 def step(run: Callable[..., jax.Array], params: Any, x: jax.Array, **arguments: Any) -> Any:
@@ -88,27 +86,29 @@ def errors(got: Arrays, expected: Arrays) -> np.ndarray:
 def test_values_and_gradients(name: str, column: str, record: Callable[..., None]):
     arguments = {"mask": MASK} if "mask" in column else {}
     arguments |= {"is_causal": True} if "causal" in column else {}
-    params, own, _ = layer(name)
-    x = rounded(X, jnp.float32)
-    with jax.default_matmul_precision("highest"):
-        # As one mask: Flax's layers take one or the other.
-        both = {"mask": MASK & CAUSAL} if len(arguments) == 2 else arguments
-        expected = results(step(own, params, x, **both), params, x)
+    # As one mask: Flax's layers take one or the other.
+    both = {"mask": MASK & CAUSAL} if len(arguments) == 2 else arguments
     params, own, ours = layer(name, dtype=jnp.bfloat16)
-    x = rounded(X, jnp.bfloat16)
-    theirs = errors(results(step(own, params, x, **both), params, x), expected)
+    x = jnp.asarray(X, jnp.bfloat16)
+    with jax.default_matmul_precision("highest"):
+        exact = jax.tree.map(in_float32, (params, x))
+        expected = results(step(layer(name)[1], *exact, **both), *exact)
+    compiled = step(own, params, x, **both)
+    assert cudnn.FORWARD_TARGET not in compiled.as_text()
+    theirs = errors(results(compiled, params, x), expected)
     compiled = step(ours, params, x, **arguments)
     text = compiled.as_text()
     assert cudnn.FORWARD_TARGET in text and cudnn.BACKWARD_TARGET in text
     found = errors(results(compiled, params, x), expected)
     record(name=name, arguments=column, ours=found.max().item(), own=theirs.max().item())
+    assert theirs[0] < 0.03, "parameters that are not the same"
     assert (found <= 1.5 * theirs + 2e-3).all(), (found, theirs)
 
 
 @pytest.mark.parametrize("name", [x for x in LAYERS if LAYERS[x].has_dropout])
 def test_training_with_dropout(name: str, record: Callable[..., None]):
     params, _, ours = layer(name, RATE, jnp.bfloat16)
-    x, target = rounded(X, jnp.bfloat16), np.roll(X, 1, axis=1)
+    x, target = jnp.asarray(X, jnp.bfloat16), np.roll(X, 1, axis=1)
 
     @jax.jit
     def train(params, key):
@@ -134,7 +134,7 @@ def test_a_cache_step_by_step(record: Callable[..., None]):
     nnx = pytest.importorskip("flax.nnx")
     from attn_dispatch.integrations.flax import attention_fn
 
-    x, outs = rounded(X[:, :24], jnp.bfloat16), []
+    x, outs = jnp.asarray(X[:, :24], jnp.bfloat16), []
     for more in ({}, {"attention_fn": attention_fn}):
         layer = nnx.MultiHeadAttention(
             N,
