@@ -15,6 +15,7 @@ import pytest
 from attn_dispatch import settings
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.terminal.ending import dying_of_interrupts, run_to_the_end
+from attn_dispatch.terminal.folder import made_folder
 
 
 def process(code: str, **how) -> subprocess.CompletedProcess[str]:
@@ -156,3 +157,13 @@ def test_without_a_home_nothing_is_kept(homeless, monkeypatch):
     monkeypatch.setenv(name, "off")
     assert settings.kept_nowhere(name) == f"{name}=off"
     assert aiter_folder.root().is_relative_to(sys.prefix)
+
+
+def test_a_folder_that_cannot_be_written_to(monkeypatch, tmp_path):
+    assert made_folder(tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"--out: expected a folder, got .*/file \(File exists\)"):
+        made_folder(tmp_path / "file")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(ValueError, match=r"got .*/a \(it cannot be written to\)"):
+        made_folder(tmp_path / "a")

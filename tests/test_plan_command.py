@@ -161,3 +161,15 @@ def test_a_refused_call_ends_with_status_1(file, folder, capsys):
         main(["plan", "--target", "sm90", str(file)])
     assert caught.value.code == 1
     assert "refused: needs float16 or bfloat16, got float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_what_is_said_of_a_plan_fits_the_terminal(file, folder, capsys, monkeypatch, columns: int):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    file.write_text(json.dumps([{"query": "f32[2,8,1,4]", "key": "query", "value": "query"}]))
+    with pytest.raises(SystemExit):
+        main(["plan", "--target", "h200", "--inference", str(file)])
+    lines = capsys.readouterr().out.splitlines()
+    said = lines[lines.index(next(x for x in lines if "as it is" in x)) :]
+    assert max(map(len, said)) <= columns
+    assert "got float32" in " ".join(" ".join(said).split())

@@ -18,7 +18,7 @@ from attn_dispatch.planning.written import FORMAT, calls_in
 from attn_dispatch.terminal import look
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.progress import waiting
-from attn_dispatch.terminal.text import wrapped
+from attn_dispatch.terminal.text import width, wrapped
 from attn_dispatch.terminal.wrong import said
 
 _DESCRIPTION = """\
@@ -88,18 +88,25 @@ def main(args: argparse.Namespace) -> None:
             with waiting(f"planning {name}"):
                 answer, is_planned = _planned(each, device)
             is_refused |= not is_planned
-            took = f"{1e3 * (time.perf_counter() - start):6.0f} ms"
-            look.show("\n".join(wrapped(f"  {name:19s}{took}  ", answer)), _MARKS)
+            look.show(_said(name, time.perf_counter() - start, answer), _MARKS)
     if reasons := plan_store.not_kept():
         raise SystemExit(f"error: not all plans are kept: {'; '.join(reasons)}")
     if is_refused:
         raise SystemExit(1)
 
 
+def _said(name: str, seconds: float, answer: str) -> str:
+    """In one line, or the answer in lines of its own where the terminal is narrow."""
+    label = f"  {name:19s}{1e3 * seconds:6.0f} ms  "
+    is_wide = width() > 2 * len(label)
+    lines = wrapped(label, answer) if is_wide else [label.rstrip(), *wrapped("    ", answer)]
+    return "\n".join(lines)
+
+
 _MARKS = {
     r"^ +(?:as it is|training, \w+)": look.QUIET,
-    r" ms  (\w+):": look.GOOD,
-    r" ms  (refused:)": look.NOT,
+    r"(?m)(?: ms  |^    )(\w+:)": look.GOOD,
+    r"(?m)(?: ms  |^    )(refused:)": look.NOT,
 }
 
 
