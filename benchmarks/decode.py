@@ -114,8 +114,9 @@ def measured(
             wall.setdefault(name, []).append(1e6 * (time.perf_counter() - started) / steps)
     for name, (run, given) in programs.items():
         found = [busy_seconds(partial(_run, name, run, given))[0] for _ in range(_PROFILES)]
-        if None not in found:
-            device[name] = 1e6 * statistics.median(found) / _STEPS
+        known = [x for x in found if x is not None]
+        if len(known) == len(found):
+            device[name] = 1e6 * statistics.median(known) / _STEPS
     medians = {name: statistics.median(x) for name, x in wall.items()}
     if torch is not None:
         device |= torch.times(cell, rounds)

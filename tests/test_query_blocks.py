@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import pytest
 
 from attn_dispatch import api, paged, paged_attention
 from attn_dispatch.conformance.dice import Dice
+from attn_dispatch.planning.written import calls_in, each_of
 from attn_dispatch.semantics.query_blocks import QueryBlocks, goes_in_blocks, size_of_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
 
@@ -124,3 +127,22 @@ def test_which_calls_go_in_blocks():
     assert (size_of_blocks(spec()), size_of_blocks(spec(n=2)), size_of_blocks(spec(n=16))) == (
         64, 128, 32,
     )  # fmt: skip
+
+
+def test_both_calls_are_explained_and_planned(tmp_path):
+    call = {
+        "query": "bfloat16[544,8,64]", "key_pages": "bfloat16[300,64,2,64]",
+        "value_pages": "key_pages", "page_table": "int32[33,64]",
+        "key_value_seq_lengths": "int32[33]", "cu_seqlens_q": "int32[34]", "max_seqlen_q": 512,
+    }  # fmt: skip
+    file = tmp_path / "calls.json"
+    file.write_text(json.dumps([call]))
+    (_, singles), (_, blocks) = calls_in(file)
+    assert (singles.batch, singles.seq_len_q, blocks.seq_len_q) == (33, 1, 32)
+    ((_, found),) = each_of(file, partial(api.explain, target="sm90"))
+    assert found.single_queries is not None
+    assert (found.single_queries.call, found.call) == (singles, blocks)
+    assert str(found).count("chosen    forward") == 2
+    file.write_text(json.dumps([call | {"max_seqlen_q": 16}]))
+    ((_, padded),) = calls_in(file)
+    assert (padded.batch, padded.seq_len_q) == (33, 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -348,7 +349,7 @@ def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
       ValueError: the call is wrong.
       NotImplementedError: the implementation that computes the call does not tell its mask.
     """
-    call = _named(args, kwargs).normalised(needs_keep=True)
+    call = _named(args, kwargs).normalised(needs_keep=True)[-1]
     return attention(call.options, call.operands)[-1]
 
 
@@ -366,9 +367,10 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
         means the target in force if there is one, else JAX's default device.
 
     Returns:
-      An `Explanation`: data, whose str() is a table. If the call has a mask_mod, and the arrays
-      it reads are not traced, it also has the shares of pairs that attend and that kernels compute;
-      for long calls these are estimates.
+      An `Explanation`: data, whose str() is a table. A call on pages with `cu_seqlens_q` may be
+      two; that of the sequences with one query is in `single_queries`. If the call has a mask_mod,
+      and the arrays it reads are not traced, it also has the shares of pairs that attend and that
+      kernels compute; for long calls these are estimates.
 
     Raises:
       ValueError: the call is wrong, the target unknown, or None while several are in force.
@@ -379,8 +381,13 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     if len(targets := settings.current().targets) > 1:
         raise ValueError(f"explain: expected target= with {targets} in force, got None")
     named = _named(args, kwargs)
-    spec = _spec(named)
-    found = explain_call(spec, default_device(), has_lse_grad=named.arguments["return_lse"])
+    explained = partial(
+        explain_call, device=default_device(), has_lse_grad=named.arguments["return_lse"]
+    )
+    *singles, spec = _specs(named)
+    found = explained(spec)
+    if singles:
+        found = replace(found, single_queries=explained(singles[0]))
     mask_mod = _known_mask_mod(named.arguments)
     return found if mask_mod is None else replace(found, mask=mask_share(spec, mask_mod))
 
@@ -391,10 +398,19 @@ def spec_of(**kwargs: Any) -> AttentionSpec:
     Raises:
       TypeError, ValueError: the call is wrong.
     """
-    return _spec(_named((), kwargs))
+    return specs_of(**kwargs)[-1]
 
 
-def _spec(named: _NamedCall) -> AttentionSpec:
+def specs_of(**kwargs: Any) -> tuple[AttentionSpec, ...]:
+    """The specs of all that computes the call, most often of one; that of `spec_of` last.
+
+    Raises:
+      TypeError, ValueError: the call is wrong.
+    """
+    return _specs(_named((), kwargs))
+
+
+def _specs(named: _NamedCall) -> tuple[AttentionSpec, ...]:
     arrays = {
         x: y
         for x, y in named.arguments.items()
@@ -404,14 +420,14 @@ def _spec(named: _NamedCall) -> AttentionSpec:
     names = {x: first_named.setdefault(id(y), x) for x, y in arrays.items()}
     options: list[AttentionOptions] = []
 
-    def operands(arrays: dict[str, Any]) -> tuple[jax.Array, ...]:
+    def operands(arrays: dict[str, Any]) -> tuple[tuple[jax.Array, ...], ...]:
         # What was one array stays one: same_lengths goes by that.
-        call = named.replaced({x: arrays[y] for x, y in names.items()}).normalised()
-        options.append(call.options)
-        return call.operands
+        calls = named.replaced({x: arrays[y] for x, y in names.items()}).normalised()
+        options.extend(call.options for call in calls)
+        return tuple(call.operands for call in calls)
 
     avals = jax.eval_shape(operands, arrays)
-    return LeadingCall.of(avals, options[0]).spec
+    return tuple(LeadingCall.of(x, y).spec for x, y in zip(avals, options, strict=True))
 
 
 def _known_mask_mod(arguments: dict[str, Any]) -> Mod | None:
@@ -437,12 +453,13 @@ class _NamedCall:
     def replaced(self, arguments: dict[str, Any]) -> _NamedCall:
         return replace(self, arguments=self.arguments | arguments)
 
-    def normalised(self, *, needs_keep: bool = False) -> Call:
+    def normalised(self, *, needs_keep: bool = False) -> tuple[Call, ...]:
+        """All that computes it, most often one; that of most queries last."""
         if self.function is paged_attention:
-            return normalise_paged(**self.arguments, needs_keep=needs_keep)[0][-1]
+            return normalise_paged(**self.arguments, needs_keep=needs_keep)[0]
         is_ragged = self.function is ragged_dot_product_attention
         normal = _normalise_ragged if is_ragged else normal_form
-        return normal(**self.arguments, needs_keep=needs_keep)
+        return (normal(**self.arguments, needs_keep=needs_keep),)
 
 
 def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _NamedCall:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from attn_dispatch.conformance.environment import environment, file_name
+from attn_dispatch.terminal.ending import run_process
 
 from ..smollm2.generate import generate
 from ..smollm2.model import Config, InputError, Params
@@ -145,4 +146,4 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run_process(main)

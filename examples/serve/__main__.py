@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from attn_dispatch.terminal.ending import run_process
+
 from ..smollm2 import gguf_weights
 from ..smollm2.tokenizer import build_tokenizer, chat_prompt
 from .engine import Engine
@@ -43,7 +45,8 @@ def main() -> None:
     most = checkpoint.config.context - max(map(len, prompts))
     if args.tokens > most:
         sys.exit(
-            f"--tokens: expected at most {most}, which the model has room for, got {args.tokens}"
+            f"error: --tokens: expected at most {most}, for which the model has room, "
+            f"got {args.tokens}"
         )
     common = next(i for i, x in enumerate(zip(*prompts, strict=False)) if len({*x}) > 1)
     with console.status("Compiling, and reading what all prompts begin with"):
@@ -56,7 +59,7 @@ def main() -> None:
         # A long tail: one in four answers may be long.
         Request(
             prompts[i % len(prompts)], args.tokens if i % 4 == 0 else args.tokens // 4 or 1,
-            args.temperature, args.top_k, args.top_p, args.seed + i,
+            args.temperature, args.top_k, args.top_p, (args.seed + i) % 2**32,
         )
         for i in range(args.requests)
     ]  # fmt: skip
@@ -87,11 +90,15 @@ def main() -> None:
         share = engine.accepted / engine.drafted
         drafts = f"; {share:.0%} of {engine.drafted} drafted tokens were right"
     console.print(
-        f"\n{len(requests)} answers, {made} tokens in {engine.steps} steps, {rate():,.1f} tokens/s"
-        f"{drafts}; {engine.compile_seconds:.1f} s of compilation; {engine.free_pages} pages are "
-        "free",
+        f"\n{_many(len(requests), 'answer')}, {_many(made, 'token')} in "
+        f"{_many(engine.steps, 'step')}, {rate():,.1f} tokens/s{drafts}; "
+        f"{engine.compile_seconds:.1f} s of compilation; pages that are free: {engine.free_pages}",
         highlight=False,
     )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" + "s" * (count != 1)
 
 
 def _number(kind: Any, expected: str, is_right: Callable[[Any], bool]) -> Callable[[str], Any]:
@@ -115,8 +122,12 @@ def _parse() -> argparse.Namespace:
     number = {"type": _number(int, "an int of 0 or more", lambda x: x >= 0), "metavar": "N"}
     some = {"type": _number(int, "an int above 0", lambda x: x > 0), "metavar": "N"}
     parser.add_argument("--requests", **some, default=12, help="default: %(default)s")
-    parser.add_argument("--tokens", **some, default=40, help="of the longest answer")
-    parser.add_argument("--slots", **some, default=8, help="requests at a time")
+    parser.add_argument(
+        "--tokens", **some, default=40, help="of the longest answer; default: %(default)s"
+    )
+    parser.add_argument(
+        "--slots", **some, default=8, help="requests at a time; default: %(default)s"
+    )
     parser.add_argument(
         "--speculate", **number, default=0, choices=range(8),
         help="draft up to N tokens, 0 to 7, by looking up what followed the last ones before; "
@@ -132,9 +143,13 @@ def _parse() -> argparse.Namespace:
         default=1.0, metavar="P",
         help="draw from the fewest that have probability P together",
     )  # fmt: skip
-    parser.add_argument("--seed", **number, default=0)
+    parser.add_argument(
+        "--seed", type=_number(int, "an int from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32),
+        default=0, metavar="N",
+        help="of the first request, one more for each of the next; default: %(default)s",
+    )  # fmt: skip
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    run_process(main)

@@ -51,6 +51,7 @@ def _likely(logits: jax.Array, sampling: Sampling) -> jax.Array:
     least = jnp.take_along_axis(ordered, last[:, None, None], axis=-1)
     share = jax.nn.softmax(jnp.where(ordered >= least, ordered, -jnp.inf), axis=-1)
     before = jnp.cumsum(share, axis=-1) - share
-    is_kept = (before < sampling.top_p[:, None, None]) & (ordered >= least)
+    # The likeliest is always one of them, whatever its share.
+    is_kept = ((before < sampling.top_p[:, None, None]) | (before == 0)) & (ordered >= least)
     least = jnp.where(is_kept, ordered, jnp.inf).min(-1, keepdims=True)
     return jnp.where(logits >= least, logits, -jnp.inf)

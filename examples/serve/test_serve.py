@@ -327,6 +327,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     np.testing.assert_allclose(shares(top_k=2), [0.625, 0.375, 0, 0], atol=0.03)
     np.testing.assert_allclose(shares(top_p=0.7), [0.625, 0.375, 0, 0], atol=0.03)
     np.testing.assert_allclose(shares(top_p=0.4), [1, 0, 0, 0])
+    np.testing.assert_allclose(shares(top_p=0.0), [1, 0, 0, 0])
     wide = np.sqrt([0.5, 0.3, 0.15, 0.05])
     np.testing.assert_allclose(shares(temperature=2.0), wide / wide.sum(), atol=0.03)
 

@@ -2,6 +2,8 @@
 
 import sys
 
+from attn_dispatch.terminal.ending import run_process
+
 try:
     from .main import main
 except ModuleNotFoundError as error:
@@ -12,4 +14,4 @@ except ModuleNotFoundError as error:
         "run `pip install -r examples/smollm2/requirements.txt`."
     )
 
-main()
+run_process(main)

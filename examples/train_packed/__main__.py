@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from attn_dispatch.terminal.ending import run_process
+
 from .mesh import make_mesh
 from .model import REMAT
 from .report import attention, console, tell, trained
@@ -95,4 +97,4 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run_process(main)

@@ -30,6 +30,8 @@ class Explanation:
     backward: tuple[select.Verdict, ...]
     mask: MaskShare | None = None
     """What a mask_mod leaves of the call; None without one, and where that is not known."""
+    single_queries: Explanation | None = None
+    """Of the call that computes sequences of one query, where `cu_seqlens_q` makes two calls."""
 
     @property
     def chosen_forward(self) -> str | None:
@@ -77,6 +79,8 @@ class Explanation:
                 lines.append(f"{label}cannot run:")
                 for reason in map(with_remedy, verdict.reasons):
                     lines.extend(wrapped(" " * len(label) + "- ", reason))
+        if self.single_queries is not None:
+            lines = [self.single_queries.text(width), "", *lines]
         return "\n".join(lines)
 
 

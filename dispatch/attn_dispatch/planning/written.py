@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from attn_dispatch.api import spec_of
+from attn_dispatch.api import specs_of
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.planning.notation import array
@@ -38,7 +38,7 @@ def calls_in(file: Path) -> list[tuple[str, AttentionSpec]]:
       OSError: the file cannot be read.
       ValueError: it holds something else; says of which call.
     """
-    return [(json.dumps(call), made) for call, made in each_of(file, spec_of)]
+    return [(json.dumps(call), x) for call, made in each_of(file, specs_of) for x in made]
 
 
 def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any], T]]:

@@ -20,7 +20,7 @@ _CUT_OFF = 128 + 13
 """What shells call a program that SIGINT or SIGPIPE ended."""
 
 
-def run_process(command: Callable[[], None]) -> None:
+def run_process(command: Callable[[], object]) -> None:
     """`run_to_the_end` for a process that does nothing else."""
     try:
         run_to_the_end(command)
@@ -53,7 +53,7 @@ def dying_of_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def run_to_the_end(command: Callable[[], None]) -> None:
+def run_to_the_end(command: Callable[[], object]) -> None:
     """Calls it. Ctrl-C and a reader that has had enough end the process as they end others; an
     error in words fits the terminal."""
     for stream in (sys.stdout, sys.stderr):
