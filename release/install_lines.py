@@ -63,6 +63,13 @@ def _cuda(here: Environment) -> str:
 
 
 def _cuda_and_flash(here: Environment) -> str:
+    code = (
+        "import jax, jax.numpy as jnp; from attn_dispatch import explain\n"
+        "x = jax.ShapeDtypeStruct((2, 4096, 32, 128), jnp.bfloat16)\n"
+        "print(explain(x, x, x, is_causal=True, target='h200').chosen_forward)"
+    )
+    if (chosen := run(here.python, "-c", code, cwd=here.folder).strip()) != "flash":
+        raise Failed(f"FlashAttention is installed, and {chosen} runs a causal call")
     return f"{_cuda(here)}; {_has('dew-flash-attn-cu13')(here)}"
 
 

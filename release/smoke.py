@@ -5,6 +5,7 @@ usage: smoke.py none|PACKAGE
 PACKAGE is where the CUDA library is to come from: attn_dispatch_cuda13, or attn_dispatch itself.
 """
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -54,8 +55,10 @@ assert name == f"{expected}._cuda", name
 found = cudnn_library.find()
 assert found.is_usable, found.unusable
 assert plan.chosen_forward == plan.chosen_backward == "cudnn", plan
+# By its name: where FlashAttention's package is installed too, that takes the call.
+by_cudnn = functools.partial(dot_product_attention, is_causal=True, implementation="cudnn")
 with attn_dispatch.target("h100"):
-    step = jax.jit(jax.grad(lambda q: dot_product_attention(q, q, q, is_causal=True).sum()))
+    step = jax.jit(jax.grad(lambda q: by_cudnn(q, q, q).sum()))
     lowered = step.trace(half).lower(lowering_platforms=("cuda",)).as_text()
 assert lowered.count("@attn_dispatch_cudnn") >= 2, lowered[:2000]
 print(f"plans with cuDNN {found.version_text}")
