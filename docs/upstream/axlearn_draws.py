@@ -1,13 +1,15 @@
 """Calls drawn at random: AttnDispatchFlashAttention beside AXLearn's own ReferenceMHA.
 
-    PYTHONPATH=docs/upstream:PATCHED_SOURCE python docs/upstream/axlearn_draws.py --count 300
-
 Values, and gradients for query, key, value, dense bias and sinks, in float32. Rows that attend
 nothing are not drawn, because there the two differ on purpose: uniform weights there, 0 here.
+Run it with PYTHONPATH=PATCHED_SOURCE:dispatch, where PATCHED_SOURCE is AXLearn with axlearn.patch.
 """
 
-# isort: off
-import stand_ins  # noqa: F401  # before AXLearn
+# ruff: noqa: E402
+import stand_ins
+import trainers
+
+stand_ins.install(trainers.AXLEARN.stand_ins)  # before AXLearn
 
 import argparse
 import collections
@@ -23,7 +25,8 @@ from axlearn.common.flash_attention.attn_dispatch_attention import AttnDispatchF
 from axlearn.common.flash_attention.common import ReferenceMHA
 from axlearn.common.kv_cache.kv_cache import KVCache
 
-TOLERANCE = 2e-5
+# Scores that are not scaled down are up to some 50, and float32 rounds them accordingly.
+TOLERANCE, TOLERANCE_UNSCALED = 2e-5, 1e-4
 
 
 def main() -> int:
@@ -40,6 +43,8 @@ def main() -> int:
             failed += 1
             print(f"call {number}, {drawn.names}:\n{traceback.format_exc(limit=-3)}")
         features.update(drawn.names)
+        if (done := number + 1 - given.seed) % 20 == 0:
+            print(f"{done} calls, {failed} failed so far", flush=True)
     print(f"{given.count} calls, {failed} failed, largest difference {worst:.1e}")
     print(dict(sorted(features.items())))
     return int(failed > 0)
@@ -105,7 +110,7 @@ class Draw:
             allowed |= np.eye(queries, keys, start, dtype=bool)
             put("mask", biases.BoolTensorAttentionBias(jnp.asarray(allowed)))
         self.parts = parts
-        shapes = {
+        shapes: dict[str, tuple[int, ...]] = {
             "query": (batch, queries, heads, width),
             "key": (batch, keys, kv_heads, width),
             "value": (batch, keys, kv_heads, width),
@@ -132,11 +137,12 @@ def difference(drawn: Draw) -> float:
         config = kind.default_config()
         config.set(softmax_scale=drawn.scale, backend_overrides=drawn.overrides)
         attention = config.instantiate()
-        if not attention.is_supported(drawn.batch(drawn.arrays), kv_cache_type=drawn.cache):
-            raise AssertionError(f"{kind.__name__} does not support the call")
 
         def loss(arrays, attention=attention):
-            out = attention(drawn.batch(arrays)) * drawn.weight
+            batch = drawn.batch(arrays)
+            if not attention.is_supported(batch, kv_cache_type=drawn.cache):
+                raise AssertionError(f"{attention.name()} does not support the call")
+            out = attention(batch) * drawn.weight
             return jnp.sum(jnp.sin(3 * out)), out
 
         grads, out = jax.jit(jax.grad(loss, has_aux=True))(drawn.arrays)
@@ -146,8 +152,9 @@ def difference(drawn: Draw) -> float:
     for name, x in expected.items():
         size = max(1.0, float(jnp.abs(x).max()))
         differences[name] = float(jnp.abs(x - got[name]).max()) / size
-    if not all(x <= TOLERANCE for x in differences.values()):  # NaN fails too
-        raise AssertionError(f"expected differences up to {TOLERANCE}, got {differences}")
+    most = TOLERANCE_UNSCALED if drawn.scale == 1 else TOLERANCE
+    if not all(x <= most for x in differences.values()):  # NaN fails too
+        raise AssertionError(f"expected differences up to {most}, got {differences}")
     return max(differences.values())
 
 

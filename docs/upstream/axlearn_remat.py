@@ -1,10 +1,13 @@
-"""AXLearn's remat policy for attention keeps attn_dispatch's output and lse, and nothing else does.
+"""Under AXLearn's remat policy for attention the output and lse of attn_dispatch are kept.
 
-PYTHONPATH=docs/upstream:PATCHED_SOURCE python docs/upstream/axlearn_remat.py
+Run it with PYTHONPATH=PATCHED_SOURCE:dispatch, where PATCHED_SOURCE is AXLearn with axlearn.patch.
 """
 
-# isort: off
-import stand_ins  # noqa: F401  # before AXLearn
+# ruff: noqa: E402
+import stand_ins
+import trainers
+
+stand_ins.install(trainers.AXLEARN.stand_ins)  # before AXLearn
 
 import contextlib
 import io
@@ -15,6 +18,7 @@ import jax.numpy as jnp
 from axlearn.common.attention_bias import ZeroAttentionBias
 from axlearn.common.flash_attention.attn_dispatch_attention import AttnDispatchFlashAttention
 from axlearn.common.flash_attention.remat import save_or_offload_flash_attention_policy
+from jax.ad_checkpoint import print_saved_residuals
 
 
 def main() -> int:
@@ -31,7 +35,7 @@ def main() -> int:
             return attention({**batch, "query": jnp.sin(query)}).sum()
 
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            jax.ad_checkpoint.print_saved_residuals(jax.checkpoint(layer, policy=policy), query)
+            print_saved_residuals(jax.checkpoint(layer, policy=policy), query)
         lines = printed.getvalue().splitlines()
         return sorted(x.partition(" ")[0] for x in lines if " output of " in x)
 

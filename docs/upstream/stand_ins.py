@@ -1,4 +1,6 @@
-"""A pytest plugin: stand-ins for packages that a trainer imports and its attention never calls.
+"""Stand-ins for packages that a trainer imports and its attention never calls.
+
+A pytest plugin too:
 
     ATTN_STAND_INS=tensorflow,seqio PYTHONPATH=docs/upstream python -m pytest -p stand_ins …
 
@@ -46,6 +48,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-# Last, so that a package that is installed is taken as it is.
+def install(packages):
+    # Last, so that a package that is installed is taken as it is.
+    sys.meta_path.append(_Finder(frozenset(packages)))
+
+
 if names := os.environ.get("ATTN_STAND_INS"):
-    sys.meta_path.append(_Finder(set(names.split(","))))
+    install(names.split(","))
