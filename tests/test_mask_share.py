@@ -102,3 +102,12 @@ def test_what_is_not_known():
         return x
 
     inside(LENGTHS)
+
+
+def test_under_x64():
+    """Places stay int32, as the mask_mod was traced."""
+    mask_mod = CALLS["chunks"]["mask_mod"]
+    with jax.enable_x64(True):
+        mask = found({"mask_mod": lambda b, n, t, s: mask_mod(b, n, t, s) | (s < 7)}).mask
+    b, n, t, s = jnp.ogrid[:1, :1, :T, :S]
+    np.testing.assert_allclose(mask.pairs, np.mean(mask_mod(b, n, t, s) | (s < 7)), rtol=1e-6)

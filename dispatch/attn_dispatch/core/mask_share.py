@@ -68,10 +68,10 @@ def mask_share(spec: AttentionSpec, mod: Mod) -> MaskShare | None:
         others = _some(keys, most)
         first = _some(rows, _MOST_TILES // (len(batch) * len(heads) * len(others)))
     height = min(TILE, spec.seq_len_q)
-    s = (others[:, None] * TILE + np.arange(TILE)).reshape(-1)
+    s = (others[:, None] * TILE + np.arange(TILE, dtype=np.int32)).reshape(-1)
 
     def of_rows(start: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        t = start * TILE + jnp.arange(height)
+        t = start * TILE + jnp.arange(height, dtype=jnp.int32)
         copies = jnp.zeros(len(batch), jnp.int32)
         b, n = jnp.asarray(batch)[:, None], jnp.asarray(heads)[None]
         indices = PairIndices(copies, b, n, t[None], jnp.asarray(s)[None])

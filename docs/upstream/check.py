@@ -1,0 +1,123 @@
+"""Applies a patch to a copy of a trainer's source and runs its own tests before and after.
+
+    python docs/upstream/check.py axlearn SOURCE --python VENV/bin/python --work FOLDER
+
+SOURCE is a checkout of the trainer, which stays as it is; VENV has what its tests import and what
+attn_dispatch needs. Three runs are compared test by test: the source as it is, the patched copy,
+and in that copy the tests with attn_dispatch put in place of another kind of attention
+(trainers.py says where). The exit status is 1 if a test that passed before does not pass after.
+"""
+
+import argparse
+import collections
+import os
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from trainers import TRAINERS, Trainer
+
+HERE = Path(__file__).resolve().parent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("trainer", choices=TRAINERS)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--python", default=sys.executable, help="of the trainer's environment")
+    parser.add_argument("--work", type=Path, required=True, help="a folder for copies and results")
+    parser.add_argument("--tests", nargs="+", help="some of the trainer's files of tests")
+    parser.add_argument("-k", default="", help="some of the tests, as in pytest")
+    given = parser.parse_args()
+
+    trainer = TRAINERS[given.trainer]
+    tests = given.tests or list(trainer.tests)
+    work = given.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    plain, patched = work / "plain", work / "patched"
+    for copy in (plain, patched):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(given.source, copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+    with (HERE / trainer.patch).open() as patch:
+        subprocess.run(["patch", "-p1", "--fuzz=0"], cwd=patched, stdin=patch, check=True)
+
+    def results(name: str, folder: Path, tests: list[str]) -> dict[str, str]:
+        report = work / f"{name}.xml"
+        report.unlink(missing_ok=True)
+        command = [given.python, "-m", "pytest", "-q", f"--junitxml={report}", *trainer.options]
+        with (work / f"{name}.log").open("w") as log:
+            subprocess.run(
+                [*command, "-k", given.k, *tests],
+                cwd=folder,
+                env=environment(trainer, folder),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        return read(report)
+
+    before = results("before", plain, tests)
+    after = results("after", patched, tests)
+    is_worse = compare("the patch alone", before, after)
+    if swapped := write_swapped(trainer, patched, tests):
+        ours = results("ours", patched, swapped)
+        unswapped = {test.replace("_ours_test", "_test"): x for test, x in ours.items()}
+        compare("attn_dispatch in the tests", before, unswapped)
+    return int(is_worse)
+
+
+def environment(trainer: Trainer, folder: Path) -> dict[str, str]:
+    paths = [str(folder / x) for x in trainer.paths]
+    paths += [str(HERE), str(HERE.parent.parent / "dispatch")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "JAX_PLATFORMS": "cpu",
+        "ATTN_STAND_INS": ",".join(trainer.stand_ins),
+    }
+
+
+def read(report: Path) -> dict[str, str]:
+    """What became of each test."""
+    outcomes = {}
+    for case in ET.parse(report).iter("testcase"):
+        kinds = {x.tag for x in case} & {"failure", "error", "skipped"}
+        name = f"{case.get('classname')}.{case.get('name')}"
+        outcomes[name] = kinds.pop() if kinds else "passed"
+    return outcomes
+
+
+def write_swapped(trainer: Trainer, folder: Path, tests: list[str]) -> list[str]:
+    """Copies of tests beside them, with attn_dispatch in place of another attention."""
+    written = []
+    for test in tests:
+        if not (swaps := trainer.swaps.get(test)):
+            continue
+        text = (folder / test).read_text()
+        for old, new in swaps:
+            if old not in text:
+                raise ValueError(f"{test}: expected {old!r} in it, and it is not there")
+            text = text.replace(old, new)
+        copy = test.replace("_test.py", "_ours_test.py")
+        (folder / copy).write_text(text)
+        written.append(copy)
+    return written
+
+
+def compare(title: str, before: dict[str, str], after: dict[str, str]) -> bool:
+    """Prints the counts and every difference; whether one that passed does not any more."""
+    print(f"{title}:")
+    for name, outcomes in (("before", before), ("after", after)):
+        print(f"  {name:<7}", dict(collections.Counter(outcomes.values())))
+    is_worse = False
+    for test in sorted(before.keys() | after.keys()):
+        was, became = before.get(test, "not there"), after.get(test, "not there")
+        if was != became:
+            print(f"  {test}: {was} -> {became}")
+            is_worse |= was == "passed"
+    return is_worse
+
+
+if __name__ == "__main__":
+    sys.exit(main())
