@@ -95,7 +95,8 @@ def main(args: argparse.Namespace) -> None:
     except (OSError, ValueError, TypeError) as error:
         raise SystemExit(f"error: {said(error)}") from error
     look.show("\n\n".join(x.text(width()) for x in found), _MARKS)
-    if any(x.chosen_forward is None for x in found):
+    singles = [x.single_queries for x in found if x.single_queries is not None]
+    if any(x.chosen_forward is None for x in (*found, *singles)):
         raise SystemExit(1)
 
 

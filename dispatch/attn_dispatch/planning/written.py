@@ -34,11 +34,18 @@ once more the name of the other argument:
 def calls_in(file: Path) -> list[tuple[str, AttentionSpec]]:
     """Each call of the file, as it is written there and as its forward call's spec.
 
+    Where `cu_seqlens_q` makes two of a call on pages, both, and what they are for.
+
     Raises:
       OSError: the file cannot be read.
       ValueError: it holds something else; says of which call.
     """
-    return [(json.dumps(call), x) for call, made in each_of(file, specs_of) for x in made]
+    parts = {1: ("",), 2: (" (sequences of one query)", " (blocks of the others)")}
+    return [
+        (json.dumps(call) + part, spec)
+        for call, specs in each_of(file, specs_of)
+        for part, spec in zip(parts[len(specs)], specs, strict=True)
+    ]
 
 
 def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any], T]]:
