@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from attn_dispatch.conformance.environment import environment, file_name
 from attn_dispatch.terminal.ending import run_process
 
+from .. import options
 from ..smollm2.generate import generate
 from ..smollm2.model import Config, InputError, Params
 from ..smollm2.random_weights import SMOLLM2_135M, drawn
@@ -55,8 +56,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         settings, steps=args.steps or settings.steps, learning_rate=args.learning_rate
     )
     try:
+        if args.out:
+            args.out.mkdir(parents=True, exist_ok=True)  # not when the training is done
         model = _random() if args.random else _smollm2()
-    except InputError as error:
+    except (InputError, OSError) as error:
         sys.exit(f"error: {error}")
     text = manual(model.encode, settings.shape.row_length)
     report: dict[str, Any] = {
@@ -102,7 +105,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         )
     look(params, "after")
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
         path = args.out / f"{file_name('finetune', report['environment'])}.json"
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         console.print(f"{path} is written")
@@ -134,10 +136,17 @@ def _random() -> Model:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.finetune", description=__doc__)
-    parser.add_argument("--steps", type=int, metavar="N", help="default: 8; 60 on a GPU")
-    parser.add_argument("--learning-rate", type=float, default=5e-5, help="default: %(default)s")
+    parser.add_argument(
+        "--steps", type=options.POSITIVE, metavar="N", help="default: 8; 60 on a GPU"
+    )
+    parser.add_argument(
+        "--learning-rate", type=options.FINITE, default=5e-5, help="default: %(default)s"
+    )
     parser.add_argument("--prompt", default=PROMPT, help="what the sample begins with")
-    parser.add_argument("--tokens", type=int, default=40, metavar="N", help="of the sample")
+    parser.add_argument(
+        "--tokens", type=options.POSITIVE, default=40, metavar="N",
+        help="of the sample; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument(
         "--random", action="store_true", help="weights of the same shapes that are drawn"
     )

@@ -4,11 +4,8 @@ Run from the repository root: python -m examples.serve --help
 """
 
 import argparse
-import math
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from attn_dispatch.terminal.ending import run_process
 
+from .. import options
 from ..smollm2 import gguf_weights
 from ..smollm2.tokenizer import build_tokenizer, chat_prompt
 from .engine import Engine
@@ -101,26 +99,11 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}" + "s" * (count != 1)
 
 
-def _number(kind: Any, expected: str, is_right: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """An option's value, of those that are expected."""
-
-    def parsed(text: str) -> Any:
-        try:
-            if is_right(x := kind(text)):
-                return x
-        except ValueError:
-            pass
-        raise argparse.ArgumentTypeError(f"expected {expected}, got {text}")
-
-    return parsed
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m examples.serve", description=__doc__, epilog=SHAPES
     )
-    number = {"type": _number(int, "an int of 0 or more", lambda x: x >= 0), "metavar": "N"}
-    some = {"type": _number(int, "an int above 0", lambda x: x > 0), "metavar": "N"}
+    number, some = ({"type": x, "metavar": "N"} for x in (options.NUMBER, options.POSITIVE))
     parser.add_argument("--requests", **some, default=12, help="default: %(default)s")
     parser.add_argument(
         "--tokens", **some, default=40, help="of the longest answer; default: %(default)s"
@@ -134,18 +117,15 @@ def _parse() -> argparse.Namespace:
         "answers stay the same",
     )  # fmt: skip
     parser.add_argument(
-        "--temperature", type=_number(float, "0 or more", lambda x: 0 <= x < math.inf), default=0.0,
-        help="0: the likeliest token",
-    )  # fmt: skip
+        "--temperature", type=options.FINITE, default=0.0, help="0: the likeliest token"
+    )
     parser.add_argument("--top-k", **number, default=0, help="draw from the N likeliest; 0: all")
     parser.add_argument(
-        "--top-p", type=_number(float, "a number above 0, up to 1", lambda x: 0 < x <= 1),
-        default=1.0, metavar="P",
+        "--top-p", type=options.SHARE, default=1.0, metavar="P",
         help="draw from the fewest that have probability P together",
     )  # fmt: skip
     parser.add_argument(
-        "--seed", type=_number(int, "an int from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32),
-        default=0, metavar="N",
+        "--seed", type=options.SEED, default=0, metavar="N",
         help="of the first request, one more for each of the next; default: %(default)s",
     )  # fmt: skip
     return parser.parse_args()

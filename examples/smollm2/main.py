@@ -22,6 +22,7 @@ from rich.table import Table
 
 import attn_dispatch
 
+from .. import options
 from . import generate, gguf_weights, scoring
 from .model import Config, InputError, Params
 from .tokenizer import build_tokenizer, chat_prompt
@@ -78,11 +79,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.smollm2", description=__doc__)
     parser.add_argument("--prompt", default="Why is the sky blue?", help="default: %(default)s")
     parser.add_argument(
-        "--tokens", type=_positive, default=60, help="longest answer in tokens (default: 60)"
+        "--tokens", type=options.POSITIVE, default=60, help="longest answer in tokens (default: 60)"
     )
     parser.add_argument(
         "--windows",
-        type=_positive,
+        type=options.POSITIVE,
         default=4,
         help=f"windows of {WINDOW} tokens to score (default: 4)",
     )
@@ -102,13 +103,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"the model (default: the one inside the package {gguf_weights.PACKAGE})",
     )
     return parser.parse_args(arguments)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not a positive number")
-    return number
 
 
 def _load(path: pathlib.Path | None, dtype: jnp.dtype) -> tuple[Model, Params]:

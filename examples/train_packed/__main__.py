@@ -13,6 +13,7 @@ import jax
 
 from attn_dispatch.terminal.ending import run_process
 
+from .. import options
 from .mesh import make_mesh
 from .model import REMAT
 from .report import attention, console, tell, trained
@@ -24,6 +25,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     args = _parse(arguments)
     size = _size(args)
     try:
+        for folder in filter(None, (args.out, args.checkpoints)):
+            folder.mkdir(parents=True, exist_ok=True)  # not when the training is done
         task = Task(
             size, make_mesh(*args.mesh), args.layout, args.seed, args.checkpoints, args.every
         )
@@ -38,7 +41,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         tasks = {x: dataclasses.replace(task, layout=x) for x in layouts}
         runs = {layout: attention(x) for layout, x in tasks.items()}
         done = {layout: trained(x, args.resume) for layout, x in tasks.items()}
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     facts = {"size": dataclasses.asdict(size), "mesh": args.mesh, "attention": runs}
     return tell(done, facts, args.out)
@@ -54,6 +57,8 @@ def _size(args: argparse.Namespace) -> Size:
 
 def _mesh(text: str) -> tuple[int, int]:
     data, _, model = text.partition("x")
+    if not (data.isdecimal() and model.isdecimal() and int(data) * int(model)):
+        raise argparse.ArgumentTypeError(f"expected two ints above 0 like 4x2, got {text}")
     return int(data), int(model)
 
 
@@ -64,7 +69,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--size", choices=SIZES, default="large" if on_gpu else "small",
         help="default: large on a GPU, small elsewhere",
     )  # fmt: skip
-    parser.add_argument("--steps", type=int, metavar="N", help="default: the size's")
+    parser.add_argument("--steps", type=options.POSITIVE, metavar="N", help="default: the size's")
     parser.add_argument(
         "--compare", action="store_true", help="train packed, then padded, on the same documents"
     )
@@ -81,9 +86,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--checkpoints", type=Path, metavar="FOLDER", help="write the state there at the end"
     )
-    parser.add_argument("--every", type=int, default=0, metavar="N", help="and after each N steps")
+    parser.add_argument(
+        "--every", type=options.NUMBER, default=0, metavar="N", help="and after each N steps"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the latest of them")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed", type=options.SEED, default=0, metavar="N", help="default: %(default)s"
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("build/train_packed"), metavar="FOLDER",
         help="for the plot and the numbers; default: %(default)s",

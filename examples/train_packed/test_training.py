@@ -81,12 +81,17 @@ def test_the_command_compares(tmp_path, capsys):
     assert "packed is" in capsys.readouterr().out
 
 
-def test_what_the_command_refuses(capsys):
+def test_what_the_command_refuses(capsys, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
     for words, message in (
+        (["--steps", "0"], "argument --steps: expected an int above 0, got 0"),
+        (["--mesh", "3x"], "argument --mesh: expected two ints above 0 like 4x2, got 3x"),
+        (["--checkpoints", str(file / "folder")], "Not a directory"),
         (["--mesh", "9x1"], "expected at most"),
         (["--resume"], "--resume wants --checkpoints"),
         (["--compare", "--checkpoints", "x"], "it takes no --checkpoints"),
     ):
         with pytest.raises(SystemExit) as stop:
-            main(["--size", "tiny", *words])
+            main(["--size", "tiny", "--out", str(tmp_path), *words])
         assert message in f"{stop.value} {capsys.readouterr().err}"

@@ -1,0 +1,27 @@
+"""Values of options, refused where they are read if they make no sense."""
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+def of(kind: Any, expected: str, is_right: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """An argparse type: a `kind` that is right, or an error that says what was expected."""
+
+    def parsed(text: str) -> Any:
+        try:
+            if is_right(x := kind(text)):
+                return x
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text}")
+
+    return parsed
+
+
+NUMBER = of(int, "an int of 0 or more", lambda x: x >= 0)
+POSITIVE = of(int, "an int above 0", lambda x: x > 0)
+SEED = of(int, "an int from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
+FINITE = of(float, "0 or more", lambda x: 0 <= x < math.inf)
+SHARE = of(float, "a number above 0, up to 1", lambda x: 0 < x <= 1)
