@@ -1,4 +1,4 @@
-"""Writes docs/meshes.md: what a sharded call costs, beside jax.nn's, on eight virtual CPU devices.
+"""Writes the table of docs/meshes.md: what a sharded call costs, beside jax.nn's, on eight CPU devices.
 
 usage: PYTHONPATH=tests python tests/mesh_table.py [--print]
 
@@ -26,45 +26,8 @@ from mesh_programs import LAYOUTS, PROGRAMS, Found, cells, in_shard_map, make_me
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "meshes.md"
 
-INTRO = """\
-# Meshes
-
-A call is split along batch and heads. A mesh axis that shards the sequence is used to split the
-heads instead (by an all-to-all), or else the batch. If neither divides evenly, devices compute the
-same thing, and an `AttentionShardingWarning` says so once. If an axis has more devices than there
-are kv heads, each device takes the kv heads of its own query heads, and the gradients are summed.
-
-- **Explicit axes**, the default of `jax.make_mesh`: the types say how a call is split, and it is
-  lowered to a `shard_map`. Results are sharded like query, gradients like their operands. Export
-  and the persistent compilation cache work as usual.
-- **Auto axes**, and a mesh with both kinds: the partitioner decides, guided by a sharding rule.
-  Shard the kv heads along with the query heads if they divide evenly: if they are replicated,
-  their gradients may be computed in parts and gathered. Another process finds a program in the
-  persistent compilation cache only if `jax_remove_custom_partitioning_ptr_from_cache_key` is set.
-  `jax.export` leaves the splitting to XLA, and an `AttentionShardingWarning` says so.
-- **Several batch dims, and `vmap`**: any of the dims may be sharded, by axes of its own or, if a
-  reshape has split one dim into several, by a part of an axis.
-- **Inside `shard_map`** each device makes its own call. If the shard_map is manual over some axes
-  only, Auto axes are left to XLA, which gathers the operands of a GPU's kernels; Explicit axes
-  split the call as above, but JAX gathers them where the shard_map begins and ends.
-- **Dropout**: XLA's mask is the same however a call is split. cuDNN and AITER count rows and heads
-  from their own first one, so each device draws from a key of its own, and the mask changes with
-  the number of devices; under `attn_dispatch.sharded_dropout("same")` only XLA computes calls with
-  dropout. If a batch dim is sharded and one before it is not, and under `vmap`, a call has several
-  keys, and XLA computes it. Inside your own `shard_map` the key is yours: fold the device's number
-  into it.
-
-The table is made by tests/mesh_table.py on eight virtual CPU devices with JAX 0.10.2;
-tests/test_meshes.py compares this page with what it finds now, and every result and gradient with
-those of one device.
-
-Below, a call (batch 8, 64 tokens, head dim 16, 8 query heads, float32) and its gradients. The
-number is the flops of one device as a fraction of those of the same program on one device alone
-(an eighth is 0.125), then the collectives that XLA makes: g all-gather, r all-reduce, a
-all-to-all, p collective-permute, s reduce-scatter. Ours first, then that of
-`jax.nn.dot_product_attention`: "fails" where it does not compile, "no" where it has no such
-argument.
-"""
+BEGIN = "<!-- table: python tests/mesh_table.py -->\n"
+END = "<!-- end of table -->\n"
 
 _LETTERS = {
     "all-gather": "g", "all-reduce": "r", "all-to-all": "a", "collective-permute": "p",
@@ -134,13 +97,16 @@ def model_losses() -> dict[str, list[float]]:
 
 
 def document(report: dict[str, Any]) -> str:
-    """The page."""
-    lines = [INTRO]
-    lines += ["| arrays sharded along | call | axes | ours | jax.nn |", "|---|---|---|---|---|"]
+    """The page with this table in place of the one between its markers."""
+    lines = ["| arrays sharded along | call | axes | ours | jax.nn |", "|---|---|---|---|---|"]
     for label, both in report["cells"].items():
         ours, theirs = _said(both["ours"]), _said(both["jax.nn"])
         lines.append("| " + " | ".join([*label.split("|"), ours, theirs]) + " |")
-    return "\n".join([*lines, ""])
+    before, _, rest = DOCUMENT.read_text("utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"expected {BEGIN!r} and {END!r} in {DOCUMENT}")
+    return "\n".join([f"{before}{BEGIN}", *lines, "", f"{END}{after}"])
 
 
 def _said(found: dict[str, Any]) -> str:
