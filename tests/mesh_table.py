@@ -1,4 +1,6 @@
-"""Writes the table of docs/meshes.md: what a sharded call costs, beside jax.nn's, on eight CPU devices.
+"""Writes the table of docs/meshes.md: what a sharded call costs, beside that of jax.nn.
+
+Eight virtual devices on the CPU.
 
 usage: PYTHONPATH=tests python tests/mesh_table.py [--print]
 
