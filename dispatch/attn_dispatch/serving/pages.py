@@ -149,7 +149,7 @@ def _new_rows(new: Any, is_pool: bool) -> tuple[jax.Array, jax.Array]:
     if not is_pool:
         rows = jnp.asarray(new)
         return rows, rows
-    keys, values = map(jnp.asarray, new)
+    keys, values = (jnp.asarray(x) for x in new)
     if keys.shape != values.shape:
         raise ValueError(
             f"new: expected keys and values of one shape, got {list(keys.shape)} and "
