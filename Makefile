@@ -121,6 +121,7 @@ endif
 # Installed editable: only a change to the C++ has to be built again.
 $(VENV)/pure-python: pyproject.toml | $(VENV)/jax
 	$(PIP) --editable .
+	rm -f $(VENV)/cuda-library  # pip has just removed the library with the installation before
 	touch $@
 
 # Built in this environment and not in one of pip's own: that would fetch cuBLAS and CUTLASS's DSL, a

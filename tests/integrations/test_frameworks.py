@@ -149,9 +149,12 @@ def test_dropout(name: str, monkeypatch: pytest.MonkeyPatch):
 
 
 def trained(run: Any, params: Any, key: Any = None) -> tuple[Any, list[float]]:
-    """Parameters and losses of ten steps of Adam, on a task that attention can do."""
+    """Parameters and losses of ten steps, on a task that attention can do.
+
+    Not of Adam: where a gradient is 0 but for rounding, its step is as large as elsewhere.
+    """
     optax = pytest.importorskip("optax")
-    optimizer = optax.adam(3e-3)
+    optimizer = optax.sgd(0.3, momentum=0.9)
     target = np.roll(X, 1, axis=1)
 
     @jax.jit
@@ -181,9 +184,7 @@ def test_training_steps(name: str, record_property: Record):
     assert losses[-1] < 0.95 * losses[0]
     moved = 0.0
     for x, y, start in zip(*map(jax.tree.leaves, (got, theirs, params)), strict=True):
-        # Adam's first steps are of one size whatever the gradient's, rounding included.
-        close = np.isclose(x, y, atol=2e-4)
-        assert close.mean() > 0.97 or abs(x - start).max() < 0.04
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
         moved = max(moved, float(abs(np.asarray(x) - np.asarray(start)).max()))
     assert moved > 0.01
     cell = "the same, without dropout; has none" if not LAYERS[name].has_dropout else ""

@@ -30,6 +30,12 @@ if keras.backend.backend() != "jax":
     pytest.skip("Keras runs on another backend here", allow_module_level=True)
 
 
+@pytest.fixture(autouse=True)
+def same_weights():
+    """Keras draws initial weights from the clock: without a seed, each run tests other numbers."""
+    keras.utils.set_random_seed(0)
+
+
 def both(*arguments: Any, **options: Any) -> tuple[Any, Any]:
     theirs = keras.ops.dot_product_attention(*arguments, **options)
     with patch_keras():
@@ -145,8 +151,9 @@ def test_gradients_of_grouped_queries(masks: dict[str, bool]):
     expected = jax.grad(loss)(weights)
     with patch_keras():
         got = jax.jit(jax.grad(loss))(weights)
+    largest = max(abs(x).max() for x in expected)  # the key's bias has none but for rounding
     for a, b in zip(got, expected, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6 * largest)
 
 
 def test_grouped_queries_of_a_layer_with_its_own_call():
