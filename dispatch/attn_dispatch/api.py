@@ -68,98 +68,110 @@ def dot_product_attention(
 ) -> Any:
     """Attention: softmax(scale · query · keyᵀ, masked) · value, by the best kernel for the device.
 
-    `jax.nn.dot_product_attention`'s signature and meaning is a subset of this one. Letters: B batch
-    (any number of leading dims, or none), T queries, S keys, N heads, K key/value heads with
-    N % K == 0 (query head n uses key/value head n // (N // K)), H and V head dims.
+    Takes the arguments of `jax.nn.dot_product_attention`, with the same meaning, and more:
 
-    A score goes through, in this order: scale, soft cap, score_mod, bias, ALiBi, mask, softmax over
-    the keys and the sink. A row that may attend to no key has output and gradients 0 and lse -inf.
-    NaN and Inf in padding reach nothing.
+        out = dot_product_attention(q, k, v, is_causal=True)
+        out, lse = dot_product_attention(
+            q, k, v, is_causal=True, query_segment_ids=ids, max_segments=8, return_lse=True
+        )
 
-    Lengths, segment ids and windows are checked where that costs no wait: in NumPy arrays, lists,
-    numbers, and JAX arrays on a CPU that are not traced. Elsewhere, under `jax.jit` above all, what
-    would be a ValueError makes NaN, on every implementation: output, lse and maxima of the rows
-    that it concerns are NaN, and no gradient goes through them. ATTN_DISPATCH_CHECK=1 in the
-    environment checks there as well, at the cost of a wait.
+    Letters in shapes: B batch (any number of leading dims, or none), T queries, S keys, N query
+    heads, K key/value heads, H and V head dims. N must be a multiple of K; query head n uses
+    key/value head n // (N // K), so that keys are not repeated for GQA and MQA.
+
+    Each score goes through, in this order: scale, soft cap, score_mod, bias, ALiBi, mask, and the
+    softmax over the keys and the sink. A row that may attend to no key has output and gradients 0
+    and lse -inf. NaN and Inf in padding do not reach anything else.
+
+    Wrong lengths, segment ids and windows are a ValueError where checking them needs no wait for
+    the device: in NumPy arrays, lists, numbers, and untraced JAX arrays on a CPU. Elsewhere, such
+    as under `jax.jit`, they make the output, lse and maxima of their rows NaN, on every
+    implementation, and no gradient goes through those rows. With ATTN_DISPATCH_CHECK=1 in the
+    environment they are a ValueError there too, at the cost of a wait.
 
     Args:
       query: [B, T, N, H]; float16, bfloat16, float32, or float64 under x64.
-      key: [B, S, K, H], query's dtype.
-      value: [B, S, K, V], query's dtype.
-      bias: added to the scores; floating, broadcastable to [B, N, T, S], a lower rank extending to
-        the left. Differentiable.
-      mask: bool, True = attend; shapes as for bias. A dense mask costs its full size in memory
-        traffic: prefer lengths, windows and segment ids, which are descriptions.
-      scale: a number, 0 and below included, else of a size that is a normal float32 (float64 for
-        float64 inputs); 1/sqrt(H) if None (arXiv:1706.03762). Or a floating array, [] and traced
-        or [N], one for each head: differentiable. Such a scale goes into query beforehand, which
-        rounds query · scale · sqrt(H) to query's dtype.
-      is_causal: query i sees keys j <= i + offset.
-      causal_alignment: offset 0 for "top_left", as in jax.nn; S - T for "bottom_right", taken from
-        a row's actual lengths, or its segment's, where they are given. Windows and ALiBi shift
-        with it.
-      query_seq_lengths: [B] integers from 0 to T; rows at or past the length attend nothing.
-        Traced lengths out of that range make all rows of their batch row NaN.
-      key_value_seq_lengths: [B] integers from 0 to S; keys at or past the length are not attended.
-        Traced ones out of that range likewise.
-      local_window_size: w or (left, right), inclusive: query i sees keys j with
-        i + offset - left <= j <= i + offset + right; None on a side leaves it open. A side may be a
-        traced integer array [], from a scan over layers for example; kernels take that as a mask.
-      logits_soft_cap: c > 0, of a size as for scale; scores become c · tanh(score / c)
-        (arXiv:2408.00118).
-      alibi_slopes: [N] or [B, N]; slope · |i + offset - j| is subtracted from the score
+      key: [B, S, K, H], in query's dtype.
+      value: [B, S, K, V], in query's dtype.
+      bias: floating, broadcastable to [B, N, T, S], also from a lower rank; added to the scores.
+        Differentiable.
+      mask: bool, True = attend; shapes as for bias. A dense mask is read in full: prefer lengths,
+        windows and segment ids, which let kernels skip work.
+      scale: what scores are multiplied by; 1/sqrt(H) if None (arXiv:1706.03762). Either a number,
+        which may be 0 or negative, and otherwise must be a normal float32 (float64 for float64
+        inputs). Or a floating array, [] or, one for each head, [N]: it may be traced and is
+        differentiable, but is multiplied into query beforehand, which rounds
+        query · scale · sqrt(H) to query's dtype.
+      is_causal: query i sees only keys j <= i + offset; the offset is that of causal_alignment.
+      causal_alignment: "top_left" for offset 0, as in jax.nn; "bottom_right" for S - T, computed
+        from a row's or segment's actual lengths if they are given. Use the latter for queries
+        behind a cache. Windows and ALiBi move with it.
+      query_seq_lengths: [B] integers from 0 to T; queries at or past the length are padding. A
+        traced length out of that range makes its whole batch row NaN.
+      key_value_seq_lengths: [B] integers from 0 to S; keys at or past the length are padding.
+        Traced ones out of range as for query_seq_lengths.
+      local_window_size: w, or (left, right), inclusive: query i sees keys j with
+        i + offset - left <= j <= i + offset + right. None on a side leaves it open. A side may also
+        be a traced integer array [], for example from a scan over layers; kernels then run the
+        window as a mask.
+      logits_soft_cap: c > 0, of a size as for scale: scores become c · tanh(score / c)
+        (arXiv:2408.00118). None: no cap.
+      alibi_slopes: floating [N] or [B, N]; slope · |i + offset - j| is subtracted from the score
         (arXiv:2108.12409). Differentiable.
-      sinks: [N] or [B, N]; a logit per head that joins the softmax denominator and has no value
-        (arXiv:2508.10925). Differentiable.
-      dropout_rate: static, 0 <= rate < 1; probabilities are dropped after the softmax, the kept
-        ones divided by 1 - rate.
-      dropout_key: a JAX PRNG key; needed if dropout_rate > 0. The same key gives the same mask on
-        the same implementation; see `dropout_mask`.
-      deterministic_backward: ask for bit-equal gradients from call to call; honoured, or a reason.
-      query_segment_ids: [B, T] integers from 0 on; a query attends to keys of its own segment, 0 is
-        padding and attends nothing. Causality, windows and alignment count positions inside the
-        segment. Without max_segments ids may stand in any order. With it the places of an id follow
-        one another, and ids ascend along the row; padding may stand before, between and after them.
-        Traced ids below 0 or above max_segments make their rows NaN, and with max_segments an id
-        out of order, on either side, all rows of that id.
-      key_value_segment_ids: [B, S]; if one of the two is missing and T == S, they are equal.
-      max_segments: static; the largest segment id there may be. Kernels that take packed sequences
-        by their starts and lengths run segment ids only with it.
-      max_segment_len: static, beside max_segments; the most places that a segment may have, among
-        queries and among keys. Kernels plan for shorter sequences with it. The rows of a traced
-        segment that is longer are NaN.
-      score_mod: a function of scalars, (score, b, n, t, s, *score_mod_args) -> score, in plain JAX:
-        n counts query heads, b the batch dims as one, t and s the places inside the sequence or
-        segment; inside `jax.shard_map` b and n are those of the device's own call. Floating arrays
-        that it is given or captures are differentiable. What it is where the pair may not attend
-        reaches nothing.
-      score_mod_args: what score_mod is given besides: arrays, or pytrees of them.
-      mask_mod: a function of scalars, (b, n, t, s, *mask_mod_args) -> bool, True = attend, as far
-        as causality and the other masks allow.
-      mask_mod_args: what mask_mod is given besides.
-      qkv_layout: "BNTH" for query [B, N, T, H], key [B, K, S, H] and value [B, K, S, V]: the output
-        is [B, N, T, V] then, and lse, the residual and the maxima are [B, N, T]. It says how arrays
-        lie in memory: cuDNN reads and writes them in that order, gradients too.
-      implementation: None takes the best available for the platform, then XLA, and says so where
-        that means leaving the vendor's kernel (see `fallback`). A name ("cudnn", "aiter", "xla") or
-        a list of names in order of preference takes exactly that, or raises with every reason.
-      return_residual: also return jax.nn's residual: lse as [B, T, N] in key's dtype, no gradient.
+      sinks: floating [N] or [B, N]; one more logit per head in the softmax denominator, without a
+        value (arXiv:2508.10925). Differentiable.
+      dropout_rate: static, 0 <= rate < 1; probabilities are dropped after the softmax, and the
+        others divided by 1 - rate.
+      dropout_key: a JAX PRNG key, needed if dropout_rate > 0. The same key gives the same mask on
+        the same implementation; `dropout_mask` returns it.
+      deterministic_backward: require gradients that are bit-equal from call to call. Kernels that
+        cannot do that do not run the call.
+      query_segment_ids: [B, T] integers, the segment (document) of each query; a query attends only
+        to keys of its own segment. Id 0 is padding, which attends to nothing. Causality, windows
+        and alignment count positions inside the segment. With max_segments, each segment must be in
+        one piece and ids must ascend along the row; padding may stand before, between and after
+        them. Without it, ids may be in any order. A traced id below 0 or above max_segments makes
+        its row NaN; with max_segments, an id out of order, on either side, makes all rows of that
+        id NaN.
+      key_value_segment_ids: [B, S]; may be left out if T == S and they equal query_segment_ids.
+      max_segments: static, an upper bound on the segment ids. Kernels for packed sequences need it.
+      max_segment_len: static, with max_segments: an upper bound on the length of a segment, in
+        queries and in keys. Kernels then plan for shorter sequences, which can be faster. A traced
+        segment that is longer is NaN.
+      score_mod: a function of scalars in plain JAX, (score, b, n, t, s, *score_mod_args) -> score.
+        b counts the batch dims as one, n query heads, t and s positions inside the sequence or
+        segment; inside `jax.shard_map`, b and n are those of the device's part. Floating arrays
+        that it captures or is given are differentiable. Its result for a pair that may not attend
+        is ignored.
+      score_mod_args: further arguments of score_mod: arrays, or pytrees of them.
+      mask_mod: a function of scalars in plain JAX, (b, n, t, s, *mask_mod_args) -> bool; True =
+        attend, if causality and the other masks allow it too.
+      mask_mod_args: further arguments of mask_mod.
+      qkv_layout: the order of axes: "BTNH", or "BNTH" for query [B, N, T, H], key [B, K, S, H] and
+        value [B, K, S, V]. With "BNTH" the output is [B, N, T, V], and lse, the residual and the
+        maxima are [B, N, T]. cuDNN reads and writes either without copies; only the
+        backward pass with lengths or segment ids copies "BNTH".
+      implementation: None for the best available, and XLA if no kernel can run the call, with a
+        warning (see `fallback`). A name ("cudnn", "flash", "fa4", "aiter", "xla"), or a list of
+        names in order of preference, takes exactly that, or raises with every reason.
+      return_residual: also return jax.nn's residual: the lse as [B, T, N] in key's dtype, without a
+        gradient.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
-        [B, T, N] float32 (float64 for float64 inputs), differentiable.
-      return_max_logits: also return the largest score that each row may attend, as the softmax sees
-        it but without the sink: [B, T, N] float32 (float64 for float64 inputs), -inf where a row
-        attends nothing, no gradient. Its maximum over B and T is what QK-Clip watches
-        (arXiv:2507.20534).
+        [B, T, N] float32 (float64 for float64 inputs). Differentiable.
+      return_max_logits: also return each row's largest score among the keys that it may attend to,
+        as the softmax sees it but without the sink: [B, T, N] float32 (float64 for float64 inputs),
+        -inf where a row attends to nothing, no gradient. Its maximum over B and T is what QK-Clip
+        watches (arXiv:2507.20534).
 
     Returns:
-      The output [B, T, N, V] in query's dtype; with return_residual, return_lse or
-      return_max_logits a tuple of it, the residual, the lse and the maxima, in this order, as far
-      as asked for.
+      The output [B, T, N, V] in query's dtype. With return_residual, return_lse or
+      return_max_logits, a tuple: the output, then the residual, the lse and the maxima, those that
+      were asked for, in this order.
 
     Raises:
-      ValueError: the call is wrong; says what was expected and what was given.
-      NotImplementedError: no implementation that may run it can; says every reason. Raised when
-        the call is lowered, which under `jax.jit` means compiled.
+      ValueError: the call is wrong; the message says what was expected and what was given.
+      NotImplementedError: no implementation that may run the call can; the message gives every
+        reason. Raised when the call is lowered, which under `jax.jit` is when it is compiled.
     """
     return run(
         normal_form(
@@ -228,54 +240,61 @@ def ragged_dot_product_attention(
     return_lse: bool = False,
     return_max_logits: bool = False,
 ) -> Any:
-    """Attention inside each of M sequences that lie one after the other in the arrays.
+    """Attention within each of M sequences that are packed one after the other.
+
+        out = ragged_dot_product_attention(  # documents of 3 and 5 tokens
+            q, k, v, cu_seqlens_q=[0, 3, 8], cu_seqlens_kv=[0, 3, 8],
+            max_seqlen_q=5, max_seqlen_kv=5, is_causal=True,
+        )
 
     Sequence m has the queries cu_seqlens_q[m] … cu_seqlens_q[m + 1] - 1 and the keys
     cu_seqlens_kv[m] … cu_seqlens_kv[m + 1] - 1, and attends to no other sequence. Either may be
-    empty. Rows after the last sequence attend nothing: their output and gradients are 0, their lse
-    is -inf, and what stands in them reaches nothing.
+    empty. Rows after the last sequence are padding: their output and gradients are 0, their lse
+    is -inf, and what they hold does not reach anything else.
 
-    cu_seqlens are checked where that costs no wait: in NumPy arrays, lists, and JAX arrays on a CPU
-    that are not traced. Elsewhere those that do not ascend from 0, or go past the arrays, make
-    every row NaN, and a sequence that is too long its own; no other memory is read, and no gradient
-    goes through such rows. ATTN_DISPATCH_CHECK=1 checks there as well.
+    Wrong cu_seqlens are a ValueError where checking them needs no wait for the device: in NumPy
+    arrays, lists, and untraced JAX arrays on a CPU. Elsewhere, cu_seqlens that do not ascend from 0
+    or go past the arrays make every row NaN, and a sequence that is too long makes its own rows
+    NaN. No other memory is read, and no gradient goes through such rows. With ATTN_DISPATCH_CHECK=1
+    in the environment they are a ValueError there too.
 
     Args:
       query: [T, N, H]; float16, bfloat16, float32, or float64 under x64.
-      key: [S, K, H], query's dtype.
-      value: [S, K, V], query's dtype.
+      key: [S, K, H], in query's dtype.
+      value: [S, K, V], in query's dtype.
       cu_seqlens_q: [M + 1] integers, ascending from 0 to at most T.
       cu_seqlens_kv: [M + 1] integers, ascending from 0 to at most S.
-      max_seqlen_q: static; no sequence may have more queries.
-      max_seqlen_kv: static; no sequence may have more keys.
-      scale: this and what follows as for `dot_product_attention`.
+      max_seqlen_q: static, an upper bound on the number of queries of a sequence.
+      max_seqlen_kv: static, an upper bound on the number of keys of a sequence.
+      scale: a number, or a floating array [] or [N]; 1/sqrt(H) if None. This and all arguments
+        below mean what they mean in `dot_product_attention`.
       is_causal: causality, windows, alignment and ALiBi count positions inside the sequence.
       causal_alignment: "top_left" or "bottom_right".
-      local_window_size: w or (left, right), inclusive.
-      logits_soft_cap: c > 0.
+      local_window_size: w, or (left, right), inclusive; None leaves a side open.
+      logits_soft_cap: c > 0; scores become c · tanh(score / c).
       alibi_slopes: [N] floating, the same in every sequence.
       sinks: [N] floating, the same in every sequence.
-      dropout_rate: static.
-      dropout_key: a JAX PRNG key.
-      deterministic_backward: ask for bit-equal gradients from call to call.
+      dropout_rate: static, 0 <= rate < 1.
+      dropout_key: a JAX PRNG key, needed if dropout_rate > 0.
+      deterministic_backward: require gradients that are bit-equal from call to call.
       score_mod: (score, b, n, t, s, *score_mod_args) -> score; b is the number of the sequence.
-      score_mod_args: what score_mod is given besides.
+      score_mod_args: further arguments of score_mod.
       mask_mod: (b, n, t, s, *mask_mod_args) -> bool; b is the number of the sequence.
-      mask_mod_args: what mask_mod is given besides.
+      mask_mod_args: further arguments of mask_mod.
       implementation: None, a name, or a list of names.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
-        [T, N] float32 (float64 for float64 inputs), differentiable.
-      return_max_logits: also return the largest score that each row may attend, as for
-        `dot_product_attention`: [T, N].
+        [T, N] float32 (float64 for float64 inputs). Differentiable.
+      return_max_logits: also return each row's largest score, as for `dot_product_attention`:
+        [T, N].
 
     Returns:
-      The output [T, N, V] in query's dtype; with return_lse or return_max_logits a tuple of it, the
-      lse and the maxima, in this order, as far as asked for.
+      The output [T, N, V] in query's dtype. With return_lse or return_max_logits, a tuple: the
+      output, then the lse and the maxima, those that were asked for, in this order.
 
     Raises:
-      ValueError: the call is wrong; says what was expected and what was given.
-      NotImplementedError: no implementation that may run it can; says every reason. Raised when
-        the call is lowered, which under `jax.jit` means compiled.
+      ValueError: the call is wrong; the message says what was expected and what was given.
+      NotImplementedError: no implementation that may run the call can; the message gives every
+        reason. Raised when the call is lowered, which under `jax.jit` is when it is compiled.
     """
     return run(
         _normalise_ragged(
@@ -332,13 +351,13 @@ def _normalise_ragged(
 
 
 def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
-    """The dropout mask that a call draws, on the implementation that computes the call.
+    """The dropout mask of a call: what the implementation that runs it draws.
 
     For tests, and for computing the same attention elsewhere. The mask is as large as the scores.
 
     Args:
-      *args: those of `dot_product_attention`, or with `cu_seqlens_q` those of
-        `ragged_dot_product_attention`; what the call returns is of no account.
+      *args: the arguments of the call: those of `dot_product_attention`, or with `cu_seqlens_q`
+        those of `ragged_dot_product_attention`. The `return_…` arguments are ignored.
       **kwargs: the same, by name.
 
     Returns:
@@ -347,7 +366,7 @@ def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
 
     Raises:
       ValueError: the call is wrong.
-      NotImplementedError: the implementation that computes the call does not tell its mask.
+      NotImplementedError: the implementation that runs the call cannot return its mask.
     """
     call = _named(args, kwargs).normalised(needs_keep=True)[-1]
     return attention(call.options, call.operands)[-1]
@@ -356,24 +375,28 @@ def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
 def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation:
     """Which implementation would run a call, and why each of the others would not.
 
+    Nothing is computed, and neither the arrays nor the device need to exist:
+
+        q = jax.ShapeDtypeStruct((2, 4096, 32, 128), jnp.bfloat16)
+        print(explain(q, q, q, is_causal=True, target="h100"))
+
     Args:
-      *args: those of `dot_product_attention`, or with `cu_seqlens_q` those of
-        `ragged_dot_product_attention`, or with `page_table`, by its name, those of
-        `paged_attention`; a `jax.ShapeDtypeStruct` will do for an array.
-        A window that is an array is static if its values are known, as outside of `jax.jit`; for
-        one that is traced give a struct as a side.
+      *args: the arguments of the call: those of `dot_product_attention`, or with `cu_seqlens_q`
+        those of `ragged_dot_product_attention`, or with `page_table=` those of `paged_attention`. A
+        `jax.ShapeDtypeStruct` can stand for an array. For a window that is traced in the real call,
+        give a struct as that side; an array whose values are known counts as static.
       **kwargs: the same, by name.
-      target: the device to explain for, as in `attn_dispatch.target`; it need not be here. None
-        means the target in force if there is one, else JAX's default device.
+      target: the device to explain for, as in `attn_dispatch.target`; it need not be present. None
+        means the target in force if there is one, otherwise JAX's default device.
 
     Returns:
-      An `Explanation`: data, whose str() is a table. A call on pages with `cu_seqlens_q` may be
-      two; that of the sequences with one query is in `single_queries`. If the call has a mask_mod,
-      and the arrays it reads are not traced, it also has the shares of pairs that attend and that
+      An `Explanation`, which prints as a table. `paged_attention` with `cu_seqlens_q` may run as
+      two calls; the one for sequences with a single query is in `single_queries`. If the call has a
+      mask_mod whose arrays are not traced, `mask` has the shares of pairs that attend and that
       kernels compute; for long calls these are estimates.
 
     Raises:
-      ValueError: the call is wrong, the target unknown, or None while several are in force.
+      ValueError: the call is wrong, the target is unknown, or it is None and several are in force.
     """
     if target is not None:
         with target_block(target):

@@ -46,60 +46,67 @@ def paged_attention(
     implementation: str | Sequence[str] | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """Attention of new queries to a cache whose keys and values lie in pages, for serving.
+    """Attention of new queries to a paged cache of keys and values, for serving.
+
+    One token for each of B sequences, whose own keys are in the cache already:
+
+        out = paged_attention(q, key_pages, value_pages, page_table, key_value_seq_lengths)
 
     Key s of sequence b is key s % page of page page_table[b, s // page]. The queries are the last
-    of their sequence, and their own keys are in the cache already: the diagonal of causality and
-    windows ends at the last query and the last key that the lengths leave (bottom right). There are
-    no gradients.
+    tokens of their sequence, and their own keys must be in the cache already. So causality and
+    windows are aligned bottom right, at the last query and the last key within the lengths. There
+    are no gradients.
 
-    What stands past a sequence's length reaches nothing, neither keys nor entries of the table. A
-    sequence without keys has an output of 0 and an lse of -inf, and so have queries past a length
-    and tokens of no sequence. Lengths and cu_seqlens are checked as in the other calls; a traced
-    one that is wrong, and a page that is not there, makes the rows of its sequence NaN. Pages past
-    the length, and with local_window_size those that no query of the sequence reaches, need not be
-    there (`serving.free_behind`).
+    Keys and table entries past a sequence's length do not reach anything. A sequence without keys
+    has output 0 and lse -inf, and so have queries past a length and tokens of no sequence. Lengths
+    and cu_seqlens are checked as in the other calls. A wrong traced one, or a page that does not
+    exist, makes the rows of its sequence NaN. Pages past the length need not exist, nor, with
+    local_window_size, those that no query of the sequence reaches (`serving.free_behind`).
 
     Args:
       query: [B, T, N, H], or with cu_seqlens_q [tokens, N, H]; float16, bfloat16, float32, or
         float64 under x64.
-      key_pages: [P, page, K, H], query's dtype.
-      value_pages: [P, page, K, V], query's dtype. Sequences may share pages. None: key_pages is a
-        pool [P, 2, page, K, H] of both, keys first.
+      key_pages: [P, page, K, H], in query's dtype.
+      value_pages: [P, page, K, V], in query's dtype. Sequences may share pages. None: key_pages is
+        a pool [P, 2, page, K, H] of both, keys first.
       page_table: [B, M] integers, from 0 to P - 1 as far as the lengths and the window reach.
-      key_value_seq_lengths: [B] integers from 0 to M · page: the keys of each sequence.
+      key_value_seq_lengths: [B] integers from 0 to M · page: the number of keys of each sequence,
+        those of the new tokens included.
       query_seq_lengths: [B] integers from 0 to T; queries at or past the length are padding.
       cu_seqlens_q: [B + 1] integers, ascending from 0 to at most the number of tokens: sequence b
-        has the queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] - 1: one, to decode, or a chunk of
-        its prompt.
-      max_seqlen_q: static, with cu_seqlens_q: no sequence may have more queries. By default the
-        number of tokens. What it is makes a difference up to 16, the most that kernels for
-        decoding take, and beside a score_mod, where queries are padded to it.
-      max_seqlen_kv: static: no sequence may have more keys. The table is cut to the pages that
-        they need, and kernels plan for them; by default M · page.
-      is_causal: each query attends to keys up to its own. False: all of a sequence's queries attend
-        to all its keys.
-      scale: this and what follows as for `dot_product_attention`.
-      local_window_size: w or (left, right), inclusive.
-      logits_soft_cap: c > 0.
+        has the queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] - 1. So one call can hold sequences
+        that decode, with one query each, and chunks of prompts.
+      max_seqlen_q: static, with cu_seqlens_q: an upper bound on the number of queries of a
+        sequence; by default the number of tokens. It matters up to 16, which is the most that
+        kernels for decoding take, and with a score_mod, where queries are padded to it.
+      max_seqlen_kv: static: an upper bound on the number of keys of a sequence; by default
+        M · page. The table is cut to the pages that so many keys need, and kernels plan for them.
+      is_causal: True: each query attends to keys up to its own. False: all queries of a sequence
+        attend to all its keys.
+      scale: a number, or a floating array [] or [N]; 1/sqrt(H) if None. This and all arguments
+        below mean what they mean in `dot_product_attention`.
+      local_window_size: w, or (left, right), inclusive; None leaves a side open.
+      logits_soft_cap: c > 0; scores become c · tanh(score / c).
       alibi_slopes: [N] or [B, N] floating.
       sinks: [N] or [B, N] floating.
       score_mod: (score, b, n, t, s, *score_mod_args) -> score.
-      score_mod_args: what score_mod is given besides.
-      kv_layout: "HND" for pages with heads before their keys: [P, K, page, ·], a pool of both
-        [P, 2, K, page, H]. cuDNN reads them as they lie.
+      score_mod_args: further arguments of score_mod.
+      kv_layout: the order of a page's axes: "NHD" as above, or "HND" for pages with the heads
+        first: [P, K, page, H] and [P, K, page, V], or a pool of both [P, 2, K, page, H]. cuDNN
+        reads either without copies.
       implementation: None, a name, or a list of names.
       return_lse: also return the natural logarithm of the softmax denominator, sink included:
         [B, T, N], with cu_seqlens_q [tokens, N]; float32 (float64 for float64 inputs).
 
     Returns:
       The output [B, T, N, V], with cu_seqlens_q [tokens, N, V], in query's dtype; with return_lse
-      a tuple of it and lse.
+      a tuple of the output and the lse.
 
     Raises:
-      ValueError: the call is wrong; says what was expected and what was given.
-      NotImplementedError: no implementation that may run it can; says every reason. Raised when the
-        call is lowered, which under `jax.jit` means compiled; at once where it is differentiated.
+      ValueError: the call is wrong; the message says what was expected and what was given.
+      NotImplementedError: no implementation that may run the call can; the message gives every
+        reason. Raised when the call is lowered, which under `jax.jit` is when it is compiled; and
+        at once if the call is differentiated.
     """
     calls, packed = normalise_paged(
         query=query,

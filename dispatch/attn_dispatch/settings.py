@@ -188,12 +188,15 @@ class Block:
 
 
 def fallback(policy: FallbackPolicy) -> Block:
-    """Within the block, do this where XLA replaces a vendor kernel that cannot run a call.
+    """What to do, within the block, if no GPU kernel can run a call and XLA would.
+
+        with attn_dispatch.fallback("error"):
+            step(params, batch)
 
     Args:
-      policy: "warn" (the default; once per call specification, with every reason), "error"
-        (NotImplementedError with every reason), or "silent". The environment variable
-        ATTN_DISPATCH_FALLBACK sets the policy outside such blocks.
+      policy: "warn" (the default): an `AttentionFallbackWarning`, once for each kind of call, with
+        every reason. "error": a NotImplementedError with every reason. "silent": nothing. The
+        environment variable ATTN_DISPATCH_FALLBACK sets the policy outside such blocks.
 
     Raises:
       ValueError: for any other policy.
@@ -202,15 +205,14 @@ def fallback(policy: FallbackPolicy) -> Block:
 
 
 def sharded_dropout(choice: ShardedDropout) -> Block:
-    """Within the block, which dropout masks a call draws that is shared out to several devices.
+    """Whether, within the block, dropout masks may depend on the number of devices.
 
     Args:
-      choice: "own" (the default): a kernel that counts rows and heads from its own first draws, on
-        each device, from a key of the device's own; the mask is another for another number of
-        devices. "same": only what draws the mask by the position in the whole call may compute a
-        call with dropout, on one device as on many; that is XLA, and the mask is the same for any
-        number of devices. The environment variable ATTN_DISPATCH_SHARDED_DROPOUT sets it outside
-        such blocks.
+      choice: "own" (the default): a kernel draws, on each device, from a key of that device's own,
+        so that another number of devices gives another mask. "same": the mask is the same on any
+        number of devices. Then only an implementation that draws by the position in the whole call
+        may run calls with dropout, on a single device too; of ours, that is XLA. The environment
+        variable ATTN_DISPATCH_SHARDED_DROPOUT sets the choice outside such blocks.
 
     Raises:
       ValueError: for anything else.
@@ -219,12 +221,14 @@ def sharded_dropout(choice: ShardedDropout) -> Block:
 
 
 def rewrites(wanted: bool) -> Block:
-    """Within the block, whether calls that a kernel refuses run rewritten, where that is exact.
+    """Whether, within the block, a call that a kernel refuses may run rewritten.
+
+    A rewrite turns the call into one that the kernel runs and that computes the same; `explain`
+    names those that a call takes.
 
     Args:
-      wanted: True outside of such blocks, unless the environment variable ATTN_DISPATCH_REWRITES
-        is 0: kernels then run what they take as it is, and XLA the rest. `explain` names the
-        rewrites that a call takes.
+      wanted: True (the default) rewrites such calls; False leaves them to XLA. The environment
+        variable ATTN_DISPATCH_REWRITES=0 means False outside such blocks.
 
     Raises:
       ValueError: for anything but a bool.
@@ -235,24 +239,27 @@ def rewrites(wanted: bool) -> Block:
 
 
 def tuning(seconds: float = 30.0) -> Block:
-    """Within the block, find out on the device what runs each call fastest, and keep it.
+    """Find out, within the block, what runs each call fastest on this device, and save it.
 
-    When a call is compiled for which nothing is kept, everything that can run it is run on random
-    arrays: each implementation, and of cuDNN's engines those that it proposes and their like. What
-    gives other numbers than the untuned choice is left out, the rest is timed, and the fastest is
-    kept in a file, for this device and these versions of the libraries. Whatever makes the call
-    later finds it there, in other processes as well; `explain` shows it. Forward and backward pass
-    are tuned apart. Calls with dropout are not tuned: both passes must draw the same mask.
+        with attn_dispatch.tuning(seconds=30):
+            step(params, batch)  # the first call of a jitted step
 
-    Arrays of the call's size are made beside what the program holds already. A program that was
-    compiled before is compiled again inside of the block, and outside of it stays as it was: tune
-    before the first call. A block inside of a jitted function does nothing.
+    When a call is compiled that has no saved winner, every implementation that can run it is run
+    on random arrays, and so are cuDNN's other engines. Candidates whose results differ from the
+    untuned choice are dropped, and the fastest of the others is saved in a file, for this device
+    and these library versions. Later calls find it there, in other processes too, and `explain`
+    shows it. The forward and the backward pass are tuned separately. Calls with dropout are not
+    tuned, because both passes must draw the same mask.
 
-    The environment variable ATTN_DISPATCH_WINNERS names the file, and ATTN_DISPATCH_TUNING, a
-    number of seconds, does without the block what it does.
+    Tuning allocates arrays of the call's size, beside what the program holds. Put the block around
+    the first call of a jitted function, not inside the function, where it does nothing: a program
+    that is compiled already is compiled again inside the block, and unchanged outside it.
+
+    The environment variable ATTN_DISPATCH_TUNING, a number of seconds, tunes without a block.
+    ATTN_DISPATCH_WINNERS names the file.
 
     Args:
-      seconds: after so many, no more engines are tried for a call in one direction.
+      seconds: for each call and direction, the time after which no further engine is tried.
 
     Raises:
       ValueError: for anything but a positive number of seconds.

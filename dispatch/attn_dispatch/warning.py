@@ -15,15 +15,15 @@ Line = tuple[str, int]
 
 
 class AttentionFallbackWarning(UserWarning):
-    """XLA computes a call on a GPU because no vendor kernel can."""
+    """XLA runs a call on a GPU because no GPU kernel can; the message gives every reason."""
 
 
 class AttentionConventionWarning(UserWarning):
-    """A call is valid, and looks like one that another library would understand otherwise."""
+    """A call is valid, but looks as if written for the conventions of another library."""
 
 
 class AttentionShardingWarning(UserWarning):
-    """A call's arrays are sharded, and devices compute more of it than their share."""
+    """A call's arrays are sharded so that devices do more than their share of the call."""
 
 
 def _folder(file: str) -> str:

@@ -23,17 +23,21 @@ _AMD_NAMES = {"gfx942": "AMD Instinct MI300", "gfx950": "AMD Instinct MI350"}
 
 
 def target(*targets: str) -> settings.Block:
-    """Within the block, lowering for a platform plans for these devices, present or not.
+    """Plan calls, within the block, for these devices, whether they are present or not.
+
+    For example, to lower a program for an H100 on a machine without a GPU:
+
+        with attn_dispatch.target("h100"):
+            lowered = jax.jit(step).trace(q, k, v).lower(lowering_platforms=("cuda",))
 
     Args:
-      targets: at most one for each platform, by the name of a product ("h100", "b200", "rtx5090",
-        "mi300x", …) or of an architecture. "sm80", "sm89", "sm90", "sm100", "sm103", "sm120" stand
-        for an A100, L40S, H200, B200, B300 and RTX 5090, whose properties other products of the
-        same architecture are planned with; "gfx942" and "gfx950" for MI300 and MI350. "cpu" and
-        "tpu" are what they say: XLA computes everything there. For any other NVIDIA device give
-        cuDNN's device properties, as a JSON text or the path of a file.
-        The environment variable ATTN_DISPATCH_TARGET (comma-separated) does the same outside
-        such blocks.
+      targets: at most one for each platform. A product ("h100", "b200", "rtx5090", "mi300x", …), or
+        an architecture: "sm80", "sm89", "sm90", "sm100", "sm103" and "sm120" mean an A100, L40S,
+        H200, B200, B300 and RTX 5090, and "gfx942" and "gfx950" an MI300 and MI350. Other products
+        of an architecture are planned with the same properties. "cpu" and "tpu" leave every call to
+        XLA. For any other NVIDIA GPU, give cuDNN's device properties, as JSON or as the path of a
+        JSON file. The environment variable ATTN_DISPATCH_TARGET (comma-separated) does the same
+        outside such blocks.
 
     Raises:
       ValueError: for an unknown target, or two for one platform.

@@ -1,14 +1,13 @@
 """Ready-made mods for `dot_product_attention` and `ragged_dot_product_attention`.
 
-Each function here returns a mod, to be given as `score_mod` or `mask_mod`:
+Each function here returns a mod, to be passed as `score_mod` or `mask_mod`:
 
     dot_product_attention(q, k, v, score_mod=mods.relative_position(table))
 
-Arrays that a mod is made with are part of it: a call differentiates floating ones, and `jax.jit`
-traces them, as it does everything else. b, n, t and s are those of `dot_product_attention`: the
-batch dims as one, the query head, and the positions of query and key inside the sequence or
-segment. Both positions count from 0, whatever `causal_alignment` is; `with_query_offset` moves the
-queries to where they stand behind a cache.
+Arrays given to these functions may be traced under `jax.jit`, and the call differentiates floating
+ones. b, n, t and s are those of `dot_product_attention`: the batch dims as one, the query head, and
+the positions of query and key inside the sequence or segment. Both positions count from 0, whatever
+`causal_alignment` is; for queries behind a cache, `with_query_offset` moves them to their place.
 """
 
 from attn_dispatch.mods.combining import all_of, any_of, not_, with_query_offset

@@ -17,12 +17,16 @@ from attn_dispatch.one_call import MaskMod, ScoreMod
 
 
 def all_of(*masks: MaskMod) -> MaskMod:
-    """Attend where all masks do. A mask is any function (b, n, t, s) -> bool of scalars."""
+    """Attend where all of the masks do. A mask is any function (b, n, t, s) -> bool of scalars.
+
+    For example, causal within chunks and within documents:
+    `all_of(chunked_window(1024), document_mask(documents))`.
+    """
     return _joined("all_of", operator.and_, masks)
 
 
 def any_of(*masks: MaskMod) -> MaskMod:
-    """Attend where one mask or more does."""
+    """Attend where at least one of the masks does."""
     return _joined("any_of", operator.or_, masks)
 
 
@@ -37,13 +41,13 @@ def not_(mask: MaskMod) -> MaskMod:
 
 
 def with_query_offset(mod: Callable[..., Any], offset: ArrayLike) -> ScoreMod | MaskMod:
-    """The mod with t + offset in place of t: queries that begin at position `offset`.
+    """The mod with t + offset in place of t, for queries that begin at position `offset`.
 
-    Queries behind a cache are such: without it the first of them stands at position 0.
+    Use it for queries behind a cache; without it, the first query is at position 0.
 
     Args:
       mod: (score, b, n, t, s) -> score or (b, n, t, s) -> bool, without further arguments.
-      offset: an integer, or integers [] or [B], which may be traced, in positions.
+      offset: an int, or an integer array [] or [B], which may be traced; in positions.
     """
     _check_mods("with_query_offset", [mod])
     start = RowNumber("offset", offset)

@@ -18,10 +18,10 @@ from attn_dispatch.one_call import MaskMod
 
 
 def prefix_lm(prefix_lengths: ArrayLike) -> MaskMod:
-    """Causal, but for a prefix that all queries see whole (arXiv:1910.10683, section 3.2.1).
+    """Causal, except that all queries see the whole prefix (arXiv:1910.10683, section 3.2.1).
 
     Args:
-      prefix_lengths: integers [B], in positions.
+      prefix_lengths: integers [B], the number of keys in each row's prefix.
     """
     prefix_lengths = check_array("prefix_lengths", prefix_lengths, "integer", ("B",))
 
@@ -34,13 +34,13 @@ def prefix_lm(prefix_lengths: ArrayLike) -> MaskMod:
 def document_mask(query_documents: ArrayLike, key_documents: ArrayLike | None = None) -> MaskMod:
     """Queries attend to the keys of their own document.
 
-    Unlike segment ids, documents may have any numbers, of which none is padding, and positions
-    count along the whole row. Where that makes no difference, give `query_segment_ids`: kernels
-    skip what lies between segments.
+    Unlike with segment ids, any number is a document, none is padding, and positions count along
+    the whole row. If that makes no difference to you, pass `query_segment_ids` instead: kernels
+    then skip the pairs between segments.
 
     Args:
       query_documents: integers [B, T], of a call without segment ids.
-      key_documents: integers [B, S]; None if they are those of the queries, which takes T == S.
+      key_documents: integers [B, S]; None if they equal query_documents, which needs T == S.
     """
     queries = check_array("query_documents", query_documents, "integer", ("B", "T"))
     keys = queries
@@ -59,7 +59,7 @@ def document_mask(query_documents: ArrayLike, key_documents: ArrayLike | None = 
 
 
 def dilated_window(left: int, dilation: int) -> MaskMod:
-    """Keys at t, t - dilation, t - 2 · dilation, …, none before t - left.
+    """Keys at t, t - dilation, t - 2 · dilation, …, down to t - left.
 
     Longformer's, causal (arXiv:2004.05150, section 3.1).
 
@@ -78,7 +78,7 @@ def dilated_window(left: int, dilation: int) -> MaskMod:
 
 
 def chunked_window(chunk: int) -> MaskMod:
-    """Causal inside chunks of equal length, and nothing outside of the query's own chunk.
+    """Causal inside chunks of equal length; nothing outside the query's own chunk.
 
     Llama 4's local layers (github.com/meta-llama/llama-models, models/llama4/model.py).
 

@@ -18,7 +18,7 @@ from attn_dispatch.one_call import ScoreMod
 def soft_cap(cap: float) -> ScoreMod:
     """cap · tanh(score / cap), which keeps scores between -cap and cap (arXiv:2408.00118).
 
-    `logits_soft_cap` is the same for a call that has no other score_mod, and kernels know it.
+    If the call has no other score_mod, `logits_soft_cap` does the same.
 
     Args:
       cap: a static number above 0, in units of the score.
@@ -39,7 +39,7 @@ def soft_cap(cap: float) -> ScoreMod:
 def alibi(slopes: ArrayLike) -> ScoreMod:
     """score - slope · |t - s|, with a slope for each head (arXiv:2108.12409, section 3).
 
-    `alibi_slopes` is the same for a call that has no other score_mod, and kernels know it.
+    If the call has no other score_mod, `alibi_slopes` does the same.
 
     Args:
       slopes: floating [N], in units of the score for each position. Differentiable.

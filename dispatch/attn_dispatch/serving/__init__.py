@@ -1,9 +1,15 @@
 """A paged cache of keys and values, for `attn_dispatch.paged_attention`.
 
-`PageTables` says which pages belong to which sequence; pages themselves are arrays of the caller's,
-one for the keys and one for the values of each layer, all by the same tables. Everything is a
-function of arrays, of static shapes: it may be jitted, with the pages donated, so that they are
-written in place.
+`PageTables` says which pages belong to which sequence. The pages themselves are your arrays: one
+for the keys and one for the values of each layer, all with the same tables. One decoding step:
+
+    tables = serving.grow(tables, tokens)  # room for each sequence's new keys
+    key_pages = serving.write(key_pages, k, tables)
+    value_pages = serving.write(value_pages, v, tables)
+    out = paged_attention(q, key_pages, value_pages, tables.table, tables.lengths)
+
+All functions are pure and all shapes static, so a step can be jitted. Donate the pages, so that
+they are written in place.
 """
 
 from attn_dispatch.semantics.merge import merged as merge

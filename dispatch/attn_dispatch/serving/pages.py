@@ -45,17 +45,17 @@ def write(
     cu_seqlens: ArrayLike | None = None,
     kv_layout: KvLayout = "NHD",
 ) -> jax.Array:
-    """Pages with the last keys, or values, of each sequence written: those it has grown by.
+    """The pages, with the keys or values written by which each sequence has just grown.
 
-    In place where pages are donated to the jitted function around it. Where `tables.failed` nothing
-    is written.
+    This happens in place if the pages are donated to the jitted function around it. If
+    `tables.failed`, nothing is written.
 
     Args:
       pages: [P, page, K, H], or a pool [P, 2, page, K, H] of keys and values.
       new: [B, T, K, H], or with cu_seqlens [tokens, K, H], in order; cast to pages' dtype. Of a
         pool a pair of them, (keys, values).
       tables: the state after `grow`.
-      tokens: [B] integers: how many of the T are each sequence's; by default all.
+      tokens: [B] integers: how many of the T rows belong to each sequence; by default all.
       cu_seqlens: [B + 1] integers: sequence b has grown by the rows from cu_seqlens[b] to before
         cu_seqlens[b + 1].
       kv_layout: "HND" for pages [P, K, page, H], a pool [P, 2, K, page, H].

@@ -24,9 +24,9 @@ from attn_dispatch.serving.tables import (
 def share_prefix(
     tables: PageTables, source: ArrayLike, target: ArrayLike, tokens: ArrayLike
 ) -> PageTables:
-    """Begin a sequence with the full pages of another that hold its first keys.
+    """Begin a sequence with another's first keys, by sharing the full pages that hold them.
 
-    The target then has `tokens` rounded down to whole pages; the rest is the caller's to write.
+    The target then has `tokens` keys, rounded down to whole pages; write the others yourself.
     Pages that `free_behind` has given back in the source are not there in the target either, and
     the last one must be: keep a prefix in a slot that gives none back.
 
@@ -34,7 +34,7 @@ def share_prefix(
       tables: the state.
       source: a slot, integer [].
       target: another slot, whose sequence, if it has one, ends.
-      tokens: integer []: how many keys the two have in common; of more than the source has, all.
+      tokens: integer []: how many first keys the two have in common; at most the source's length.
 
     Raises:
       OutOfPages: tables have failed before.
@@ -78,14 +78,14 @@ def _shared(
 def fork(
     tables: PageTables, source: ArrayLike, target: ArrayLike
 ) -> tuple[PageTables, jax.Array, jax.Array]:
-    """Let a second sequence go on from where one is, to sample another continuation.
+    """Let a second sequence continue from where one is, to sample another continuation.
 
-    Full pages are shared. The last one, if it is not full, is the target's own, and must be copied:
+    Full pages are shared. If the last page is not full, the target gets its own, to be copied:
     `copy_pages(pages, from_page, to_page)` for each array of pages.
 
     Args:
       tables: the state.
-      source: the slot of the sequence that is there.
+      source: the slot of the sequence to continue.
       target: another slot, whose sequence, if it has one, ends.
 
     Returns:

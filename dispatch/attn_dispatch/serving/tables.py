@@ -82,13 +82,13 @@ def new_tables(slots: int, pages_per_slot: int, num_pages: int, page_size: int) 
 
 
 def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
-    """Make room for so many more keys, which count as there: `write` them before they are read.
+    """Make room for new keys, which count at once: `write` them before the next attention call.
 
-    All sequences grow or none does, which then have what they had.
+    If there is not enough room for all, nothing changes.
 
     Args:
       tables: the state.
-      tokens: [B] integers, 0 or more, for each slot.
+      tokens: [B] integers, 0 or more: the number of new keys of each slot.
 
     Raises:
       OutOfPages: there are not enough pages, or tables have failed before. In traced code nothing
@@ -128,11 +128,11 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
 
 
 def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
-    """Take back the last keys of each sequence, those of a draft that was not accepted, say.
+    """Remove the last keys of each sequence, for example those of a draft that was rejected.
 
     Args:
       tables: the state.
-      tokens: [B] integers, 0 or more; of more than there are, all.
+      tokens: [B] integers, 0 or more: how many keys to remove; at most all are.
 
     Raises:
       OutOfPages: tables have failed before.
@@ -165,11 +165,11 @@ def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
 
 
 def free(tables: PageTables, slots: ArrayLike) -> PageTables:
-    """End the sequences of these slots: pages that no other sequence has are free again.
+    """End the sequences in these slots; their pages become free, except for shared ones.
 
     Args:
       tables: the state.
-      slots: bool [B].
+      slots: bool [B], True for those to end.
     """
     return cut(tables, jnp.where(slots_given(tables, slots), 0, tables.lengths))
 

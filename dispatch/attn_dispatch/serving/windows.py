@@ -21,7 +21,7 @@ from attn_dispatch.serving.tables import (
 def free_behind(
     tables: PageTables, window: ArrayLike, slots: ArrayLike | None = None
 ) -> PageTables:
-    """Give back the pages that no later query's window reaches; what is left keeps its place.
+    """Free the pages that no later query's window reaches; the others keep their place.
 
     Such a page has only keys before `lengths - window`: the next query stands at `lengths`, and
     `local_window_size=(window, ...)` of `paged_attention` lets it attend to keys from there on. A
