@@ -15,12 +15,14 @@ _MOST_ONE_BY_ONE = 16
 def merged(
     out_a: jax.Array, lse_a: jax.Array, out_b: jax.Array, lse_b: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """out and lse over the keys of both: out [..., V] and lse [...], of a's dtypes.
+    """Attention over two sets of keys, a and b, from the out and lse of each.
+
+    out is [..., V] and lse [...]; the results have the dtypes of a:
 
         lse = log(exp(lse_a) + exp(lse_b))
         out = out_a · exp(lse_a - lse) + out_b · exp(lse_b - lse)
 
-    A row without keys, whose lse is -inf, is left out, whatever stands in it.
+    A row without keys, whose lse is -inf, does not count, whatever its out is.
 
     Raises:
       ValueError: shapes that do not go together.

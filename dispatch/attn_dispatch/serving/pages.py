@@ -164,7 +164,7 @@ def _check_integers(name: str, x: jax.Array, number: int) -> None:
 
 
 def copy_pages(pages: jax.Array, from_page: ArrayLike, to_page: ArrayLike) -> jax.Array:
-    """Pages [P, ...] with one copied to another, or several to several, as `fork` says.
+    """The pages [P, ...] with one or several copied to others, as `fork` asks for.
 
     Raises:
       ValueError: from_page and to_page are not integers of the same shape, or not pages, where

@@ -32,28 +32,28 @@ class OutOfPages(RuntimeError):
 )
 @dataclass(frozen=True)
 class PageTables:
-    """The state of a cache, but for its pages; a pytree. B slots, M pages a slot, P pages."""
+    """The state of a cache, without its pages; a pytree. B slots, M pages for each, P in all."""
 
     table: jax.Array
-    """int32 [B, M], `page_table` of `paged_attention`; -1 where a sequence has no page: past its
-    length, and where `free_behind` has given it back."""
+    """int32 [B, M]: the `page_table` for `paged_attention`. -1 where a sequence has no page: past its
+    length, and where `free_behind` has freed it."""
     lengths: jax.Array
-    """int32 [B], its `key_value_seq_lengths`: the keys of each sequence."""
+    """int32 [B]: the number of keys of each sequence, its `key_value_seq_lengths`."""
     references: jax.Array
-    """int32 [P]: how many sequences have the page."""
+    """int32 [P]: how many sequences use each page."""
     failed: jax.Array
-    """bool []: something traced could not be done, and changed nothing. From then on nothing but
-    `free` changes anything, and nothing is written, until `recovered`: see `raise_if_failed`."""
+    """bool []: whether a traced operation failed. It changed nothing then, and until `recovered`
+    only `free` changes anything, and nothing is written: see `raise_if_failed`."""
     page_size: int
-    """Keys in a page; static."""
+    """The number of keys in a page; static."""
 
     @property
     def free_pages(self) -> jax.Array:
-        """int32 []: how many pages no sequence has."""
+        """int32 []: the number of pages that no sequence uses."""
         return (self.references == 0).sum(dtype=jnp.int32)
 
     def pages_of(self, lengths: ArrayLike) -> jax.Array:
-        """int32: the pages that sequences of these lengths have."""
+        """int32: how many pages sequences of these lengths need."""
         return -(-jnp.asarray(lengths, jnp.int32) // self.page_size)
 
 
@@ -61,7 +61,7 @@ def new_tables(slots: int, pages_per_slot: int, num_pages: int, page_size: int) 
     """Tables without a sequence.
 
     Args:
-      slots: B, the most sequences at a time.
+      slots: B, the largest number of sequences at a time.
       pages_per_slot: M; a sequence has at most M · page_size keys.
       num_pages: P, of the arrays that `new_pages` makes.
       page_size: keys in a page; for cuDNN a power of two, or a multiple of 8.
@@ -175,9 +175,9 @@ def free(tables: PageTables, slots: ArrayLike) -> PageTables:
 
 
 def raise_if_failed(tables: PageTables) -> None:
-    """Raise what traced code could not.
+    """Raise the error that traced code could not raise. Call it outside `jax.jit`, after a step.
 
-    The sequences have what they had before that. To go on, `free` some, and take `recovered`.
+    The sequences are as they were before the failure. To go on, `free` some, and use `recovered`.
 
     Raises:
       OutOfPages: since the tables were made something ran out of pages, or would have shrunk into a
@@ -193,7 +193,7 @@ def raise_if_failed(tables: PageTables) -> None:
 
 
 def recovered(tables: PageTables) -> PageTables:
-    """The tables after a failure, to go on with: sequences have what they had before it."""
+    """The tables after a failure, ready for use: sequences are as they were before it."""
     return replace(tables, failed=jnp.zeros((), bool))
 
 
