@@ -35,8 +35,8 @@ class PageTables:
     """The state of a cache, without its pages; a pytree. B slots, M pages for each, P in all."""
 
     table: jax.Array
-    """int32 [B, M]: the `page_table` for `paged_attention`. -1 where a sequence has no page: past its
-    length, and where `free_behind` has freed it."""
+    """int32 [B, M]: the `page_table` for `paged_attention`. -1 where a sequence has no page: past
+    its length, and where `free_behind` has freed it."""
     lengths: jax.Array
     """int32 [B]: the number of keys of each sequence, its `key_value_seq_lengths`."""
     references: jax.Array
