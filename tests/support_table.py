@@ -31,7 +31,7 @@ A letter that is struck out does not run there, and the number behind it is that
 the end of the page. The backward pass is of every gradient there is, unless the row says otherwise;
 where it is refused, XLA differentiates what cuDNN computed.
 
-Much of what kernels refuse runs rewritten ([design.md](design.md#one-call-file-by-file)): `explain`
+Much of what kernels refuse runs rewritten ([design.md](design.md#rewrites)): `explain`
 says by which rewrite, and tests/refusals.py counts what is left.
 
 The page is made by tests/support_table.py, which asks the real rules and has the real cuDNN
