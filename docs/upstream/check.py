@@ -10,7 +10,9 @@ and in that copy the tests with attn_dispatch put in place of another kind of at
 
 import argparse
 import collections
+import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,6 +32,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="a folder for copies and results")
     parser.add_argument("--tests", nargs="+", help="some of the trainer's files of tests")
     parser.add_argument("-k", default="", help="some of the tests, as in pytest")
+    parser.add_argument("--gpu", action="store_true", help="run on the GPU, not on the CPU")
+    parser.add_argument("--options", default="", help="further options of pytest: '-n 8'")
+    parser.add_argument("--out", type=Path, help="a file of JSON for what was found")
     given = parser.parse_args()
 
     trainer = TRAINERS[given.trainer]
@@ -47,11 +52,12 @@ def main() -> int:
         report = work / f"{name}.xml"
         report.unlink(missing_ok=True)
         command = [given.python, "-m", "pytest", "-q", f"--junitxml={report}", *trainer.options]
+        command += shlex.split(given.options)
         with (work / f"{name}.log").open("w") as log:
             subprocess.run(
                 [*command, "-k", given.k, *tests],
                 cwd=folder,
-                env=environment(trainer, folder),
+                env=environment(trainer, folder, given.gpu),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -59,21 +65,28 @@ def main() -> int:
 
     before = results("before", plain, tests)
     after = results("after", patched, tests)
+    runs = {"before": before, "after": after}
     is_worse = compare("the patch alone", before, after)
     if swapped := write_swapped(trainer, patched, tests):
         ours = results("ours", patched, swapped)
         unswapped = {test.replace("_ours_test", "_test"): x for test, x in ours.items()}
         compare("attn_dispatch in the tests", before, unswapped)
+        runs["ours"] = unswapped
+    if given.out:
+        write(given, trainer, runs)
     return int(is_worse)
 
 
-def environment(trainer: Trainer, folder: Path) -> dict[str, str]:
+def environment(trainer: Trainer, folder: Path, on_gpu: bool) -> dict[str, str]:
     paths = [str(folder / x) for x in trainer.paths]
     paths += [str(HERE), str(HERE.parent.parent / "dispatch")]
+    if given := os.environ.get("PYTHONPATH"):
+        paths.append(given)
+    platform = {} if on_gpu else {"JAX_PLATFORMS": "cpu"}
     return {
         **os.environ,
+        **platform,
         "PYTHONPATH": os.pathsep.join(paths),
-        "JAX_PLATFORMS": "cpu",
         "ATTN_STAND_INS": ",".join(trainer.stand_ins),
     }
 
@@ -117,6 +130,29 @@ def compare(title: str, before: dict[str, str], after: dict[str, str]) -> bool:
             print(f"  {test}: {was} -> {became}")
             is_worse |= was == "passed"
     return is_worse
+
+
+def write(given: argparse.Namespace, trainer: Trainer, runs: dict[str, dict[str, str]]) -> None:
+    """Counts, and every test whose result is not the same in all runs, with the environment."""
+    code = (
+        "import json; from attn_dispatch.conformance.environment import environment;"
+        "print(json.dumps(environment()))"
+    )
+    facts = subprocess.run(
+        [given.python, "-c", code],
+        env=environment(trainer, given.work, given.gpu),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    tests = set().union(*runs.values())
+    by_test = {x: {run: of.get(x, "not there") for run, of in runs.items()} for x in sorted(tests)}
+    report = {
+        "environment": json.loads(facts.stdout),
+        "tests": given.tests or trainer.tests,
+        **{run: dict(collections.Counter(of.values())) for run, of in runs.items()},
+        "differences": {x: of for x, of in by_test.items() if len(set(of.values())) > 1},
+    }
+    given.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
