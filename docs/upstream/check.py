@@ -22,6 +22,7 @@ from pathlib import Path
 from trainers import TRAINERS, Trainer
 
 HERE = Path(__file__).resolve().parent
+RUNS = ("before", "after", "ours")
 
 
 def main() -> int:
@@ -32,10 +33,14 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="a folder for copies and results")
     parser.add_argument("--tests", nargs="+", help="some of the trainer's files of tests")
     parser.add_argument("-k", default="", help="some of the tests, as in pytest")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS, help="some of the three")
     parser.add_argument("--gpu", action="store_true", help="run on the GPU, not on the CPU")
     parser.add_argument("--options", default="", help="further options of pytest: '-n 8'")
     parser.add_argument("--out", type=Path, help="a file of JSON for what was found")
     given = parser.parse_args()
+    if (found := shutil.which(given.python)) is None:
+        parser.error(f"--python: expected a Python, got {given.python}")
+    python = os.path.abspath(found)  # tests run in other folders
 
     trainer = TRAINERS[given.trainer]
     tests = given.tests or list(trainer.tests)
@@ -51,7 +56,7 @@ def main() -> int:
     def results(name: str, folder: Path, tests: list[str]) -> dict[str, str]:
         report = work / f"{name}.xml"
         report.unlink(missing_ok=True)
-        command = [given.python, "-m", "pytest", "-q", f"--junitxml={report}", *trainer.options]
+        command = [python, "-m", "pytest", "-q", f"--junitxml={report}", *trainer.options]
         command += shlex.split(given.options)
         with (work / f"{name}.log").open("w") as log:
             subprocess.run(
@@ -63,18 +68,29 @@ def main() -> int:
             )
         return read(report)
 
-    before = results("before", plain, tests)
-    after = results("after", patched, tests)
-    runs = {"before": before, "after": after}
-    is_worse = compare("the patch alone", before, after)
-    if swapped := write_swapped(trainer, patched, tests):
+    runs: dict[str, dict[str, str]] = {}
+    if "before" in given.runs:
+        runs["before"] = results("before", plain, tests)
+    if "after" in given.runs:
+        runs["after"] = results("after", patched, tests)
+    if "ours" in given.runs and (swapped := write_swapped(trainer, patched, tests)):
         ours = results("ours", patched, swapped)
-        unswapped = {test.replace("_ours_test", "_test"): x for test, x in ours.items()}
-        compare("attn_dispatch in the tests", before, unswapped)
-        runs["ours"] = unswapped
+        runs["ours"] = {test.replace("_ours_test", "_test"): x for test, x in ours.items()}
+    for run, of in runs.items():
+        print(f"{run:<7}", dict(collections.Counter(of.values())))
+    differences = find_differences(runs)
+    for test, results_of in differences.items():
+        print(f"  {test}: {results_of}")
     if given.out:
-        write(given, trainer, runs)
-    return int(is_worse)
+        report = {
+            "environment": facts(python, environment(trainer, work, given.gpu)),
+            "tests": tests,
+            **{run: dict(collections.Counter(of.values())) for run, of in runs.items()},
+            "differences": differences,
+        }
+        given.out.write_text(json.dumps(report, indent=1) + "\n")
+    was_passed = [of for of in differences.values() if of.get("before") == "passed"]
+    return int("after" in runs and any(of["after"] != "passed" for of in was_passed))
 
 
 def environment(trainer: Trainer, folder: Path, on_gpu: bool) -> dict[str, str]:
@@ -118,41 +134,28 @@ def write_swapped(trainer: Trainer, folder: Path, tests: list[str]) -> list[str]
     return written
 
 
-def compare(title: str, before: dict[str, str], after: dict[str, str]) -> bool:
-    """Prints the counts and every difference; whether one that passed does not any more."""
-    print(f"{title}:")
-    for name, outcomes in (("before", before), ("after", after)):
-        print(f"  {name:<7}", dict(collections.Counter(outcomes.values())))
-    is_worse = False
-    for test in sorted(before.keys() | after.keys()):
-        was, became = before.get(test, "not there"), after.get(test, "not there")
-        if was != became:
-            print(f"  {test}: {was} -> {became}")
-            is_worse |= was == "passed"
-    return is_worse
+def find_differences(runs: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """The tests whose result is not the same in all runs; "ours" has some files of tests alone."""
+    differences = {}
+    for test in sorted(set().union(*runs.values())):
+        of = {
+            run: outcomes.get(test, "not there")
+            for run, outcomes in runs.items()
+            if run != "ours" or test in outcomes
+        }
+        if len(set(of.values())) > 1:
+            differences[test] = of
+    return differences
 
 
-def write(given: argparse.Namespace, trainer: Trainer, runs: dict[str, dict[str, str]]) -> None:
-    """Counts, and every test whose result is not the same in all runs, with the environment."""
+def facts(python: str, environment: dict[str, str]) -> dict[str, str]:
+    """Date, device and versions, as that Python sees them."""
     code = (
         "import json; from attn_dispatch.conformance.environment import environment;"
         "print(json.dumps(environment()))"
     )
-    facts = subprocess.run(
-        [given.python, "-c", code],
-        env=environment(trainer, given.work, given.gpu),
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    tests = set().union(*runs.values())
-    by_test = {x: {run: of.get(x, "not there") for run, of in runs.items()} for x in sorted(tests)}
-    report = {
-        "environment": json.loads(facts.stdout),
-        "tests": given.tests or trainer.tests,
-        **{run: dict(collections.Counter(of.values())) for run, of in runs.items()},
-        "differences": {x: of for x, of in by_test.items() if len(set(of.values())) > 1},
-    }
-    given.out.write_text(json.dumps(report, indent=1) + "\n")
+    run = subprocess.run([python, "-c", code], env=environment, stdout=subprocess.PIPE, check=True)
+    return json.loads(run.stdout)
 
 
 if __name__ == "__main__":
