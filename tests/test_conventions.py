@@ -168,6 +168,19 @@ def test_one_query_under_top_left_causality():
     no_warning(query, X[:, :1], X[:, :1], is_causal=True)
 
 
+def test_one_query_under_a_top_left_window_or_alibi():
+    query, slopes = X[:, :1], np.ones(X.shape[2], np.float32)
+    both = {"local_window_size": (1, None), "alibi_slopes": slopes}
+    for names in (["local_window_size"], ["alibi_slopes"], list(both)):
+        given = {name: both[name] for name in names}
+        warning(f"{' and '.join(names)} with one query and several keys: top-left alignment counts "
+                "distances from key 0. For a cache pass causal_alignment=\"bottom_right\"",
+                query, X, X, **given)  # fmt: skip
+        no_warning(query, X, X, causal_alignment="bottom_right", **given)
+        no_warning(query, X[:, :1], X[:, :1], **given)
+    no_warning(query, X, X, local_window_size=(None, None))
+
+
 def test_a_warning_is_given_once_at_each_line():
     def lines() -> list[int]:
         with warnings.catch_warnings(record=True) as said:

@@ -128,6 +128,7 @@ def test_options_of_ours_by_partial():
         ({"dropout_key": None}, "dropout_key: expected dropout_rng, Flax's name for it, instead"),
         ({"return_lse": True}, "return_lse: expected no further results in a layer"),
         ({"return_residual": True}, "return_residual: expected no further results in a layer"),
+        ({"qkv_layout": "BNTH"}, "qkv_layout: expected 'BTNH', the order of axes in which the"),
     ],
 )
 def test_options_that_a_layer_has_no_place_for(options: Any, said: str):
@@ -236,3 +237,69 @@ def test_a_causal_step_of_decoding_is_said():
     _, messages = said(lambda: second_step(attention_fn=attention_fn)(is_causal=True))
     expected = ["is_causal=True with one query and several keys"] * hands_it_on
     assert [m.split(":")[0] for m in messages] == expected
+
+
+def steps_of(kind: str, x: np.ndarray, masks: list[Any], function: Any) -> np.ndarray:
+    """The outputs of a cache's steps, each with its mask."""
+    outs = []
+    if kind == "NNX":
+        layer = nnx.MultiHeadAttention(
+            N, 16, decode=True, rngs=nnx.Rngs(0), attention_fn=function
+        )
+        layer.init_cache(x.shape)
+        outs = [layer(x[:, i : i + 1], mask=mask) for i, mask in enumerate(masks)]
+    else:
+        layer = linen.MultiHeadDotProductAttention(N, decode=True, attention_fn=function)
+        whole = linen.MultiHeadDotProductAttention(N, decode=True)
+        variables = whole.init(jax.random.key(0), x)
+        params, cache = variables["params"], variables["cache"]
+        for i, mask in enumerate(masks):
+            given = {"params": params, "cache": cache}
+            out, state = layer.apply(given, x[:, i : i + 1], mask=mask, mutable=["cache"])
+            cache = state["cache"]
+            outs.append(out)
+    return np.concatenate(outs, axis=1)
+
+
+@pytest.mark.parametrize("kind", ["NNX", "Linen"])
+@pytest.mark.parametrize(
+    "options", [{"local_window_size": (1, 0)}, {"alibi_slopes": np.linspace(0.1, 2.0, N)}]
+)
+def test_what_goes_by_the_place_of_a_query_in_a_cache(kind: str, options: dict[str, Any]):
+    """Its place is not told, so it is asked for; with it, steps are the rows of a whole call."""
+    x = _rng.standard_normal((B, T, 16)).astype(np.float32)
+    masks = [None] * T
+    (name,) = options
+    options = {name: jnp.asarray(x) if name == "alibi_slopes" else x for name, x in options.items()}
+    for more in ({}, {"causal_alignment": "bottom_right"}):
+        with pytest.raises(ValueError, match=f'{name}: expected causal_alignment="bottom_right"'):
+            steps_of(kind, x, masks, functools.partial(attention_fn, **options, **more))
+    step = iter(range(1, T + 1))
+
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        ends = {"key_value_seq_lengths": np.full(B, next(step))}
+        return attention_fn(*args, **kwargs, **options, **ends, causal_alignment="bottom_right")
+
+    whole, causal = functools.partial(attention_fn, **options), np.tri(T, dtype=bool)
+    if kind == "NNX":
+        layer = nnx.MultiHeadAttention(
+            N, 16, decode=False, rngs=nnx.Rngs(0), attention_fn=whole
+        )
+        expected = layer(x, mask=causal)
+    else:
+        layer = linen.MultiHeadDotProductAttention(N, attention_fn=whole)
+        expected = layer.apply(layer.init(jax.random.key(0), x), x, mask=causal)
+    np.testing.assert_allclose(steps_of(kind, x, masks, placed), expected, atol=2e-6)
+    if name == "local_window_size":
+        window = [(np.arange(T) >= i - 1)[None, None, None] for i in range(T)]
+        got, messages = said(lambda: steps_of(kind, x, window, attention_fn))
+        np.testing.assert_allclose(got, expected, atol=2e-6)
+        assert messages == []
+
+
+def test_a_mod_in_a_step_of_decoding_is_said():
+    near = functools.partial(attention_fn, mask_mod=lambda b, n, t, s: s >= t - 1)
+    _, messages = said(lambda: near(Q[:, :1], K, V))
+    assert [m.split(",")[0] for m in messages] == ["mask_mod: the one query of a decoding step has t = 0"]
+    _, messages = said(lambda: near(Q[:, :1], K[:, :1], V[:, :1]))
+    assert messages == []

@@ -179,6 +179,7 @@ def normalise(
         given,
         shape,
         is_causal=options.is_causal,
+        has_window=left is not None or right is not None,
         is_top_left=options.causal_alignment == "top_left",
         has_soft_cap=options.logits_soft_cap is not None,
     )

@@ -19,6 +19,7 @@ def warn_of_conventions(
     shape: CallShape,
     *,
     is_causal: bool,
+    has_window: bool,
     is_top_left: bool,
     has_soft_cap: bool,
 ) -> None:
@@ -27,18 +28,14 @@ def warn_of_conventions(
     Args:
       given: the arrays of the call as the caller shaped them, by name.
       shape: of query and key.
-      is_causal, is_top_left, has_soft_cap: its options.
+      is_causal, has_window, is_top_left, has_soft_cap: its options.
     """
     leading, queries, keys = shape.leading, shape.seq_len_q, shape.seq_len_kv
     kv_heads = shape.num_kv_heads
     if not all(isinstance(x, int) for x in (*leading, queries, keys, kv_heads)):
         return  # a symbol of jax.export: nobody knows
-    if is_causal and is_top_left and queries == 1 and keys > 1:
-        say(
-            "is_causal=True with one query and several keys: top-left causality lets it attend key "
-            '0 alone. For a cache pass causal_alignment="bottom_right", with key_value_seq_lengths '
-            "where it is not full"
-        )
+    if is_top_left and queries == 1 and keys > 1:
+        _warn_of_one_query(is_causal, has_window, "alibi_slopes" in given)
     if kv_heads > max(keys, _MANY_HEADS):
         say(f"key has {keys} keys of {kv_heads} heads: {shape.axes}")
     for name in ("mask", "bias"):
@@ -60,6 +57,28 @@ def warn_of_conventions(
         say(
             "logits_soft_cap with bias: the score is capped, then the bias is added. Code that "
             "caps score + bias, as tokamax does, means another function, which no argument asks for"
+        )
+
+
+def _warn_of_one_query(is_causal: bool, has_window: bool, has_alibi: bool) -> None:
+    remedy = (
+        'For a cache pass causal_alignment="bottom_right", with key_value_seq_lengths where it is '
+        "not full"
+    )
+    if is_causal:
+        say(
+            "is_causal=True with one query and several keys: top-left causality lets it attend key "
+            f"0 alone. {remedy}"
+        )
+    names = [
+        name
+        for name, is_given in (("local_window_size", has_window), ("alibi_slopes", has_alibi))
+        if is_given
+    ]
+    if names and not is_causal:
+        say(
+            f"{' and '.join(names)} with one query and several keys: top-left alignment counts "
+            f"distances from key 0. {remedy}"
         )
 
 

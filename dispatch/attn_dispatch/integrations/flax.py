@@ -8,7 +8,7 @@ Options of ours go along by `functools.partial(attention_fn, local_window_size=(
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import flax
@@ -59,6 +59,10 @@ def attention_fn(
     computes, Flax's own attention computes the call, which is said as well. The softmax is always
     float32's.
 
+    In a decoding step Flax does not say where in its cache the one query stands. So a window or
+    ALiBi needs causal_alignment="bottom_right" and key_value_seq_lengths there; a mask that the
+    layer is called with needs neither.
+
     Args:
       query: [..., T, N, H].
       key: [..., S, K, H].
@@ -85,9 +89,11 @@ def attention_fn(
 
     Raises:
       ValueError: as `attn_dispatch.dot_product_attention`; options where Flax computes the call, or
-        that ask for further results.
+        that ask for further results; a window or ALiBi in a decoding step whose place is not given.
     """
     check_options(options, {"dropout_key": "dropout_rng, Flax's name for it,"})
+    if jnp.shape(query)[-3] == 1 < jnp.shape(key)[-3]:
+        _check_one_query(options, has_mask=mask is not None)
     einsums = (einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
     has_einsums = any(x is not None for x in einsums)
     if module is not None or has_einsums:
@@ -141,6 +147,28 @@ def attention_fn(
     )
     widens = force_fp32_for_softmax and out.dtype.itemsize < 4
     return out.astype(jnp.float32) if widens else out
+
+
+def _check_one_query(options: Mapping[str, Any], *, has_mask: bool) -> None:
+    """Check that options do not go by the place of one query of many keys where nobody says it.
+
+    Flax's cache comes at its full length, with a mask of the keys that are in it.
+    """
+    placed = options.get("causal_alignment") == "bottom_right"
+    placed &= not has_mask or options.get("key_value_seq_lengths") is not None
+    names = [x for x in ("local_window_size", "alibi_slopes") if options.get(x) is not None]
+    if names and not placed:
+        raise ValueError(
+            f"{' and '.join(names)}: expected causal_alignment=\"bottom_right\" and "
+            "key_value_seq_lengths too for one query of several keys, because Flax does not say "
+            "where in its cache the query stands; or call the layer with the window as a mask"
+        )
+    for name in ("score_mod", "mask_mod"):
+        if options.get(name) is not None:
+            say(
+                f"{name}: the one query of a decoding step has t = 0, because Flax does not say "
+                "where in its cache it stands"
+            )
 
 
 def _with_causal(mask: Any, query: Any, key: Any) -> jax.Array:

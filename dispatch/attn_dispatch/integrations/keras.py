@@ -27,6 +27,7 @@ from attn_dispatch.api import dot_product_attention as attend
 from attn_dispatch.call.dense_masks import untold
 from attn_dispatch.core import select
 from attn_dispatch.integrations.masks import as_bool
+from attn_dispatch.integrations.options import check_layout
 from attn_dispatch.integrations.patching import Patch, original
 from attn_dispatch.warning import calls_go_through
 
@@ -98,6 +99,7 @@ def dot_product_attention(
       ValueError: the call is wrong.
       NotImplementedError: flash_attention=True, and no kernel runs the call.
     """
+    check_layout(options)
     arrays: list[Any] = [backend.convert_to_tensor(x) for x in (query, key, value)]
     if any(x.ndim != 4 for x in arrays):
         raise ValueError(
