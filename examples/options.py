@@ -2,8 +2,12 @@
 
 import argparse
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from attn_dispatch.terminal.wrong import said
 
 
 def of(kind: Any, expected: str, is_right: Callable[[Any], bool]) -> Callable[[str], Any]:
@@ -25,3 +29,21 @@ POSITIVE = of(int, "an int above 0", lambda x: x > 0)
 SEED = of(int, "an int from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)
 FINITE = of(float, "0 or more", lambda x: 0 <= x < math.inf)
 SHARE = of(float, "a number above 0, up to 1", lambda x: 0 < x <= 1)
+
+
+def make_folder(option: str, folder: Path | None) -> None:
+    """Before the work, not after it; ends the process where the folder cannot be made."""
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"error: {option}: {said(error)}")
+
+
+def check_file(option: str, file: Path | None) -> None:
+    """Before the work, not after it; ends the process where the file cannot be written."""
+    try:
+        if file is not None:
+            file.open("a").close()
+    except OSError as error:
+        sys.exit(f"error: {option}: {said(error)}")

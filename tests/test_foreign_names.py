@@ -35,8 +35,10 @@ def error(message: str, call: Any = dot_product_attention, **arguments: Any) -> 
 def test_the_name_here():
     error("dot_product_attention() got an unexpected keyword argument 'softmax_scale': here it is "
           "scale", softmax_scale=0.5)  # fmt: skip
-    error("'causal': here it is is_causal; 'dropout_rng': here it is dropout_key",
-          causal=True, dropout_rng=None)  # fmt: skip
+    error("'use_causal_mask': here it is is_causal; 'dropout_rng': here it is dropout_key",
+          use_causal_mask=True, dropout_rng=None)  # fmt: skip
+    error("'causal': here it is is_causal; to do as flash-attn, with causal_alignment=",
+          causal=True)  # fmt: skip
     error("'segment_ids': here it is query_segment_ids and key_value_segment_ids, ids from 1 on, 0 "
           "is padding", segment_ids=np.ones((2, 4), int))  # fmt: skip
     error("'precision': here it has no counterpart: jax.default_matmul_precision", precision=None)
@@ -49,10 +51,23 @@ def test_the_name_here():
 
 def test_windows():
     error("'window_size': here it is local_window_size, both ends seen and None where a side is "
-          "open; (-1, -1) is none: leave it out", window_size=(-1, -1))  # fmt: skip
+          "open; to do as flash-attn, with causal_alignment=\"bottom_right\"; "
+          "(-1, -1) is none: leave it out", window_size=(-1, -1))  # fmt: skip
     with pytest.raises(TypeError) as raised:
         dot_product_attention(X, X, X, window=(3, 0))  # pyright: ignore
     assert str(raised.value).endswith("where a side is open")
+
+
+@pytest.mark.parametrize("layout", ["thd_thd_thd", "thd", "t3hd"])
+def test_packed_layouts(layout: str):
+    with pytest.raises(ValueError, match="packed sequences have segment ids with max_segments, or"):
+        dot_product_attention(X, X, X, qkv_layout=layout)  # pyright: ignore
+
+
+@pytest.mark.parametrize("name", ["mosaic", "triton", ["xla_chunked", "xla"]])
+def test_implementations_of_tokamax(name: Any):
+    with pytest.raises(ValueError, match="; tokamax's are not among them: None takes the best"):
+        dot_product_attention(X, X, X, implementation=name)
 
 
 def test_all_calls():

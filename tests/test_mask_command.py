@@ -66,7 +66,8 @@ def test_the_text(mask):
     )
     assert mask("--seq", "2").endswith("\n4 of 4 pairs attend (100%)\n")
     assert mask("--seq", "3", "--alibi").splitlines()[3] == "2 2 1 0"
-    assert "1.2" in mask("--seq", "12", "--mod", "alibi([1.2])")
+    assert "1.2" in (text := mask("--seq", "12", "--mod", "alibi([1.2])"))
+    assert text.endswith("(100%); a number is what alibi([1.2]) makes of a score of 0\n")
 
 
 def test_a_wide_mask_fits_the_terminal(mask, monkeypatch):
@@ -145,6 +146,7 @@ def test_what_is_wrong_is_said(words: str, said: str, monkeypatch, tmp_path):
         ("chunked_windows(4)", "expected one of "),
         ("chunked_window(-1)", "chunked_window: "),
         ("chunked_window(4", "expected a mod like"),
+        ("chunked_window()", "--mod: chunked_window: missing 1 required positional argument: 'ch"),
         ("chunked_window(open('x'))", "expected a mod like"),
         ("__import__('os')", "expected"),
     ],

@@ -79,6 +79,7 @@ def test_a_call_is_what_it_would_be_in_python(file):
         (json.dumps([DENSE | {"key": "bfloat16[2,256,3,64]"}]), "call 1: "),
         (json.dumps([DENSE | {"key": "bfloat17[2,256,2,64]"}]), "bfloat17"),
         (json.dumps([DENSE | {"key": "the key"}]), "call 1: key: expected an array as 'bfloat16[2"),
+        ("[]", "expected at least one call, got an empty list"),
         (json.dumps([DENSE | {"mask": "bool[b,1,1,8]"}]), "call 1: mask: expected an array as"),
     ],
 )

@@ -415,6 +415,27 @@ def test_the_command(toy, tmp_path, capsys, monkeypatch):
     assert "arguments ['a', '--b']" in printed.out and "query float32[1,8,2,4]" in printed.err
 
 
+def test_where_nothing_can_be_tuned(tmp_path, capsys, monkeypatch):
+    from attn_dispatch.cli import main
+
+    monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(tmp_path / "winners.json"))
+    calls, script = tmp_path / "calls.json", tmp_path / "script.py"
+    calls.write_text('[{"query": "float32[2,48,4,16]", "key": "query", "value": "query"}]')
+    with pytest.raises(SystemExit, match="error: none of the calls can be tuned on this"):
+        main(["tune", str(calls)])
+    assert capsys.readouterr().out.count("not tuned: there is nothing to choose from") == 2
+    calls.write_text("[]")
+    with pytest.raises(SystemExit, match="expected at least one call, got an empty list"):
+        main(["tune", str(calls)])
+    assert "winners are kept" not in capsys.readouterr().out
+    script.write_text("")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    main(["tune", str(script)])
+    assert "nothing was tuned: the script made no calls" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

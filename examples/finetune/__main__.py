@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from attn_dispatch.conformance.environment import environment, file_name
 from attn_dispatch.terminal.ending import run_process
 
 from .. import options
+from ..screen import console
 from ..smollm2.generate import generate
 from ..smollm2.model import Config, InputError, Params
 from ..smollm2.random_weights import SMOLLM2_135M, drawn
@@ -36,8 +36,6 @@ GPU = Settings(
     evaluated=4,
 )  # fmt: skip
 PROMPT = 'The "for" statement is used to'
-
-console = Console(highlight=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +53,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     settings = dataclasses.replace(
         settings, steps=args.steps or settings.steps, learning_rate=args.learning_rate
     )
+    options.make_folder("--out", args.out)
     try:
-        if args.out:
-            args.out.mkdir(parents=True, exist_ok=True)  # not when the training is done
         model = _random() if args.random else _smollm2()
     except (InputError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -9,13 +9,14 @@ import time
 
 import jax
 import jax.numpy as jnp
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from attn_dispatch.terminal.ending import run_process
 
 from .. import options
+from ..screen import console
 from ..smollm2 import gguf_weights
+from ..smollm2.model import InputError
 from ..smollm2.tokenizer import build_tokenizer, chat_prompt
 from .engine import Engine
 from .request import Request
@@ -33,9 +34,11 @@ answer. Rates leave compilation out."""
 
 def main() -> None:
     args = _parse()
-    console = Console()
     with console.status("Reading and dequantizing the weights"):
-        checkpoint = gguf_weights.load(gguf_weights.default_path())
+        try:
+            checkpoint = gguf_weights.load(gguf_weights.default_path())
+        except InputError as error:
+            sys.exit(f"error: {error}")
         dtype = jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
         params = jax.tree.map(lambda x: jnp.asarray(x, dtype), checkpoint.weights)
         tokenizer = build_tokenizer(checkpoint.vocabulary)
@@ -90,8 +93,7 @@ def main() -> None:
     console.print(
         f"\n{_many(len(requests), 'answer')}, {_many(made, 'token')} in "
         f"{_many(engine.steps, 'step')}, {rate():,.1f} tokens/s{drafts}; "
-        f"{engine.compile_seconds:.1f} s of compilation; pages that are free: {engine.free_pages}",
-        highlight=False,
+        f"{engine.compile_seconds:.1f} s of compilation; pages that are free: {engine.free_pages}"
     )
 
 

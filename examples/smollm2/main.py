@@ -16,20 +16,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
-from rich.console import Console
 from rich.progress import Progress, track
 from rich.table import Table
 
 import attn_dispatch
 
 from .. import options
+from ..screen import console
 from . import generate, gguf_weights, scoring
 from .model import Config, InputError, Params
+from .random_weights import SMOLLM2_135M
 from .tokenizer import build_tokenizer, chat_prompt
 
 WINDOW = 1024
-
-console = Console()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +46,11 @@ def main(arguments: list[str] | None = None) -> None:
     args = _parse(arguments)
     dtype = jnp.dtype(args.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32"))
     device = jax.devices()[0].device_kind
+    options.check_file("--json", args.json)
+    _check_implementation(args.implementation, dtype)
     console.print(
         f"SmolLM2-135M-Instruct in {dtype.name} on {device}, jax {jax.__version__}\n"
-        f"Attention implementation: {args.implementation or 'chosen by attn_dispatch'}",
-        highlight=False,
+        f"Attention implementation: {args.implementation or 'chosen by attn_dispatch'}"
     )
     try:
         model, weights = _load(args.gguf, dtype)
@@ -113,7 +113,7 @@ def _load(path: pathlib.Path | None, dtype: jnp.dtype) -> tuple[Model, Params]:
         weights = jax.tree.map(jnp.asarray, checkpoint.weights)
         params = jax.tree.map(lambda array: array.astype(dtype), weights)
         tokenizer = build_tokenizer(checkpoint.vocabulary)
-    console.print(f"Loaded in {time.perf_counter() - start:.1f} s", highlight=False)
+    console.print(f"Loaded in {time.perf_counter() - start:.1f} s")
     return Model(checkpoint.config, params, tokenizer, checkpoint.vocabulary.end_id), weights
 
 
@@ -130,8 +130,7 @@ def _score(model: Model, windows: np.ndarray, implementation: str | None) -> dic
     count = len(windows) * WINDOW
     perplexity = math.exp(total / count)
     console.print(
-        f"Perplexity {perplexity:.3f} over {count} tokens, {count / seconds:,.0f} tokens/s",
-        highlight=False,
+        f"Perplexity {perplexity:.3f} over {count} tokens, {count / seconds:,.0f} tokens/s"
     )
     return {
         "scored_tokens": count,
@@ -156,16 +155,34 @@ def _answer(
             on_token=lambda: progress.advance(task),
         )
     text = model.tokenizer.decode(made.ids)
-    console.print(f"\n> {prompt}\n{text}\n", markup=False, highlight=False)
-    console.print(f"{len(made.ids)} tokens, {made.tokens_per_s:,.1f} tokens/s", highlight=False)
+    console.print(f"\n> {prompt}\n{text}\n", markup=False)
+    console.print(f"{len(made.ids)} tokens, {made.tokens_per_s:,.1f} tokens/s")
     return {"answer": text, "decode_tokens_per_s": made.tokens_per_s}
+
+
+def _plan(
+    config: Config, dtype: jnp.dtype, implementation: str | None
+) -> attn_dispatch.Explanation:
+    """What runs the attention call of the scoring pass."""
+    query = jax.ShapeDtypeStruct((1, WINDOW, config.heads, config.head_dim), dtype)
+    key = value = jax.ShapeDtypeStruct((1, WINDOW, config.kv_heads, config.head_dim), dtype)
+    return attn_dispatch.explain(query, key, value, is_causal=True, implementation=implementation)
+
+
+def _check_implementation(name: str | None, dtype: jnp.dtype) -> None:
+    """Before the weights are read; ends the process where it cannot run the model."""
+    try:
+        plan = _plan(SMOLLM2_135M, dtype, name)
+    except ValueError as error:
+        sys.exit(f"error: --{error}")
+    if plan.chosen_forward is None:
+        reasons = "; ".join(x for verdict in plan.forward for x in verdict.reasons)
+        sys.exit(f"error: --implementation {name}: {reasons}")
 
 
 def _explain(config: Config, dtype: jnp.dtype, implementation: str | None) -> None:
     """Prints what `attn_dispatch` says of the attention call of the scoring pass."""
-    query = jax.ShapeDtypeStruct((1, WINDOW, config.heads, config.head_dim), dtype)
-    key = value = jax.ShapeDtypeStruct((1, WINDOW, config.kv_heads, config.head_dim), dtype)
-    table = attn_dispatch.explain(query, key, value, is_causal=True, implementation=implementation)
+    table = _plan(config, dtype, implementation)
     # Not through the console, which would break the lines of the table.
     print(f"\nThe attention of the scoring pass:\n{table}\n")
 
@@ -199,8 +216,7 @@ def _compare(
     console.print(table)
     console.print(
         f"The logits themselves lie between {float(reference.min()):.1f} and "
-        f"{float(reference.max()):.1f}",
-        highlight=False,
+        f"{float(reference.max()):.1f}"
     )
     return {
         "max_logit_difference": run.largest,

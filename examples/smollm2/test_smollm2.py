@@ -165,3 +165,20 @@ def test_wrong_file(tmp_path):
     (tmp_path / "text.gguf").write_text("This is text, and long enough to have a header.")
     with pytest.raises(model.InputError, match="no GGUF file"):
         gguf_weights.load(tmp_path / "text.gguf")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--implementation", "foo"], "error: --implementation: expected None, one of"),
+        (["--implementation", "cudnn"], "error: --implementation cudnn: cuDNN runs on NVIDIA GPUs"),
+        (["--json", "/proc/none/x"], "error: --json: /proc/none/x: no such file or directory"),
+    ],
+)
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="cuDNN runs it there")
+def test_what_cannot_be_done_is_said_before_the_weights_are_read(words, said):
+    from .main import main
+
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--gguf", "/nowhere"])
+    assert str(stop.value).startswith(said)

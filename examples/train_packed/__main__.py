@@ -14,9 +14,11 @@ import jax
 from attn_dispatch.terminal.ending import run_process
 
 from .. import options
+from ..screen import console
+from . import checkpoint
 from .mesh import make_mesh
 from .model import REMAT
-from .report import attention, console, tell, trained
+from .report import attention, tell, trained
 from .sizes import SIZES, Size
 from .training import LAYOUTS, Task
 
@@ -24,9 +26,11 @@ from .training import LAYOUTS, Task
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     args = _parse(arguments)
     size = _size(args)
+    options.make_folder("--out", args.out)
+    options.make_folder("--checkpoints", args.checkpoints)
+    if args.resume and checkpoint.latest(args.checkpoints) is None:
+        console.print(f"no checkpoint in {args.checkpoints}: training from the start")
     try:
-        for folder in filter(None, (args.out, args.checkpoints)):
-            folder.mkdir(parents=True, exist_ok=True)  # not when the training is done
         task = Task(
             size, make_mesh(*args.mesh), args.layout, args.seed, args.checkpoints, args.every
         )
@@ -41,6 +45,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         tasks = {x: dataclasses.replace(task, layout=x) for x in layouts}
         runs = {layout: attention(x) for layout, x in tasks.items()}
         done = {layout: trained(x, args.resume) for layout, x in tasks.items()}
+    except BrokenPipeError:
+        raise  # the reader had enough, which is no error
     except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     facts = {"size": dataclasses.asdict(size), "mesh": args.mesh, "attention": runs}

@@ -5,6 +5,8 @@ It knows nothing of a mesh: what was saved on one may go on on another.
 
 import json
 import os
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -39,32 +41,46 @@ def latest(folder: Path) -> Path | None:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as file:
-        return json.loads(str(file[_FACTS]))
+    """The facts that were saved with a state.
+
+    Raises:
+      ValueError: the file is no checkpoint, or a broken one.
+    """
+    return json.loads(str(_read(path, _FACTS)[_FACTS]))
 
 
 def restore(path: Path, like: Any) -> Any:
     """The state in `path`, each array placed as in `like`.
 
     Raises:
-      ValueError: arrays of other names, shapes or dtypes than those of `like`.
+      ValueError: arrays of other names, shapes or dtypes than those of `like`; a broken file.
     """
     wanted = _named(like)
-    with np.load(path, allow_pickle=False) as file:
-        names = set(file.files) - {_FACTS}
-        if names != set(wanted):
+    arrays = _read(path)
+    names = {*arrays} - {_FACTS}
+    if names != {*wanted}:
+        raise ValueError(f"{path}: expected the arrays of this run, differing {names ^ {*wanted}}")
+    found = []
+    for name, x in wanted.items():
+        array = arrays[name]
+        if array.shape != x.shape or array.dtype != x.dtype:
             raise ValueError(
-                f"{path}: expected the arrays of this run, differing {names ^ {*wanted}}"
+                f"{path}: expected {name} {x.dtype}{x.shape}, got {array.dtype}{array.shape}"
             )
-        found = []
-        for name, x in wanted.items():
-            array = file[name]
-            if array.shape != x.shape or array.dtype != x.dtype:
-                raise ValueError(
-                    f"{path}: expected {name} {x.dtype}{x.shape}, got {array.dtype}{array.shape}"
-                )
-            found.append(jax.device_put(array, x.sharding))
+        found.append(jax.device_put(array, x.sharding))
     return jax.tree.unflatten(jax.tree.structure(like), found)
+
+
+def _read(path: Path, only: str | None = None) -> dict[str, np.ndarray]:
+    """The arrays of a file by their names, or one of them."""
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            return {name: file[name] for name in ([only] if only else file.files)}
+    except (EOFError, IndexError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(
+            f"{path}: expected a checkpoint, got a file that is broken or none; without it "
+            "training goes on from the one before"
+        ) from error
 
 
 def _named(state: Any) -> dict[str, Any]:

@@ -8,16 +8,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from attn_dispatch import explain
 from attn_dispatch.conformance.environment import environment, file_name
 
+from ..screen import console
 from .training import Done, Task, train
-
-console = Console(highlight=False)
 
 
 def trained(task: Task, resume: bool) -> Done:

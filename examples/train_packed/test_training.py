@@ -46,6 +46,27 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
     assert train(parts, resume=True).losses == whole.losses
     with pytest.raises(ValueError, match="expected a run with seed 1, got 0"):
         train(dataclasses.replace(parts, seed=1), resume=True)
+    longer = dataclasses.replace(parts, size=dataclasses.replace(SIZE, steps=9))
+    with pytest.raises(ValueError, match=r"expected a run with size steps 9, got 6$"):
+        train(longer, resume=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 and no more"])
+def test_a_broken_checkpoint_is_named(content, tmp_path):
+    path = checkpoint.save(tmp_path, 1, {"a": jax.numpy.arange(3)}, {"losses": [1.0]})
+    path.write_bytes(content or path.read_bytes()[:300])
+    with pytest.raises(ValueError, match=r"step_00000001\.npz: expected a checkpoint, got a file"):
+        checkpoint.read_facts(path)
+    with pytest.raises(ValueError, match=r"step_00000001\.npz: expected a checkpoint, got a file"):
+        checkpoint.restore(path, {"a": jax.numpy.arange(3)})
+
+
+def test_a_checkpoint_that_is_not_there_is_said(tmp_path, capsys):
+    words = ["--size", "tiny", "--steps", "1", "--out", str(tmp_path), "--resume"]
+    main([*words, "--checkpoints", str(tmp_path / "kept")])
+    assert "no checkpoint in" in capsys.readouterr().out
+    main([*words, "--checkpoints", str(tmp_path / "kept")])
+    assert "no checkpoint in" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
@@ -87,7 +108,9 @@ def test_what_the_command_refuses(capsys, tmp_path):
     for words, message in (
         (["--steps", "0"], "argument --steps: expected an int above 0, got 0"),
         (["--mesh", "3x"], "argument --mesh: expected two ints above 0 like 4x2, got 3x"),
-        (["--checkpoints", str(file / "folder")], "Not a directory"),
+        (["--checkpoints", str(file / "folder")], "error: --checkpoints: "),
+        (["--checkpoints", str(file)], f"error: --checkpoints: {file}: file exists"),
+        (["--out", str(file / "folder")], "folder: not a directory"),
         (["--mesh", "9x1"], "expected at most"),
         (["--resume"], "--resume wants --checkpoints"),
         (["--compare", "--checkpoints", "x"], "it takes no --checkpoints"),

@@ -128,7 +128,18 @@ def _same_run(path: Path, facts: dict[str, Any]) -> list[float]:
     """The losses that a checkpoint of the same run has."""
     found = checkpoint.read_facts(path)
     losses = found.pop("losses")
-    for name, wanted in facts.items():
-        if found[name] != wanted:
-            raise ValueError(f"{path}: expected a run with {name} {wanted}, got {found[name]}")
+    if differing := _differing(facts, found):
+        raise ValueError(f"{path}: expected a run with {differing}")
     return losses
+
+
+def _differing(wanted: dict[str, Any], found: dict[str, Any], inside: str = "") -> str:
+    """The first fact that is another, and both of its values; "" where all are the same."""
+    for name, value in wanted.items():
+        got = found.get(name)
+        if isinstance(value, dict) and isinstance(got, dict):
+            if deeper := _differing(value, got, f"{inside}{name} "):
+                return deeper
+        elif got != value:
+            return f"{inside}{name} {value}, got {got}"
+    return ""

@@ -243,9 +243,7 @@ def steps_of(kind: str, x: np.ndarray, masks: list[Any], function: Any) -> np.nd
     """The outputs of a cache's steps, each with its mask."""
     outs = []
     if kind == "NNX":
-        layer = nnx.MultiHeadAttention(
-            N, 16, decode=True, rngs=nnx.Rngs(0), attention_fn=function
-        )
+        layer = nnx.MultiHeadAttention(N, 16, decode=True, rngs=nnx.Rngs(0), attention_fn=function)
         layer.init_cache(x.shape)
         outs = [layer(x[:, i : i + 1], mask=mask) for i, mask in enumerate(masks)]
     else:
@@ -282,9 +280,7 @@ def test_what_goes_by_the_place_of_a_query_in_a_cache(kind: str, options: dict[s
 
     whole, causal = functools.partial(attention_fn, **options), np.tri(T, dtype=bool)
     if kind == "NNX":
-        layer = nnx.MultiHeadAttention(
-            N, 16, decode=False, rngs=nnx.Rngs(0), attention_fn=whole
-        )
+        layer = nnx.MultiHeadAttention(N, 16, decode=False, rngs=nnx.Rngs(0), attention_fn=whole)
         expected = layer(x, mask=causal)
     else:
         layer = linen.MultiHeadDotProductAttention(N, attention_fn=whole)
@@ -300,6 +296,8 @@ def test_what_goes_by_the_place_of_a_query_in_a_cache(kind: str, options: dict[s
 def test_a_mod_in_a_step_of_decoding_is_said():
     near = functools.partial(attention_fn, mask_mod=lambda b, n, t, s: s >= t - 1)
     _, messages = said(lambda: near(Q[:, :1], K, V))
-    assert [m.split(",")[0] for m in messages] == ["mask_mod: the one query of a decoding step has t = 0"]
+    assert [m.split(",")[0] for m in messages] == [
+        "mask_mod: the one query of a decoding step has t = 0"
+    ]
     _, messages = said(lambda: near(Q[:, :1], K[:, :1], V[:, :1]))
     assert messages == []

@@ -15,6 +15,9 @@ _WITHOUT = "has no counterpart"
 _RAGGED = "ragged_dot_product_attention takes cu_seqlens_q and cu_seqlens_kv"
 _BY_SHAPE = "is read from the shapes: query heads are a multiple of key's"
 _AXES = 'is qkv_layout, "BTNH" or "BNTH", and of pages kv_layout, "NHD" or "HND"'
+_AT_THE_END = '; to do as flash-attn, with causal_alignment="bottom_right"'
+_WINDOW = "is local_window_size, both ends seen and None where a side is open"
+_NO_SPLITS = f"{_WITHOUT}: how the keys of a query are split is the kernel's choice"
 _LENGTHS = "is key_value_seq_lengths: the numbers of keys [batch]"
 
 NAMES = {
@@ -30,13 +33,13 @@ NAMES = {
     "scale_factor": "is scale",
     "scaling_factor": "is scale",
     "scaling": "is scale",
-    "causal": "is is_causal",
+    "causal": f"is is_causal{_AT_THE_END}",
     "is_causal_mask": "is is_causal",
     "use_causal_mask": "is is_causal",
     "causal_mask": "is is_causal",
     "causal_offset": 'is causal_alignment="bottom_right" with key_value_seq_lengths',
-    "window": "is local_window_size, both ends seen and None where a side is open",
-    "window_size": "is local_window_size, both ends seen and None where a side is open",
+    "window": _WINDOW,
+    "window_size": _WINDOW + _AT_THE_END,
     "sliding_window": "is local_window_size, both ends seen: (W - 1, 0) for W keys with its own",
     "sliding_window_size": "is local_window_size, both ends seen: (W - 1, 0) for W keys with its "
     "own",
@@ -64,6 +67,11 @@ NAMES = {
     "max_seqlen_q": "is max_seqlen_q of ragged_dot_product_attention",
     "max_seqlen_k": "is max_seqlen_kv of ragged_dot_product_attention",
     "max_seqlen_kv": "is max_seqlen_kv of ragged_dot_product_attention",
+    "sequence_descriptor": "is query_segment_ids and key_value_segment_ids, or "
+    "query_seq_lengths and key_value_seq_lengths",
+    "seqlens_q": "is query_seq_lengths",
+    "seqlens_k": _LENGTHS,
+    "seqlens_kv": _LENGTHS,
     "q_seqlen": "is query_seq_lengths",
     "kv_seqlen": "is key_value_seq_lengths",
     "kv_lengths": "is key_value_seq_lengths",
@@ -81,6 +89,9 @@ NAMES = {
     "dropout": "is dropout_rate, with dropout_key",
     "dropout_p": "is dropout_rate, with dropout_key",
     "dropout_probability": "is dropout_rate, with dropout_key",
+    "attention_dropout": "is dropout_rate, with dropout_key",
+    "dropout_mask": f"{_WITHOUT}: dropout_rate with dropout_key draws it, and "
+    "attn_dispatch.dropout_mask returns it",
     "p": "is dropout_rate, with dropout_key",
     "dropout_rng": "is dropout_key",
     "rng": "is dropout_key",
@@ -101,6 +112,8 @@ NAMES = {
     "logits_sink": "is sinks",
     "logit_sink": "is sinks",
     "s_aux": "is sinks",
+    "softmax_type": "is sinks, given or not",
+    "softmax_offset": "is sinks",
     "learnable_sink": "is sinks",
     "return_softmax_lse": "is return_lse",
     "return_attn_probs": f"{_WITHOUT}: kernels make no probabilities; return_lse has the logarithm "
@@ -112,6 +125,11 @@ NAMES = {
     "enable_gqa": _BY_SHAPE,
     "num_kv_heads": _BY_SHAPE,
     "num_key_value_heads": _BY_SHAPE,
+    "num_splits": _NO_SPLITS,
+    "pack_gqa": f"{_WITHOUT}: whether heads of a group are rows of a tile is the kernel's choice",
+    "normalize_output": f"{_WITHOUT}: the output is normalised; return_lse has the logarithm of "
+    "its denominator",
+    "q_sharding": f"{_WITHOUT}: the call follows the shardings of its arrays",
     "layout": _AXES,
     "qkv_format": _AXES,
     "input_layout": _AXES,

@@ -34,14 +34,25 @@ def rows_first(arguments: dict[str, Any]) -> dict[str, Any]:
       ValueError: there is no such layout.
     """
     layout = arguments.pop("qkv_layout", "BTNH")
-    if isinstance(layout, str) and layout not in get_args(QkvLayout) and layout.lower() in _FOREIGN:
-        hint = f', which is "{_FOREIGN[layout.lower()]}" here'
+    if isinstance(layout, str) and layout not in get_args(QkvLayout) and (hint := _hint(layout)):
         raise ValueError(f"qkv_layout: expected one of {get_args(QkvLayout)}, got {layout!r}{hint}")
     if check_choice("qkv_layout", layout, get_args(QkvLayout)) == "BTNH":
         return arguments
     names = ("query", "key", "value")
     swapped = {name: _swapped(arguments[name], _LEAST_DIMS) for name in names}
     return arguments | swapped | {"heads_first_q": True, "heads_first_kv": True}
+
+
+def _hint(layout: str) -> str:
+    """What a layout by another library's name is here."""
+    if layout.lower() in _FOREIGN:
+        return f', which is "{_FOREIGN[layout.lower()]}" here'
+    if "thd" in layout.lower().replace("3", "").replace("2", ""):
+        return (
+            "; packed sequences have segment ids with max_segments, or go to "
+            "ragged_dot_product_attention"
+        )
+    return ""
 
 
 def pages_apart(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -105,6 +105,10 @@ def check_soft_cap(cap: Any, dtype: Any) -> float | None:
     return cap
 
 
+_OF_TOKAMAX = ("mosaic", "mosaic_gpu", "mosaic_tpu", "triton", "xla_chunked")
+_NOT_TOKAMAXS = "; tokamax's are not among them: None takes the best there is"
+
+
 def check_implementation(
     implementation: str | Sequence[str] | None, known: tuple[str, ...]
 ) -> tuple[str, ...]:
@@ -116,6 +120,7 @@ def check_implementation(
         raise ValueError(
             f"implementation: expected None, one of {known}, or a list of them in order of "
             f"preference; got {implementation!r}"
+            + (_NOT_TOKAMAXS if any(name in _OF_TOKAMAX for name in wanted) else "")
         )
     return wanted
 

@@ -159,7 +159,7 @@ def _check_one_query(options: Mapping[str, Any], *, has_mask: bool) -> None:
     names = [x for x in ("local_window_size", "alibi_slopes") if options.get(x) is not None]
     if names and not placed:
         raise ValueError(
-            f"{' and '.join(names)}: expected causal_alignment=\"bottom_right\" and "
+            f'{" and ".join(names)}: expected causal_alignment="bottom_right" and '
             "key_value_seq_lengths too for one query of several keys, because Flax does not say "
             "where in its cache the query stands; or call the layer with the window as a mask"
         )

@@ -72,6 +72,8 @@ def main(args: argparse.Namespace) -> None:
     try:
         panel = _panel(args)
         text = _text(panel)
+        if args.mod is not None and args.mod[0] == "score_mod":
+            text += f"; a number is what {args.mod[2]} makes of a score of 0"
         if args.out is not None:
             _draw(panel, args.out)
     except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
@@ -193,7 +195,8 @@ def _mod(text: str) -> tuple[str, Any, str]:
     try:
         mod = getattr(mods, name)(*values, **by_name)
     except (TypeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{name}: {error}") from None
+        told = str(error).removeprefix(f"{name}() ").removeprefix(f"{name}: ")
+        raise argparse.ArgumentTypeError(f"{name}: {told}") from None
     return mod.__name__, mod, text
 
 

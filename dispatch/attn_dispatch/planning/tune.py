@@ -12,6 +12,7 @@ from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.core.tuning import contest, winners
+from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.planning.written import FORMAT, calls_in
 from attn_dispatch.terminal import look
@@ -55,7 +56,7 @@ def add_parser(commands: Commands, help: str) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Tune what the file has."""
+    """Tune what the file has; ends the process with status 1 if of its calls none can be tuned."""
     if not args.file.is_file():
         raise SystemExit(f"error: {args.file}: no such file")
     kept = winners.winners_file()
@@ -63,12 +64,8 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(f"error: {settings.kept_nowhere(winners.FILE)}: winners are not kept")
     if reason := winners.not_writable(kept):
         raise SystemExit(f"error: {reason}")
-    print(f"winners are kept in {kept}", flush=True)
     if not _holds_calls(args.file):
-        # The script may change its folder, and make calls in threads of its own.
-        os.environ[winners.FILE] = str(kept.absolute())
-        os.environ[settings.TUNING] = str(args.seconds)
-        _run(args.file, args.arguments)
+        _tune_script(args, kept)
         return
     if args.arguments:
         raise SystemExit(f"error: {args.file} holds calls; unknown: {' '.join(args.arguments)}")
@@ -76,8 +73,12 @@ def main(args: argparse.Namespace) -> None:
         calls = calls_in(args.file)
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {said(error)}") from error
+    _tell_where(kept)
+    device = default_device()
     with settings.tuning(args.seconds):
-        _tune_calls(calls, is_inference=args.inference)
+        is_tuned = _tune_calls(calls, device, is_inference=args.inference)
+    if not is_tuned:
+        raise SystemExit(f"error: none of the calls can be tuned on this {device}")
 
 
 def _seconds(text: str) -> float:
@@ -94,6 +95,29 @@ def _holds_calls(file: Path) -> bool:
     return file.read_bytes()[:100].lstrip()[:1] in (b"[", b"{")
 
 
+def _tell_where(kept: Path) -> None:
+    print(f"winners are kept in {kept}", flush=True)
+
+
+def _tune_script(args: argparse.Namespace, kept: Path) -> None:
+    _tell_where(kept)
+    # The script may change its folder, and make calls in threads of its own.
+    os.environ[winners.FILE] = str(kept.absolute())
+    os.environ[settings.TUNING] = str(args.seconds)
+    before = _content(kept)
+    _run(args.file, args.arguments)
+    if _content(kept) == before:
+        print(
+            "nothing was tuned: the script made no calls that are not tuned already, or none that "
+            "can be tuned here",
+            file=sys.stderr,
+        )
+
+
+def _content(file: Path) -> bytes:
+    return file.read_bytes() if file.exists() else b""
+
+
 def _run(file: Path, arguments: list[str]) -> None:
     """As `python file arguments` would."""
     sys.argv = [str(file), *arguments]
@@ -101,8 +125,11 @@ def _run(file: Path, arguments: list[str]) -> None:
     runpy.run_path(str(file), run_name="__main__")
 
 
-def _tune_calls(calls: list[tuple[str, AttentionSpec]], *, is_inference: bool) -> None:
-    device = default_device()
+def _tune_calls(
+    calls: list[tuple[str, AttentionSpec]], device: Device, *, is_inference: bool
+) -> bool:
+    """Tune each; whether one of them has a winner now."""
+    has_winner = False
     for written, spec in calls:
         look.show(written, {r".+": look.HEADING})
         training = spec.in_training(spec.options.differentiable)
@@ -110,11 +137,14 @@ def _tune_calls(calls: list[tuple[str, AttentionSpec]], *, is_inference: bool) -
         for each in wanted:
             if (kept := select.winner(each, device)) is not None:
                 look.show(f"kept already: {kept}", {"^kept already:": look.GOOD})
+                has_winner = True
                 continue
             try:
                 found = contest.hold(each, device)
             except RuntimeError as error:
                 raise SystemExit(f"error: {error}") from error
+            has_winner |= found is not None
             if found is None:
                 why = "not tuned: there is nothing to choose from, or nothing of it ran"
                 look.show(why, {"^not tuned:": look.NOT})
+    return has_winner

@@ -61,6 +61,8 @@ def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any]
         raise ValueError(f"{file}: expected JSON, got {error}") from error
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ValueError(f"{file}: expected a list of objects, one for each call")
+    if not calls:
+        raise ValueError(f"{file}: expected at least one call, got an empty list")
     found = []
     for number, call in enumerate(calls, 1):
         try:
