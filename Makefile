@@ -147,7 +147,7 @@ $(VENV)/test-packages: pyproject.toml | $(VENV)/jax
 FRAMEWORKS ?= flax equinox dm-haiku optax keras penzai
 $(VENV)/framework-packages: pyproject.toml | $(VENV)/jax
 	$(PIP) --no-deps $(FRAMEWORKS)
-	$(PIP) absl-py chex h5py jaxtyping jmp msgpack namex optree ordered-set rich tabulate treescope
+	$(PIP) absl-py chex h5py jaxtyping jmp msgpack namex optree ordered-set PyYAML rich tabulate treescope
 	touch $@
 
 # They come before what the environment has.
