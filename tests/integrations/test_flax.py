@@ -17,7 +17,7 @@ pytest.importorskip("flax")
 
 from flax import linen, nnx
 
-from attn_dispatch import AttentionConventionWarning
+from attn_dispatch import AttentionConventionWarning, mods
 from attn_dispatch.integrations.flax import attention_fn
 
 # Both came with Flax 0.12.8.
@@ -301,3 +301,5 @@ def test_a_mod_in_a_step_of_decoding_is_said():
     ]
     _, messages = said(lambda: near(Q[:, :1], K[:, :1], V[:, :1]))
     assert messages == []
+    capped = functools.partial(attention_fn, score_mod=mods.soft_cap(3.0))
+    assert said(lambda: capped(Q[:, :1], K, V))[1] == []

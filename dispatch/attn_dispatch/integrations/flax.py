@@ -22,6 +22,8 @@ from attn_dispatch.api import dot_product_attention
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_options
 from attn_dispatch.integrations.said import say
+from attn_dispatch.programs.program import axes_of
+from attn_dispatch.programs.tracing import trace
 from attn_dispatch.warning import calls_go_through
 
 calls_go_through(flax.__file__)
@@ -164,11 +166,17 @@ def _check_one_query(options: Mapping[str, Any], *, has_mask: bool) -> None:
             "where in its cache the query stands; or call the layer with the window as a mask"
         )
     for name in ("score_mod", "mask_mod"):
-        if options.get(name) is not None:
+        if options.get(name) is not None and _reads_place(name, options):
             say(
                 f"{name}: the one query of a decoding step has t = 0, because Flax does not say "
                 "where in its cache it stands"
             )
+
+
+def _reads_place(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether what a mod says depends on t."""
+    mod = trace(name, options[name], options.get(f"{name}_args", ()), "float32")
+    return "t" in axes_of(mod.program)
 
 
 def _with_causal(mask: Any, query: Any, key: Any) -> jax.Array:
