@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from .screen import console  # noqa: E402
+from .screen import console
 
 
 def test_a_reader_that_has_had_enough_ends_the_example(monkeypatch):

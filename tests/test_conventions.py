@@ -15,7 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import AttentionConventionWarning, dot_product_attention
+from attn_dispatch import (
+    AttentionConventionWarning,
+    dot_product_attention,
+    ragged_dot_product_attention,
+)
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 4, 2, 8), np.float32)
@@ -179,6 +183,25 @@ def test_one_query_under_a_top_left_window_or_alibi():
         no_warning(query, X, X, causal_alignment="bottom_right", **given)
         no_warning(query, X[:, :1], X[:, :1], **given)
     no_warning(query, X, X, local_window_size=(None, None))
+
+
+def test_packed_sequences_of_one_query():
+    q, k = np.zeros((2, 2, 8), np.float32), np.zeros((8, 2, 8), np.float32)
+
+    def said(**options: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            ragged_dot_product_attention(
+                q, k, k, cu_seqlens_q=[0, 1, 2], cu_seqlens_kv=[0, 4, 8], max_seqlen_q=1,
+                max_seqlen_kv=4, **options,
+            )  # fmt: skip
+        return [str(x.message) for x in given]
+
+    (message,) = said(is_causal=True)
+    assert message.endswith('For a cache pass causal_alignment="bottom_right"')
+    (message,) = said(local_window_size=(1, None))
+    assert message.startswith("local_window_size with one query and several keys")
+    assert said(is_causal=True, causal_alignment="bottom_right") == [] == said()
 
 
 def test_a_warning_is_given_once_at_each_line():

@@ -206,3 +206,11 @@ def test_lines_fit_the_terminal(said, monkeypatch):
         text = said(CALL, "--causal", "--target", "h100")
         assert max(map(len, text.splitlines())) <= columns
         assert "chosen    forward: cudnn, backward: cudnn" in text
+
+
+def test_a_convention_is_said_in_words(capsys):
+    """And not at a line of Python, which is the command's."""
+    cli.main(["explain", "q=f32[2,1,4,8] k=f32[2,9,4,8]", "--causal", "--target", "cpu"])
+    told = capsys.readouterr().err
+    assert told.startswith("warning: is_causal=True with one query and several keys")
+    assert "sys.exit" not in told and ".py" not in told

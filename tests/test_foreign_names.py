@@ -80,6 +80,29 @@ def test_all_calls():
     error("'cu_seqlens_k': here it is cu_seqlens_kv", explain, **arguments)
 
 
+def test_what_a_call_has_not():
+    """A hint names no argument that would be a TypeError again."""
+    error("'dropout_p': paged_attention has no counterpart; in dot_product_attention it is dropout",
+          paged_attention, dropout_p=0.1)  # fmt: skip
+    error("'attn_mask': ragged_dot_product_attention has no counterpart",
+          ragged_dot_product_attention, attn_mask=None)  # fmt: skip
+    with pytest.raises(TypeError) as raised:
+        paged_attention(X, X, X, window_size=(-1, -1))  # pyright: ignore
+    assert str(raised.value).endswith("where a side is open; (-1, -1) is none: leave it out")
+    foreign_hints = {
+        call: [str(foreign_names._hint(x, None, inspect.signature(call).parameters, "it"))
+               for x in foreign_names.NAMES]
+        for call in CALLS
+    }  # fmt: skip
+    own = {call: {*inspect.signature(call).parameters} for call in CALLS}
+    every = set().union(*own.values())
+    for call, hints in foreign_hints.items():
+        for hint in hints:
+            named = every & {*re.findall(r"\w+", hint)}
+            is_of_another = "has no counterpart" in hint or re.search(r"(ragged|paged)_\w+", hint)
+            assert not named or named & own[call] or is_of_another, (call, hint)
+
+
 def test_names_that_nobody_has():
     error("got an unexpected keyword argument 'wibble'", wibble=1)
     error("'local_windows_size': did you mean local_window_size?", local_windows_size=1)

@@ -428,11 +428,12 @@ def test_where_nothing_can_be_tuned(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit, match="expected at least one call, got an empty list"):
         main(["tune", str(calls)])
     assert "winners are kept" not in capsys.readouterr().out
-    script.write_text("")
+    script.write_text("raise SystemExit(0)")
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    main(["tune", str(script)])
+    with pytest.raises(SystemExit):
+        main(["tune", str(script)])
     assert "nothing was tuned: the script made no calls" in capsys.readouterr().err
 
 
@@ -441,9 +442,10 @@ def test_where_nothing_can_be_tuned(tmp_path, capsys, monkeypatch):
     [
         (["nowhere.py"], "error: nowhere.py: no such file"),
         (["nowhere.json"], "error: nowhere.json: no such file"),
+        (["."], "error: .: expected a file, got a folder"),
         (
             ["--seconds", "0", "calls.json"],
-            "argument --seconds: seconds: expected a positive number",
+            "argument --seconds: expected a positive number of seconds, got '0'",
         ),
         (["calls.JSON", "--inference"], "error: calls.JSON holds calls; unknown: --inference"),
         (["calls", "a"], "error: calls holds calls; unknown: a"),

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from attn_dispatch.terminal.ending import run_process
+from attn_dispatch.terminal.wrong import said
 
 from .. import options
 from ..screen import console
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     except BrokenPipeError:
         raise  # the reader had enough, which is no error
     except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {said(error)}")
     facts = {"size": dataclasses.asdict(size), "mesh": args.mesh, "attention": runs}
     return tell(done, facts, args.out)
 
@@ -106,6 +107,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.compare and args.checkpoints:
         parser.error("--compare makes two runs: it takes no --checkpoints")
+    if args.every and not args.checkpoints:
+        parser.error("--every wants --checkpoints")
     if args.resume and not args.checkpoints:
         parser.error("--resume wants --checkpoints")
     return args

@@ -17,6 +17,8 @@ KEPT = 2
 """Older files are removed."""
 
 _FACTS = "facts"
+_BROKEN = (EOFError, IndexError, KeyError, TypeError, ValueError)
+"""What reading another file than ours may end with, and the errors of zip files."""
 
 
 def save(folder: Path, step: int, state: Any, facts: dict[str, Any]) -> Path:
@@ -76,10 +78,10 @@ def _read(path: Path, only: str | None = None) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             return {name: file[name] for name in ([only] if only else file.files)}
-    except (EOFError, IndexError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (*_BROKEN, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
             f"{path}: expected a checkpoint, got a file that is broken or none; without it "
-            "training goes on from the one before"
+            "training goes on from the one before, if there is one"
         ) from error
 
 

@@ -55,12 +55,16 @@ def tell(done: Mapping[str, Done], facts: dict[str, Any], folder: Path) -> dict[
     """Prints a table, writes losses.png and the JSON, and returns what is in it."""
     table = Table("", "filled", "real tokens/s", "step", "first loss", "last loss", "compiled in")
     for layout, x in done.items():
+        if not x.compile_seconds:
+            console.print(f"{layout}: all {len(x.losses)} steps were done before")
+            continue
         table.add_row(
             layout, f"{x.fill:.0%}", f"{x.tokens_per_second:,.0f}",
             f"{1e3 * x.step_seconds:,.1f} ms", f"{x.losses[0]:.4f}",
             f"{x.losses[-1]:.4f}", f"{x.compile_seconds:.1f} s",
         )  # fmt: skip
-    console.print(table)
+    if table.row_count:
+        console.print(table)
     report: dict[str, Any] = {"environment": environment(), **facts}
     report["runs"] = {layout: dataclasses.asdict(x) for layout, x in done.items()}
     if len(done) == 2:

@@ -51,10 +51,14 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
         train(longer, resume=True)
 
 
-@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 and no more"])
+@pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04 and no more", "npy"])
 def test_a_broken_checkpoint_is_named(content, tmp_path):
     path = checkpoint.save(tmp_path, 1, {"a": jax.numpy.arange(3)}, {"losses": [1.0]})
-    path.write_bytes(content or path.read_bytes()[:300])
+    if content == "npy":
+        with path.open("wb") as file:
+            np.save(file, np.arange(3))
+    else:
+        path.write_bytes(content or path.read_bytes()[:300])
     with pytest.raises(ValueError, match=r"step_00000001\.npz: expected a checkpoint, got a file"):
         checkpoint.read_facts(path)
     with pytest.raises(ValueError, match=r"step_00000001\.npz: expected a checkpoint, got a file"):
@@ -66,7 +70,9 @@ def test_a_checkpoint_that_is_not_there_is_said(tmp_path, capsys):
     main([*words, "--checkpoints", str(tmp_path / "kept")])
     assert "no checkpoint in" in capsys.readouterr().out
     main([*words, "--checkpoints", str(tmp_path / "kept")])
-    assert "no checkpoint in" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "packed: all 1 steps were done before" in said
+    assert "no checkpoint in" not in said and "nan" not in said
 
 
 def test_a_checkpoint_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
@@ -113,6 +119,7 @@ def test_what_the_command_refuses(capsys, tmp_path):
         (["--out", str(file / "folder")], "folder: not a directory"),
         (["--mesh", "9x1"], "expected at most"),
         (["--resume"], "--resume wants --checkpoints"),
+        (["--every", "2"], "--every wants --checkpoints"),
         (["--compare", "--checkpoints", "x"], "it takes no --checkpoints"),
     ):
         with pytest.raises(SystemExit) as stop:

@@ -17,7 +17,7 @@ pytest.importorskip("flax")
 
 from flax import linen, nnx
 
-from attn_dispatch import AttentionConventionWarning, mods
+from attn_dispatch import AttentionConventionWarning, dot_product_attention, mods
 from attn_dispatch.integrations.flax import attention_fn
 
 # Both came with Flax 0.12.8.
@@ -301,5 +301,45 @@ def test_a_mod_in_a_step_of_decoding_is_said():
     ]
     _, messages = said(lambda: near(Q[:, :1], K[:, :1], V[:, :1]))
     assert messages == []
+    moved = functools.partial(
+        attention_fn, mask_mod=mods.with_query_offset(lambda b, n, t, s: s >= t - 1, 4)
+    )
+    assert said(lambda: moved(Q[:, :1], K, V))[1] == []
     capped = functools.partial(attention_fn, score_mod=mods.soft_cap(3.0))
     assert said(lambda: capped(Q[:, :1], K, V))[1] == []
+
+
+def test_one_query_outside_of_a_cache():
+    """Where the query stands is said, or of no account."""
+    query, mask = Q[:, :1], np.ones((B, 1, 1, S), bool)
+    for options in (
+        {"local_window_size": (None, None)},
+        {"local_window_size": (2, 0), "causal_alignment": "bottom_right"},
+        {"local_window_size": (0, 2), "causal_alignment": "top_left"},
+    ):
+        got = said(lambda options=options: attention_fn(query, K, V, **options))[0]
+        expected = said(lambda options=options: dot_product_attention(query, K, V, **options))[0]
+        np.testing.assert_array_equal(got, expected)
+    ids = {"query_segment_ids": np.ones((B, 1), int), "key_value_segment_ids": np.ones((B, S), int)}
+    near = {"local_window_size": (2, 0), "causal_alignment": "bottom_right"}
+    got, messages = said(lambda: attention_fn(query, K, V, mask=mask, **near, **ids))
+    np.testing.assert_allclose(got, dot_product_attention(query, K, V, **near), atol=2e-6)
+    assert messages == []
+
+
+def test_one_query_of_keys_whose_number_is_a_symbol():
+    (keys,) = jax.export.symbolic_shape("s")
+    query = jax.ShapeDtypeStruct((B, 1, N, H), jnp.float32)
+    key = jax.ShapeDtypeStruct((B, keys, N, H), jnp.float32)
+    exported = jax.export.export(jax.jit(attention_fn))(query, key, key)
+    got = exported.call(Q[:, :1], K, V)
+    np.testing.assert_allclose(got, attention_fn(Q[:, :1], K, V), atol=2e-6)
+
+
+def test_a_mod_of_the_dtype_of_the_scores():
+    with jax.enable_x64(True):
+        query, key = (jnp.asarray(x, jnp.float64) for x in (Q[:, :1], K))
+        exact = functools.partial(
+            attention_fn, score_mod=lambda x, b, n, t, s: jax.lax.add(x, jnp.float64(1))
+        )
+        assert exact(query, key, key).dtype == jnp.float64

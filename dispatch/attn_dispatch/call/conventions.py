@@ -18,6 +18,7 @@ def warn_of_conventions(
     given: Mapping[str, jax.Array],
     shape: CallShape,
     *,
+    longest: tuple[int, int],
     is_causal: bool,
     has_window: bool,
     is_top_left: bool,
@@ -28,14 +29,15 @@ def warn_of_conventions(
     Args:
       given: the arrays of the call as the caller shaped them, by name.
       shape: of query and key.
+      longest: the most queries and keys that a sequence has.
       is_causal, has_window, is_top_left, has_soft_cap: its options.
     """
     leading, queries, keys = shape.leading, shape.seq_len_q, shape.seq_len_kv
     kv_heads = shape.num_kv_heads
     if not all(isinstance(x, int) for x in (*leading, queries, keys, kv_heads)):
         return  # a symbol of jax.export: nobody knows
-    if is_top_left and queries == 1 and keys > 1:
-        _warn_of_one_query(is_causal, has_window, "alibi_slopes" in given)
+    if is_top_left and longest[0] == 1 < longest[1]:
+        _warn_of_one_query(given, is_causal=is_causal, has_window=has_window)
     if kv_heads > max(keys, _MANY_HEADS):
         say(f"key has {keys} keys of {kv_heads} heads: {shape.axes}")
     for name in ("mask", "bias"):
@@ -60,21 +62,18 @@ def warn_of_conventions(
         )
 
 
-def _warn_of_one_query(is_causal: bool, has_window: bool, has_alibi: bool) -> None:
-    remedy = (
-        'For a cache pass causal_alignment="bottom_right", with key_value_seq_lengths where it is '
-        "not full"
-    )
+def _warn_of_one_query(
+    given: Mapping[str, jax.Array], *, is_causal: bool, has_window: bool
+) -> None:
+    remedy = 'For a cache pass causal_alignment="bottom_right"'
+    if "cu_seqlens_kv" not in given:
+        remedy += ", with key_value_seq_lengths where it is not full"
     if is_causal:
         say(
             "is_causal=True with one query and several keys: top-left causality lets it attend key "
             f"0 alone. {remedy}"
         )
-    names = [
-        name
-        for name, is_given in (("local_window_size", has_window), ("alibi_slopes", has_alibi))
-        if is_given
-    ]
+    names = ["local_window_size"] * has_window + ["alibi_slopes"] * ("alibi_slopes" in given)
     if names and not is_causal:
         say(
             f"{' and '.join(names)} with one query and several keys: top-left alignment counts "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -13,7 +14,7 @@ R = TypeVar("R")
 
 _WITHOUT = "has no counterpart"
 _RAGGED = "ragged_dot_product_attention takes cu_seqlens_q and cu_seqlens_kv"
-_BY_SHAPE = "is read from the shapes: query heads are a multiple of key's"
+_BY_SHAPE = f"{_WITHOUT}: the shapes say it, query heads being a multiple of key's"
 _AXES = 'is qkv_layout, "BTNH" or "BNTH", and of pages kv_layout, "NHD" or "HND"'
 _AT_THE_END = '; to do as flash-attn, with causal_alignment="bottom_right"'
 _WINDOW = "is local_window_size, both ends seen and None where a side is open"
@@ -142,6 +143,13 @@ NAMES = {
 """By the foreign name, what it is here."""
 
 
+_NAMED = frozenset(re.findall(r"^is (\w+)", "\n".join(NAMES.values()), re.M)) | {"kv_layout"}
+"""The arguments that hints are of."""
+
+
+_OF_A_CALL = re.compile(r" of (?:ragged_dot_product|paged)_attention$")
+
+
 def hints_at_foreign_names(call: Callable[P, R]) -> Callable[P, R]:
     """The call, with a TypeError for a name that it has not which says what it is here."""
     own = inspect.signature(call).parameters.keys()
@@ -163,23 +171,31 @@ def check_names(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """
     own = inspect.signature(call).parameters
     if foreign := [name for name in given if name not in own]:
-        hints = [_hint(name, given[name], own) for name in foreign]
+        hints = [_hint(name, given[name], own, call.__name__) for name in foreign]
         raise TypeError(
             f"{call.__name__}() got an unexpected keyword argument "
             + "; ".join(f"{name!r}{hint}" for name, hint in zip(foreign, hints, strict=True))
         )
 
 
-def _hint(name: str, value: Any, own: Iterable[str]) -> str:
-    if name in NAMES:
-        hint = f": here it {NAMES[name]}" if NAMES[name].split()[0] in ("is", "has") else ""
-        hint = hint or f": {NAMES[name]}"
-        if name.startswith("window") and _is_open(value):
-            hint += f"; {value} is none: leave it out"
-        return hint
-    near = difflib.get_close_matches(name, own, 1, 0.75)
-    return f": did you mean {near[0]}?" if near else ""
+def _hint(name: str, value: Any, own: Collection[str], call: str) -> str:
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, own, 1, 0.75)
+        return f": did you mean {near[0]}?" if near else ""
+    found = NAMES[name]
+    named = _NAMED.intersection(re.findall(r"\w+", found))
+    if not named.isdisjoint(own):
+        found = _OF_A_CALL.sub("", found)
+    elif named and found.startswith(_WITHOUT):
+        found = _WITHOUT  # what to do instead is not to be done in this call either
+    elif named and found.startswith("is ") and not _OF_A_CALL.search(found):
+        return f": {call} has no counterpart; in dot_product_attention it {found}"
+    if "causal_alignment" not in own:  # aligned at the end anyway
+        found = found.replace(_AT_THE_END, "")
+    if name.startswith("window") and _is_open(value):
+        found += f"; {value} is none: leave it out"
+    return f": here it {found}" if found.startswith(("is ", "has ")) else f": {found}"
 
 
 def _is_open(value: Any) -> bool:
-    return isinstance(value, int | tuple) and value in (-1, (-1, -1))
+    return isinstance(value, int | tuple | list) and value in (-1, (-1, -1), [-1, -1])

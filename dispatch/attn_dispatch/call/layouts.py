@@ -21,6 +21,7 @@ KvLayout = Literal["NHD", "HND"]
 _FOREIGN = {
     "bshd": "BTNH", "bshd_bshd_bshd": "BTNH", "bsnh": "BTNH", "bhsd": "BNTH",
     "bhsd_bhsd_bhsd": "BNTH", "bnsh": "BNTH",
+    "bnth": "BNTH", "btnh": "BTNH",
 }  # fmt: skip
 _LEAST_DIMS = 3
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from attn_dispatch.planning import notation
 from attn_dispatch.planning.written import each_of
 from attn_dispatch.terminal import look
 from attn_dispatch.terminal.help import Commands, add_command
-from attn_dispatch.terminal.text import width
+from attn_dispatch.terminal.text import filled, width
 from attn_dispatch.terminal.wrong import said
+from attn_dispatch.warning import AttentionConventionWarning
 
 _DESCRIPTION = """\
 Say which implementation would run a call, forward and backward, and why each of the others would
@@ -91,9 +94,13 @@ _FLAGS = (
 def main(args: argparse.Namespace) -> None:
     """Print the explanation; ends the process with status 1 if nothing can run a call."""
     try:
-        found = _explanations(args)
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always", AttentionConventionWarning)
+            found = _explanations(args)
     except (OSError, ValueError, TypeError) as error:
         raise SystemExit(f"error: {said(error)}") from error
+    for warning in given:
+        print(filled(f"warning: {warning.message}"), file=sys.stderr)
     look.show("\n\n".join(x.text(width()) for x in found), _MARKS)
     singles = [x.single_queries for x in found if x.single_queries is not None]
     if any(x.chosen_forward is None for x in (*found, *singles)):

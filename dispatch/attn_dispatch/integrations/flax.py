@@ -14,14 +14,17 @@ from typing import Any, cast
 import flax
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen, nnx
 from flax.linen import dtypes
 from jax.typing import ArrayLike, DTypeLike
 
 from attn_dispatch.api import dot_product_attention
+from attn_dispatch.call.static_arguments import check_window
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_options
 from attn_dispatch.integrations.said import say
+from attn_dispatch.mods.combining import Moved
 from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.warning import calls_go_through
@@ -62,8 +65,9 @@ def attention_fn(
     float32's.
 
     In a decoding step Flax does not say where in its cache the one query stands. So a window or
-    ALiBi needs causal_alignment="bottom_right" and key_value_seq_lengths there; a mask that the
-    layer is called with needs neither.
+    ALiBi needs causal_alignment="bottom_right" there, and key_value_seq_lengths anew in each step:
+    how many keys the cache has, the new one too. A mask that the layer is called with needs
+    neither.
 
     Args:
       query: [..., T, N, H].
@@ -94,8 +98,6 @@ def attention_fn(
         that ask for further results; a window or ALiBi in a decoding step whose place is not given.
     """
     check_options(options, {"dropout_key": "dropout_rng, Flax's name for it,"})
-    if jnp.shape(query)[-3] == 1 < jnp.shape(key)[-3]:
-        _check_one_query(options, has_mask=mask is not None)
     einsums = (einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
     has_einsums = any(x is not None for x in einsums)
     if module is not None or has_einsums:
@@ -125,6 +127,8 @@ def attention_fn(
         query, key, value = cast(Any, dtypes).promote_dtype(query, key, value, dtype=dtype)
     else:
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
+    if query.shape[-3] == 1 and key.shape[-3] != 1:
+        _check_one_query(options, query.dtype, has_mask=mask is not None)
     is_dropped = not deterministic and dropout_rate > 0
     if is_dropped and broadcast_dropout:
         say(
@@ -151,31 +155,45 @@ def attention_fn(
     return out.astype(jnp.float32) if widens else out
 
 
-def _check_one_query(options: Mapping[str, Any], *, has_mask: bool) -> None:
+def _check_one_query(options: Mapping[str, Any], dtype: Any, *, has_mask: bool) -> None:
     """Check that options do not go by the place of one query of many keys where nobody says it.
 
     Flax's cache comes at its full length, with a mask of the keys that are in it.
     """
-    placed = options.get("causal_alignment") == "bottom_right"
-    placed &= not has_mask or options.get("key_value_seq_lengths") is not None
-    names = [x for x in ("local_window_size", "alibi_slopes") if options.get(x) is not None]
-    if names and not placed:
+    sides = check_window(options.get("local_window_size"))
+    has_window = any(side is not None for side in sides)
+    has_alibi = options.get("alibi_slopes") is not None
+    by_place = ["local_window_size"] * has_window + ["alibi_slopes"] * has_alibi
+    if by_place and not _is_placed(options, has_mask):
+        or_a_mask = "; or call the layer with the window as a mask" if has_window else ""
         raise ValueError(
-            f'{" and ".join(names)}: expected causal_alignment="bottom_right" and '
-            "key_value_seq_lengths too for one query of several keys, because Flax does not say "
-            "where in its cache the query stands; or call the layer with the window as a mask"
+            f'{" and ".join(by_place)}: expected causal_alignment="bottom_right" and '
+            "key_value_seq_lengths for one query of several keys, because Flax does not say where "
+            "in its cache the query stands. The lengths are how many keys the cache has in this "
+            f'step, the new one too{or_a_mask}. Outside of a cache, causal_alignment="top_left" '
+            "says that the query is the first"
         )
     for name in ("score_mod", "mask_mod"):
-        if options.get(name) is not None and _reads_place(name, options):
+        if options.get(name) is not None and _reads_place(name, options, dtype):
             say(
                 f"{name}: the one query of a decoding step has t = 0, because Flax does not say "
-                "where in its cache it stands"
+                "where in its cache it stands; attn_dispatch.mods.with_query_offset moves it there"
             )
 
 
-def _reads_place(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether what a mod says depends on t."""
-    mod = trace(name, options[name], options.get(f"{name}_args", ()), "float32")
+def _is_placed(options: Mapping[str, Any], has_mask: bool) -> bool:
+    alignment = options.get("causal_alignment")
+    ends = ("key_value_seq_lengths", "query_segment_ids", "key_value_segment_ids")
+    has_end = not has_mask or any(options.get(name) is not None for name in ends)
+    return alignment == "top_left" or (alignment == "bottom_right" and has_end)
+
+
+def _reads_place(name: str, options: Mapping[str, Any], dtype: Any) -> bool:
+    """Whether what a mod says depends on t, and it was not moved."""
+    if isinstance(options[name], Moved):
+        return False
+    score_dtype = np.promote_types(dtype, np.float32).name
+    mod = trace(name, options[name], options.get(f"{name}_args", ()), score_dtype)
     return "t" in axes_of(mod.program)
 
 

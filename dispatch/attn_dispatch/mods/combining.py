@@ -6,6 +6,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -50,13 +51,19 @@ def with_query_offset(mod: Callable[..., Any], offset: ArrayLike) -> ScoreMod | 
       offset: an int, or an integer array [] or [B], which may be traced; in positions.
     """
     _check_mods("with_query_offset", [mod])
-    start = RowNumber("offset", offset)
+    return Moved(mod, RowNumber("offset", offset))
 
-    def moved(*inputs: Any) -> jax.Array:
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """A mod for queries that begin at another position than 0."""
+
+    mod: Callable[..., Any]
+    start: RowNumber
+
+    def __call__(self, *inputs: Any) -> jax.Array:
         *score, b, n, t, s = inputs
-        return mod(*score, b, n, t + start.of(b), s)
-
-    return moved
+        return self.mod(*score, b, n, t + self.start.of(b), s)
 
 
 def _joined(name: str, operation: Callable[[Any, Any], Any], masks: Sequence[MaskMod]) -> MaskMod:

@@ -178,6 +178,10 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"expected numbers like 5,8, got {text!r}") from None
 
 
+_OF_OTHERS = ("all_of", "any_of", "not_", "with_query_offset")
+"""What makes a mod of other mods, which are no numbers."""
+
+
 def _mod(text: str) -> tuple[str, Any, str]:
     """(argument, mod, text) of "chunked_window(4)": a call of one of `mods` with numbers."""
     expected = f"expected a mod like 'chunked_window(4)', got {text!r}"
@@ -190,8 +194,8 @@ def _mod(text: str) -> tuple[str, Any, str]:
     except (SyntaxError, ValueError):
         raise argparse.ArgumentTypeError(expected) from None
     name = call.func.id
-    if name not in mods.__all__:
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(mods.__all__)}, got {name!r}")
+    if name not in (known := [x for x in mods.__all__ if x not in _OF_OTHERS]):
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {name!r}")
     try:
         mod = getattr(mods, name)(*values, **by_name)
     except (TypeError, ValueError) as error:

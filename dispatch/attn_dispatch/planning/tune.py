@@ -58,7 +58,8 @@ def add_parser(commands: Commands, help: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Tune what the file has; ends the process with status 1 if of its calls none can be tuned."""
     if not args.file.is_file():
-        raise SystemExit(f"error: {args.file}: no such file")
+        what = "expected a file, got a folder" if args.file.is_dir() else "no such file"
+        raise SystemExit(f"error: {args.file}: {what}")
     kept = winners.winners_file()
     if kept is None:
         raise SystemExit(f"error: {settings.kept_nowhere(winners.FILE)}: winners are not kept")
@@ -84,8 +85,9 @@ def main(args: argparse.Namespace) -> None:
 def _seconds(text: str) -> float:
     try:
         return settings.checked_seconds(float(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    except ValueError:
+        expected = f"expected a positive number of seconds, got {text!r}"
+        raise argparse.ArgumentTypeError(expected) from None
 
 
 def _holds_calls(file: Path) -> bool:
@@ -105,13 +107,15 @@ def _tune_script(args: argparse.Namespace, kept: Path) -> None:
     os.environ[winners.FILE] = str(kept.absolute())
     os.environ[settings.TUNING] = str(args.seconds)
     before = _content(kept)
-    _run(args.file, args.arguments)
-    if _content(kept) == before:
-        print(
-            "nothing was tuned: the script made no calls that are not tuned already, or none that "
-            "can be tuned here",
-            file=sys.stderr,
-        )
+    try:
+        _run(args.file, args.arguments)
+    finally:
+        if _content(kept) == before:
+            print(
+                "nothing was tuned: the script made no calls that are not tuned already, or none "
+                "that can be tuned here",
+                file=sys.stderr,
+            )
 
 
 def _content(file: Path) -> bytes:
