@@ -5,10 +5,10 @@ from typing import NoReturn
 import rich.console
 
 
-class _Console(rich.console.Console):
+class Console(rich.console.Console):
     def on_broken_pipe(self) -> NoReturn:
         """`| head` has read enough: run_process ends the example as it ends any command."""
         raise BrokenPipeError
 
 
-console = _Console(highlight=False)
+console = Console(highlight=False)

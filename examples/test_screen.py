@@ -6,14 +6,13 @@ import pytest
 
 pytest.importorskip("rich")
 
-from .screen import console
+from .screen import Console
 
 
-def test_a_reader_that_has_had_enough_ends_the_example(monkeypatch):
+def test_a_reader_that_has_had_enough_ends_the_example():
     class Closed(io.StringIO):
         def write(self, text):
             raise BrokenPipeError
 
-    monkeypatch.setattr(console, "file", Closed())
     with pytest.raises(BrokenPipeError):
-        console.print("a line")
+        Console(file=Closed()).print("a line")

@@ -173,7 +173,7 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
         ({"implementation": wanted},
          "implementation: expected None, one of ('cudnn', 'flash', 'fa4', 'aiter', 'xla'), or a "
          f"list of them in order of preference; got {wanted!r}")
-        for wanted in ("triton", "", ["xla", "triton"], [], 3, [None])
+        for wanted in ("cuda", "", ["xla", "cuda"], [], 3, [None])
     ),
 )  # fmt: skip
 
