@@ -72,6 +72,11 @@ def test_options_and_dtypes():
         keras.ops.dot_product_attention(Q[0], K[0], V[0])
 
 
+def test_one_order_of_axes():
+    with pytest.raises(ValueError, match="qkv_layout: expected 'BTNH'"):
+        dot_product_attention(Q, K, V, qkv_layout="BNTH")
+
+
 def test_which_implementation():
     """flash_attention=True is a kernel or every reason, never XLA."""
     with pytest.raises(NotImplementedError, match="cudnn"):

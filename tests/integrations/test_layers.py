@@ -82,6 +82,7 @@ def test_equinox_dropout_and_process_heads():
         ({"dropout_rate": 0.1}, "dropout_rate: expected the layer's dropout_p instead, got"),
         ({"dropout_key": None}, "dropout_key: expected key instead"),
         ({"return_lse": True}, "return_lse: expected no further results in a layer"),
+        ({"qkv_layout": "BNTH"}, "qkv_layout: expected 'BTNH', the order of axes in which the"),
     ],
 )
 def test_equinox_options_that_have_no_place(options: Any, said: str):
@@ -191,6 +192,16 @@ def _with_kv_positions(pz: Any, model: Any) -> Any:
     return pz.select(model).at_instances_of(kinds).apply(
         lambda x: dataclasses.replace(x, kv_positions_input_name="kv_token_positions")
     )  # fmt: skip
+
+
+def test_haiku_hands_on_one_order_of_axes():
+    hk = pytest.importorskip("haiku")
+    from attn_dispatch.integrations.haiku import MultiHeadAttention
+
+    w = hk.initializers.VarianceScaling(1.0)
+    layer = hk.transform(lambda x: MultiHeadAttention(N, 4, w_init=w)(x, x, x, qkv_layout="BNTH"))
+    with pytest.raises(ValueError, match="qkv_layout: expected 'BTNH'"):
+        layer.init(jax.random.key(0), X)
 
 
 def test_haiku_returns_one_array():
