@@ -178,7 +178,7 @@ def normalise(
     warn_of_conventions(
         given,
         shape,
-        longest=(max_seq_lens if "cu_seqlens_kv" in given else None) or lengths,
+        longest=max_seq_lens if max_seq_lens and "cu_seqlens_kv" in given else lengths,
         is_causal=options.is_causal,
         has_window=left is not None or right is not None,
         is_top_left=options.causal_alignment == "top_left",

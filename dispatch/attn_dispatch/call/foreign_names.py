@@ -146,8 +146,8 @@ NAMES = {
 _NAMED = frozenset(re.findall(r"^is (\w+)", "\n".join(NAMES.values()), re.M)) | {"kv_layout"}
 """The arguments that hints are of."""
 
-
 _OF_A_CALL = re.compile(r" of (?:ragged_dot_product|paged)_attention$")
+"""What a hint of another call's argument ends with."""
 
 
 def hints_at_foreign_names(call: Callable[P, R]) -> Callable[P, R]:
