@@ -2,6 +2,7 @@
 
 #include <cudnn_frontend.h>
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <string_view>
@@ -113,11 +114,28 @@ bool from_hex(std::string_view text, std::vector<uint8_t>& bytes) {
   return wrong >= 0;
 }
 
-// What the graph has to know of a device, from its properties.
-Result<DeviceFacts> device_facts(const Json& properties) {
+// Device properties come from files as well: no more than a page, a list or two in it, and what the
+// graph has to know.
+Result<Json> read_properties(const std::string& text) {
+  constexpr size_t kMostBytes = 1 << 16;
+  constexpr ptrdiff_t kMostLists = 64;  // each may be inside another: a depth
+  const Status wrong{Code::kWrongCall,
+                     "expected device properties as a JSON object with deviceVer"};
+  if (text.size() > kMostBytes || std::count(text.begin(), text.end(), '[') > kMostLists ||
+      std::count(text.begin(), text.end(), '{') > kMostLists) {
+    return wrong;
+  }
+  Json read = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!read.is_object() || !read.contains("deviceVer")) return wrong;
+  return read;
+}
+
+Result<DeviceFacts> device_facts(const std::string& properties) {
+  const auto read = read_properties(properties);
+  if (!read.ok()) return read.status;
   const auto number = [&](const char* name) -> int64_t {
-    const auto found = properties.find(name);
-    return found != properties.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+    const auto found = read.value.find(name);
+    return found != read.value.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
   };
   constexpr int64_t kMost = 1 << 20;
   for (const char* name : {"deviceVer", "multiProcessorCount"}) {
@@ -144,7 +162,7 @@ Status check_pointers(const SdpaSpec& spec, const fe::graph::Graph& graph) {
 // The graph of a spec, as far as cuDNN has checked it and not yet chosen an engine.
 Result<std::shared_ptr<fe::graph::Graph>> checked_graph(const SdpaSpec& spec,
                                                         const std::string& properties_json) {
-  const auto facts = device_facts(Json::parse(properties_json));
+  const auto facts = device_facts(properties_json);
   if (!facts.ok()) return facts.status;
   std::string known_bad;
   for (const std::string& reason : known_bad_reasons(spec, cudnn_version(), facts.value.sm)) {
@@ -273,13 +291,11 @@ CacheStats plan_cache_stats() { return plan_cache().stats(); }
 Result<std::string> plan_key(const SdpaSpec& spec, const std::string& properties) {
   if (!cudnn_version()) return Status{Code::kLibrary, "cuDNN is not loaded"};
   return guarded([&]() -> Result<std::string> {
-    const Json parsed = Json::parse(properties, nullptr, /*allow_exceptions=*/false);
-    if (!parsed.is_object() || !parsed.contains("deviceVer")) {
-      return Status{Code::kWrongCall, "expected device properties as a JSON object with deviceVer"};
-    }
+    auto parsed = read_properties(properties);
+    if (!parsed.ok()) return parsed.status;
     return spec.key() + "cudnn=" + std::to_string(cudnn_version()) +
            " frontend=" + std::to_string(CUDNN_FRONTEND_VERSION) + " made by " ATTN_SOURCES + ' ' +
-           device_kind(parsed);
+           device_kind(std::move(parsed.value));
   });
 }
 
@@ -313,8 +329,9 @@ Status import_plan(const SdpaSpec& spec, const std::string& properties, const st
   auto key = plan_key(spec, properties);
   if (!key.ok()) return key.status;
   return guarded([&]() -> Status {
-    const auto sm = Json::parse(properties).at("deviceVer").get<int32_t>() / 10;
-    if (!known_bad_reasons(spec, cudnn_version(), sm).empty()) {
+    const auto facts = device_facts(properties);
+    if (!facts.ok()) return facts.status;
+    if (!known_bad_reasons(spec, cudnn_version(), facts.value.sm).empty()) {
       return {Code::kWrongCall, "a plan of a call that is known to be bad"};
     }
     // The plan itself stands behind the JSON: inside it parsing would cost as much as lowering.
