@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.foreign_names import NAMES
+from attn_dispatch.files import reading
 
 _SHORT_ARGUMENTS = {"q": "query", "k": "key", "v": "value"}
 _SHORT_DTYPES = {
@@ -90,7 +90,7 @@ def _value(name: str, text: str) -> Any:
     if text in _OF_PYTHON:
         return _OF_PYTHON[text]
     try:
-        value = json.loads(text)
+        value = reading.json_value(text)
     except ValueError:
         if text.isidentifier():
             return text if name in _WORDS else _Same(text)
