@@ -65,7 +65,7 @@ def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any]
     for number, call in enumerate(calls, 1):
         try:
             found.append((call, function(**arguments_of(call))))
-        except (TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{file}: call {number}: {error}") from error
     return found
 
