@@ -17,6 +17,7 @@
 #include "plan.h"
 #include "spec.h"
 #include "status.h"
+#include "visit.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -89,6 +90,8 @@ std::atomic<int32_t> first_local_device{0};
 ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(ffi::Dictionary attributes) {
   auto spec = spec_of(attributes);
   if (!spec.ok()) return ffi::Unexpected(to_ffi(spec.status));
+  Visit visit;
+  if (!visit.status().ok()) return ffi::Unexpected(to_ffi(visit.status()));
   auto properties = device_properties(first_local_device);
   if (!properties.ok()) return ffi::Unexpected(to_ffi(properties.status));
   auto plan = plan_to_run(spec.value, properties.value);
@@ -99,6 +102,8 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(ffi::Dictionary attributes) 
 // Loading a plan and making a handle happen here, before any command buffer is captured.
 ffi::Error Initialize(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::RemainingArgs,
                       ffi::RemainingRets, ffi::Dictionary) {
+  Visit visit;
+  if (!visit.status().ok()) return to_ffi(visit.status());
   auto plan = site->on_device(ordinal);
   if (!plan.ok()) return to_ffi(plan.status);
   if (site->spec().clears_rows) {
