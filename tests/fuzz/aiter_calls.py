@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import random
 import re
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from attn_dispatch import aiter
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.devices.target import parse
+from emulator import build
 from emulator.native import Backward, Forward, Refused, SplitKv
 from fuzz.aiter_touched import touched
 
@@ -68,6 +70,8 @@ _CASES = dict.fromkeys(
 ) | {"asm_lse_grad": _BOTH, "asm_packed": _BOTH}  # fmt: skip
 """Of aiter_cases.py, with the GPUs that each is lowered for."""
 
+_REAL_CALLS = build.FOLDER / "real_aiter_calls.pickle"
+
 _RED = 64
 _MOST_BYTES, _MOST_SCORES = 2**23, 2**18
 _SHARE_BY_XLA = 0.02
@@ -90,6 +94,11 @@ class Drawn:
     @property
     def buffers(self) -> list[tuple[tuple[int, ...], np.dtype]]:
         return [*self.operands, *self.results]
+
+
+def prepare() -> None:
+    aiter_emulated.emulator()
+    _real_calls()
 
 
 def draw(seed: int) -> str:
@@ -117,11 +126,23 @@ def draw(seed: int) -> str:
     return outcome
 
 
+def write_real_calls() -> None:
+    """Those that the front end makes of small cases, with what they are given and give.
+
+    To make them takes longer than a draw may.
+    """
+    cases = [(x, gfx) for x in AITER_CASES for gfx in _CASES.get(x.name, ())]
+    calls = [call for case, gfx in cases for call in _calls_of(case, gfx)]
+    draft = _REAL_CALLS.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(pickle.dumps(calls))
+    draft.replace(_REAL_CALLS)
+
+
 @cache
 def _real_calls() -> list[Drawn]:
-    """Those that the front end makes of small cases, with what they are given and give."""
-    cases = [(x, gfx) for x in AITER_CASES for gfx in _CASES.get(x.name, ())]
-    return [call for case, gfx in cases for call in _calls_of(case, gfx)]
+    if not _REAL_CALLS.exists():
+        write_real_calls()
+    return pickle.loads(_REAL_CALLS.read_bytes())
 
 
 def _calls_of(case: Case, gfx: str) -> list[Drawn]:

@@ -75,16 +75,20 @@ extern "C" __attribute__((visibility("default"))) int attn_rocm_prepare(
   std::vector<XLA_FFI_Buffer> buffers(num_buffers);
   std::vector<void*> places;
   for (int64_t i = 0; i < num_buffers; ++i) {
-    buffers[i] = {XLA_FFI_Buffer_STRUCT_SIZE, nullptr, static_cast<XLA_FFI_DataType>(dtypes[i]),
-                  data[i], ranks[i], const_cast<int64_t*>(dims[i])};
+    buffers[i] = {XLA_FFI_Buffer_STRUCT_SIZE,
+                  nullptr,
+                  static_cast<XLA_FFI_DataType>(dtypes[i]),
+                  data[i],
+                  ranks[i],
+                  const_cast<int64_t*>(dims[i])};
     places.push_back(&buffers[i]);
   }
   std::vector<XLA_FFI_ArgType> arg_types(num_buffers, XLA_FFI_ArgType_BUFFER);
   std::vector<XLA_FFI_RetType> ret_types(num_buffers, XLA_FFI_RetType_BUFFER);
   XLA_FFI_Args args{XLA_FFI_Args_STRUCT_SIZE, nullptr, num_operands, arg_types.data(),
                     places.data()};
-  XLA_FFI_Rets rets{XLA_FFI_Rets_STRUCT_SIZE, nullptr, num_buffers - num_operands,
-                    ret_types.data(), places.data() + num_operands};
+  XLA_FFI_Rets rets{XLA_FFI_Rets_STRUCT_SIZE, nullptr, num_buffers - num_operands, ret_types.data(),
+                    places.data() + num_operands};
   const xla::ffi::RemainingArgs operands(&args, 0);
   const xla::ffi::RemainingRets results(&rets, 0);
   Arrays arrays(operands, results);
