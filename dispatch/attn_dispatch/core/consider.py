@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites import Chain, preferred, rewritten
+from attn_dispatch.core import scratch
+from attn_dispatch.core.rewrites import Chain, in_parts, preferred, rewritten
+from attn_dispatch.core.rewrites.in_parts import InParts
 from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, is_affordable
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
+from attn_dispatch.terminal.text import in_units
 
 FORMULAS = xla
 """The implementation whose forward pass is there as plain JAX too."""
@@ -77,20 +81,84 @@ def _one_way(
     # XLA takes every call as it is, and on another vendor's device nothing helps.
     is_elsewhere = implementation.PLATFORM != device.platform
     is_out_of_reach = spec.symbols or spec.options.derivative is not None
+    if is_elsewhere or is_out_of_reach:
+        return reasons, Chain((), spec, reasons)
     current = settings.current()
+
+    def parts(specs: Sequence[AttentionSpec]) -> tuple[InParts, ...]:
+        return _parts(implementation, specs, device) if current.rewrites else ()
+
     liked = preferred(has_decoding_kernel=implementation.HAS_DECODING_KERNEL)
     is_liked = any(rewrite.inner(spec) is not None for rewrite in liked)
     has_cause = reasons or spec.options.dropout_rate or current.first_rewrite or is_liked
-    if is_elsewhere or is_out_of_reach or not (current.rewrites and has_cause):
-        return reasons, Chain((), spec, reasons)
-    chain = rewritten(
-        spec,
-        lambda spec: reasons_as_it_is(implementation, spec, device),
-        preferred=liked,
-        may_fall_back=current.fallback != "error" and _may_be_xlas(spec),
-        first=current.first_rewrite,
-    )
-    return (reasons or chain.reasons) if chain.reasons else (), chain
+    if not current.rewrites:
+        chain = Chain((), spec, reasons)
+    elif has_cause:
+        chain = rewritten(
+            spec,
+            lambda spec: reasons_as_it_is(implementation, spec, device),
+            preferred=liked,
+            parts=parts,
+            may_fall_back=current.fallback != "error" and _may_be_xlas(spec),
+            first=current.first_rewrite,
+        )
+    else:
+        chain = in_parts(Chain((), spec, ()), parts([spec]))
+    if chain.reasons:
+        return reasons or chain.reasons, chain
+    return _within_limit(implementation, chain, device)
+
+
+def _scratch_of(implementation: Implementation, device: Device) -> scratch.Scratch:
+    def bytes_of(spec: AttentionSpec) -> int | None:
+        if reasons_as_it_is(implementation, spec, device):
+            return None
+        return implementation.plan(spec, device).scratch_bytes
+
+    return bytes_of
+
+
+def _limit(spec: AttentionSpec, device: Device) -> scratch.Limit | None:
+    return scratch.limit_of(spec, device, lambda: xla.plan(spec, device).scratch_bytes)
+
+
+def _parts(
+    implementation: Implementation, specs: Sequence[AttentionSpec], device: Device
+) -> tuple[InParts, ...]:
+    """The parts of calls that it runs, as many as the one takes that needs most of them."""
+    bytes_of, sizes = _scratch_of(implementation, device), {}
+    for spec in specs:
+        if (limit := _limit(spec, device)) is not None:
+            for step in scratch.parts_within(spec, bytes_of, limit.bytes):
+                sizes[step.axis] = min(step.size, sizes.get(step.axis, step.size))
+    return tuple(InParts(axis, size) for axis, size in sizes.items())
+
+
+def _within_limit(
+    implementation: Implementation, chain: Chain, device: Device
+) -> tuple[tuple[str, ...], Chain]:
+    """A chain of a call that it runs, with what the limit did, or why the limit forbids it."""
+    whole = next((spec for x, spec in chain.steps if isinstance(x, InParts)), chain.spec)
+    limit = _limit(whole, device)
+    if limit is None or not (whole is not chain.spec or limit.is_strict):
+        return (), chain
+    taken = scratch_bytes(implementation, chain, device)
+    most = f"the limit is {in_units(limit.bytes)} ({limit.why})"
+    if taken > limit.bytes and limit.is_strict:
+        parts = ", even in parts" if whole is not chain.spec else ""
+        reason = f"scratch memory: takes {in_units(taken)}{parts}, and {most}"
+        return (reason,), replace(chain, reasons=(reason,))
+    if whole is chain.spec:
+        return (), chain
+    before = implementation.plan(whole, device).scratch_bytes
+    did = f"{in_units(taken)} in place of {in_units(before)}; {most}"
+    return (), replace(chain, limit=did)
+
+
+def scratch_bytes(implementation: Implementation, chain: Chain, device: Device) -> int:
+    """The memory that a chain takes beside operands and results of the call that it asks for."""
+    own = sum(x.own_bytes(spec) for x, spec in chain.steps if isinstance(x, InParts))
+    return own + implementation.plan(chain.spec, device).scratch_bytes
 
 
 def reasons_as_it_is(

@@ -18,7 +18,15 @@ class Plan:
 
     engine: str
     workspace_bytes: int
-    """Scratch memory the call needs beside its operands and results."""
+    """Scratch memory of the kernel."""
+    other_bytes: int = 0
+    """Further memory that the call takes beside its operands and results: of the arrays that its
+    program makes around the kernel."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """All the memory that the call takes beside its operands and results."""
+        return self.workspace_bytes + self.other_bytes
 
 
 class Implementation(Protocol):

@@ -10,12 +10,12 @@ runs, and `explain` says by which.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
 
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec, backward_options
 from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadGradientsApart
 from attn_dispatch.core.rewrites.cache.beside_pages import BesidePages
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
@@ -27,6 +27,7 @@ from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
 from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesAsMask, SlopesAsBias
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.empty import NoScores
+from attn_dispatch.core.rewrites.in_parts import InParts
 from attn_dispatch.core.rewrites.mask_as_lengths import MaskModAsLengths
 from attn_dispatch.core.rewrites.mask_from_out import MaskFromOut
 from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap, ScoreModAsSlopes
@@ -100,6 +101,9 @@ REWRITES: tuple[Rewrite, ...] = (
 
 Reasons = Callable[[AttentionSpec], tuple[str, ...]]
 
+Parts = Callable[[Sequence[AttentionSpec]], tuple[InParts, ...]]
+"""In which parts a kernel is asked for calls that it runs, which must agree; () is as they are."""
+
 
 def preferred(*, has_decoding_kernel: bool) -> tuple[Rewrite, ...]:
     """Those that are taken wherever they bring no reason: with them kernels do less."""
@@ -118,6 +122,8 @@ class Chain:
     """Why it does not run that one either."""
     beside: tuple[tuple[AttentionSpec, Chain], ...] = ()
     """The calls that some of the rewrites want beside."""
+    limit: str = ""
+    """What the limit on scratch memory did, if anything."""
 
     @property
     def may_fall_back(self) -> bool:
@@ -154,6 +160,7 @@ def rewritten(
     reasons_against: Reasons,
     *,
     preferred: Sequence[Rewrite] = (),
+    parts: Parts = lambda specs: (),
     may_fall_back: bool = True,
     first: str | None = None,
 ) -> Chain:
@@ -163,6 +170,7 @@ def rewritten(
       spec: the call.
       reasons_against: why the implementation does not run a call, of this direction alone.
       preferred: those that are taken without a reason.
+      parts: in which parts the kernel is asked for what it runs.
       may_fall_back: whether XLA may compute the call after all, as is decided when it runs.
       first: the name of one that is taken whether or not there is a reason.
     """
@@ -170,16 +178,38 @@ def rewritten(
         _chain,
         reasons_against=reasons_against,
         preferred=preferred,
+        parts=parts,
         may_fall_back=may_fall_back,
         first=first,
     )
-    if spec.options.dropout_rate:
-        # Where the mask is drawn is decided by one call, for both directions and for whoever
-        # wants to see the mask.
-        chain = chain_of(forward_of(spec), moves=None)
-        moves = frozenset(x.name for x, _ in chain.steps if x.moves_dropout)
-        return chain_of(spec, moves=moves)
-    return chain_of(spec, moves=None)
+    if not spec.options.dropout_rate:
+        chain = chain_of(spec, moves=None)
+        return chain if chain.reasons else in_parts(chain, parts([chain.spec]))
+    # Where the mask is drawn is decided by one call, for both directions and for whoever wants to
+    # see the mask; and so are parts, by that call with all its gradients.
+    forward = forward_of(spec)
+    first_chain = chain_of(forward, moves=None)
+    moves = frozenset(x.name for x, _ in first_chain.steps if x.moves_dropout)
+    chain = chain_of(spec, moves=moves)
+    if chain.reasons:
+        return chain
+    wanted = forward.options.differentiable
+    backward = forward.backward(backward_options(forward.options, wanted, has_lse_grad=False))
+    both = (first_chain, chain_of(backward, moves=moves))
+    return in_parts(chain, parts([x.spec for x in both if not x.reasons]))
+
+
+def in_parts(chain: Chain, steps: Sequence[InParts]) -> Chain:
+    """The chain with its last call in parts, if any, each of them in those that follow."""
+    spec, taken, beside = chain.spec, list(chain.steps), dict(chain.beside)
+    for i, step in enumerate(steps):
+        inner = step.inner(spec)
+        assert inner is not None, f"{step} of {spec}"
+        if (rest := step.beside(spec)) is not None:
+            beside[rest] = in_parts(Chain((), rest, ()), steps[i + 1 :])
+        taken.append((step, spec))
+        spec = inner
+    return replace(chain, steps=tuple(taken), spec=spec, beside=tuple(beside.items()))
 
 
 def _chain(
@@ -187,6 +217,7 @@ def _chain(
     *,
     reasons_against: Reasons,
     preferred: Sequence[Rewrite],
+    parts: Parts,
     may_fall_back: bool,
     first: str | None,
     moves: frozenset[str] | None,
@@ -203,7 +234,7 @@ def _chain(
             return left
         if other not in others:
             others[other] = rewritten(
-                other, reasons_against, preferred=preferred, may_fall_back=False
+                other, reasons_against, preferred=preferred, parts=parts, may_fall_back=False
             )
         return left + tuple(x for x in others[other].reasons if x not in left)
 
