@@ -68,8 +68,8 @@ Sizes take_qkv(Arrays& arrays, AttnAiterCall& call) {
 
 // With all sizes known: the number of sequences comes after the bias among the operands.
 void fill_bias(Arrays& arrays, const Sizes& sizes, const Array& bias, AttnAiterCall& call) {
-  if (call.bias_kind == ATTN_AITER_NO_BIAS || bias.dims.empty()) return;
-  const bool is_shared = bias.dims[0] == 1;  // by all batch rows
+  if (call.bias_kind == ATTN_AITER_NO_BIAS) return;
+  const bool is_shared = !bias.dims.empty() && bias.dims[0] == 1;  // by all batch rows
   call.bias = bias.data;
   if (call.bias_kind == ATTN_AITER_ALIBI) {
     const Dims expected = {is_shared ? 1 : sizes.batch, sizes.n};

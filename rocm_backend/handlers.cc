@@ -45,6 +45,7 @@ struct State {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
   CallSite site;
+  const Aiter* aiter = nullptr;
   std::once_flag device_checked;
   Status wrong_device;
 };
@@ -54,97 +55,42 @@ ffi::TypeInfo State::info = ffi::MakeTypeInfo<State>();
 
 template <Pass pass>
 ffi::ErrorOr<std::unique_ptr<State>> Instantiate(Attributes attributes) {
-  if (!aiter()) {
-    return ffi::Unexpected(
-        failure({Code::kLibrary,
-                 "its library is not loaded; build it with `attn-dispatch build-aiter` and call "
-                 "attn_dispatch.register_aiter_calls(), which says what it misses"}));
-  }
   Result<CallSite> site = decode(attributes, pass);
   if (!site.ok()) return ffi::Unexpected(failure(site.status));
   auto state = std::make_unique<State>();
   state->site = std::move(site.value);
-  return state;
+  state->aiter = aiter(state->site.arch);
+  if (state->aiter) return state;
+  return ffi::Unexpected(
+      failure({Code::kLibrary, "its library for \"" + state->site.arch +
+                                   "\" is not loaded; build it with `attn-dispatch build-aiter` "
+                                   "and call attn_dispatch.register_aiter_calls(\"" +
+                                   state->site.arch + "\"), which says what it misses"}));
 }
 
 // Kernels and scratch were chosen for one architecture; on another they would not fit.
-Status wrong_device(const CallSite& site) {
+Status wrong_device(const State& state) {
   char arch[64] = "", message[kMessageSize] = "";
-  if (aiter()->device_arch(arch, sizeof arch, message, sizeof message) != 0) {
+  if (state.aiter->calls->device_arch(arch, sizeof arch, message, sizeof message) != 0) {
     return {Code::kDevice, message};
   }
-  if (site.arch == arch) return {};
-  return {Code::kLibrary, "the program was lowered for " + site.arch + " and runs on " + arch +
-                              "; lower it again here, or with attn_dispatch.target(\"" + arch +
-                              "\")"};
+  if (state.site.arch == arch) return {};
+  return {Code::kLibrary, "the program was lowered for " + state.site.arch + " and runs on " +
+                              arch + "; lower it again here, or with attn_dispatch.target(\"" +
+                              arch + "\")"};
 }
 
 Status check_device(State& state) {
-  std::call_once(state.device_checked, [&] { state.wrong_device = wrong_device(state.site); });
+  std::call_once(state.device_checked, [&] { state.wrong_device = wrong_device(state); });
   return state.wrong_device;
-}
-
-Status fill_bytes(void* data, int value, size_t bytes, hipStream_t stream) {
-  const hipError_t status = hip().memset_async(data, value, bytes, stream);
-  if (status == hipSuccess) return {};
-  return {Code::kDevice, std::string("hipMemsetAsync: ") + hip().error_string(status)};
-}
-
-// Set in tests: fills results and scratch with NaN first, so that whatever a kernel leaves
-// unwritten or reads uninitialized shows.
-Status poison(const ffi::RemainingRets& results, hipStream_t stream) {
-  static const bool wanted = [] {
-    const char* value = std::getenv("ATTN_DISPATCH_POISON");
-    return value && *value && *value != '0';
-  }();
-  for (size_t i = 0; wanted && i < results.size(); ++i) {
-    const ffi::AnyBuffer buffer = **results.get<ffi::AnyBuffer>(i);
-    ATTN_RETURN_IF_ERROR(fill_bytes(buffer.untyped_data(), 0xff, buffer.size_bytes(), stream));
-  }
-  return {};
-}
-
-// The ASM kernels' dq_acc is not CK's, and AITER falls back from one to the other by itself: ask
-// which it will be before anything is written.
-Status check_kernel(const AttnAiterBackward& backward) {
-  if (!backward.call.use_asm) return {};
-  char message[kMessageSize] = "";
-  const int takes_asm = aiter()->backward_takes_asm(&backward, message, sizeof message);
-  if (takes_asm == 1) return {};
-  return {Code::kUnsupported, takes_asm == 0
-                                  ? "this AITER has no ASM kernel for a backward pass that was "
-                                    "lowered for one; its scratch memory would not fit CK's"
-                                  : message};
-}
-
-// What AITER adds to, or leaves as it is where whole tiles are masked.
-Status zero_sums(const BackwardCall& backward, hipStream_t stream) {
-  const AttnAiterBackward& call = backward.call;
-  const bool writes_all = call.call.mask == ATTN_AITER_NO_MASK && !call.call.is_group;
-  if (!(writes_all && call.is_deterministic)) {
-    ATTN_RETURN_IF_ERROR(fill_bytes(call.dq_acc, 0, backward.dq_acc_bytes, stream));
-  }
-  // On gfx942 and for head dim 64 the 16-bit kernels add to dq itself.
-  if (call.accumulator == ATTN_AITER_ATOMIC_16) {
-    ATTN_RETURN_IF_ERROR(fill_bytes(call.dq, 0, backward.dq_bytes, stream));
-  }
-  if (!call.dbias || writes_all) return {};
-  return fill_bytes(call.dbias, 0, backward.dbias_bytes, stream);
-}
-
-// AITER's answer: queued, or a sentence.
-template <typename Call>
-Status launch(int (*run)(const Call*, void*, char*, int32_t), const Call& call,
-              hipStream_t stream) {
-  char message[kMessageSize] = "";
-  if (run(&call, stream, message, sizeof message) == 0) return {};
-  return {Code::kDevice, message};
 }
 
 // One execution: everything that can be wrong is looked at before anything is written.
 struct Execution {
   hipStream_t stream;
   const CallSite& site;
+  const AttnAiter& aiter;
+  const Hip& hip;
   Arrays arrays;
   const ffi::RemainingRets& results;
 
@@ -152,16 +98,16 @@ struct Execution {
     const AttnAiterForward call = fill_forward(site, arrays);
     ATTN_RETURN_IF_ERROR(arrays.status());
     ATTN_RETURN_IF_ERROR(check(call));
-    ATTN_RETURN_IF_ERROR(poison(results, stream));
-    return launch(aiter()->forward, call, stream);
+    ATTN_RETURN_IF_ERROR(poison());
+    return launch(aiter.forward, call);
   }
 
   Status split_kv() {
     const AttnAiterSplitKv call = fill_split_kv(site, arrays);
     ATTN_RETURN_IF_ERROR(arrays.status());
     ATTN_RETURN_IF_ERROR(check(call));
-    ATTN_RETURN_IF_ERROR(poison(results, stream));
-    return launch(aiter()->split_kv, call, stream);
+    ATTN_RETURN_IF_ERROR(poison());
+    return launch(aiter.split_kv, call);
   }
 
   Status backward() {
@@ -169,9 +115,67 @@ struct Execution {
     ATTN_RETURN_IF_ERROR(arrays.status());
     ATTN_RETURN_IF_ERROR(check(backward.call));
     ATTN_RETURN_IF_ERROR(check_kernel(backward.call));
-    ATTN_RETURN_IF_ERROR(poison(results, stream));
-    ATTN_RETURN_IF_ERROR(zero_sums(backward, stream));
-    return launch(aiter()->backward, backward.call, stream);
+    ATTN_RETURN_IF_ERROR(poison());
+    ATTN_RETURN_IF_ERROR(zero_sums(backward));
+    return launch(aiter.backward, backward.call);
+  }
+
+ private:
+  Status fill_bytes(void* data, int value, size_t bytes) {
+    const hipError_t status = hip.memset_async(data, value, bytes, stream);
+    if (status == hipSuccess) return {};
+    (void)hip.get_last_error();  // since HIP 7 the thread's next calls would find it
+    return {Code::kDevice, std::string("hipMemsetAsync: ") + hip.error_string(status)};
+  }
+
+  // Set in tests: fills results and scratch with NaN first, so that whatever a kernel leaves
+  // unwritten or reads uninitialized shows.
+  Status poison() {
+    static const bool wanted = [] {
+      const char* value = std::getenv("ATTN_DISPATCH_POISON");
+      return value && *value && *value != '0';
+    }();
+    for (size_t i = 0; wanted && i < results.size(); ++i) {
+      const ffi::AnyBuffer buffer = **results.get<ffi::AnyBuffer>(i);
+      ATTN_RETURN_IF_ERROR(fill_bytes(buffer.untyped_data(), 0xff, buffer.size_bytes()));
+    }
+    return {};
+  }
+
+  // The ASM kernels' dq_acc is not CK's, and AITER falls back from one to the other by itself: ask
+  // which it will be before anything is written.
+  Status check_kernel(const AttnAiterBackward& backward) {
+    if (!backward.call.use_asm) return {};
+    char message[kMessageSize] = "";
+    const int takes_asm = aiter.backward_takes_asm(&backward, message, sizeof message);
+    if (takes_asm == 1) return {};
+    return {Code::kUnsupported, takes_asm == 0
+                                    ? "this AITER has no ASM kernel for a backward pass that was "
+                                      "lowered for one; its scratch memory would not fit CK's"
+                                    : message};
+  }
+
+  // What AITER adds to, or leaves as it is where whole tiles are masked.
+  Status zero_sums(const BackwardCall& backward) {
+    const AttnAiterBackward& call = backward.call;
+    const bool writes_all = call.call.mask == ATTN_AITER_NO_MASK && !call.call.is_group;
+    if (!(writes_all && call.is_deterministic)) {
+      ATTN_RETURN_IF_ERROR(fill_bytes(call.dq_acc, 0, backward.dq_acc_bytes));
+    }
+    // On gfx942 and for head dim 64 the 16-bit kernels add to dq itself.
+    if (call.accumulator == ATTN_AITER_ATOMIC_16) {
+      ATTN_RETURN_IF_ERROR(fill_bytes(call.dq, 0, backward.dq_bytes));
+    }
+    if (!call.dbias || writes_all) return {};
+    return fill_bytes(call.dbias, 0, backward.dbias_bytes);
+  }
+
+  // AITER's answer: queued, or a sentence.
+  template <typename Call>
+  Status launch(int (*run)(const Call*, void*, char*, int32_t), const Call& call) {
+    char message[kMessageSize] = "";
+    if (run(&call, stream, message, sizeof message) == 0) return {};
+    return {Code::kDevice, message};
   }
 };
 
@@ -180,7 +184,9 @@ ffi::Error Execute(hipStream_t stream, State* state, ffi::RemainingArgs operands
                    ffi::RemainingRets results, ffi::Dictionary) {
   Status status = check_device(*state);
   if (status.ok()) {
-    Execution execution{stream, state->site, Arrays(operands, results), results};
+    Execution execution{
+        stream, state->site, *state->aiter->calls, state->aiter->hip, Arrays(operands, results),
+        results};
     status = (execution.*run)();
   }
   return status.ok() ? ffi::Error::Success() : failure(status);

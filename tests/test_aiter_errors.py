@@ -197,11 +197,9 @@ def call_directly(operands: list[jax.Array], **changes: Any) -> Any:
 def folder(tmp_path, monkeypatch):
     """Where AITER is looked for; nothing is there."""
     monkeypatch.setenv("ATTN_DISPATCH_AITER", str(tmp_path))
-    monkeypatch.delenv("AITER_ASM_DIR", raising=False)
     aiter_library.find.cache_clear()
     yield tmp_path / "gfx942"
     aiter_library.find.cache_clear()
-    os.environ.pop("AITER_ASM_DIR", None)
 
 
 def build_record(**changes: Any) -> AiterBuild:
@@ -210,7 +208,7 @@ def build_record(**changes: Any) -> AiterBuild:
 
 
 def load(error: str = "") -> aiter_library.AiterLibrary:
-    return aiter_library.load(SimpleNamespace(load_aiter=lambda path: error), "gfx942")
+    return aiter_library.load(SimpleNamespace(load_aiter=lambda path, arch: error), "gfx942")
 
 
 class TestMissing:
@@ -234,17 +232,12 @@ class TestMissing:
         assert "AITER's ASM kernels are missing from" in load().unusable
         assert "build-aiter" in load().unusable
 
-    def test_aiter_asm_dir_of_something_else(self, folder, monkeypatch, tmp_path):
-        folder.mkdir()
-        build_record().write(folder)
-        monkeypatch.setenv("AITER_ASM_DIR", str(tmp_path))
-        assert f"AITER_ASM_DIR is {tmp_path}, which has no kernels" in load().unusable
-
     def test_everything_is_there(self, folder):
         (folder / "hsa" / "gfx942" / "fmha_v3_fwd").mkdir(parents=True)
         build_record().write(folder)
+        before = dict(os.environ)
         assert load().is_usable and load().path == str(folder / ADAPTER)
-        assert os.environ["AITER_ASM_DIR"] == f"{folder}/hsa/gfx942/"
+        assert dict(os.environ) == before
         assert load("AITER is too old").unusable == "AITER is too old"
 
     def test_reason_on_a_device_that_is_here(self, folder, monkeypatch):
@@ -269,7 +262,8 @@ def loaded_alone(path: str) -> str:
     """What a new process says to loading this library: the first that loads stays."""
     code = (
         "import aiter_emulated, sys; "
-        "print(aiter_emulated.load_module(aiter_emulated.library()).load_aiter(sys.argv[1]))"
+        "module = aiter_emulated.load_module(aiter_emulated.library()); "
+        "print(module.load_aiter(sys.argv[1], 'gfx942'))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, path]

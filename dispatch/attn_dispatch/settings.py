@@ -25,6 +25,9 @@ R = TypeVar("R")
 TUNING = "ATTN_DISPATCH_TUNING"
 """The environment variable that says how many seconds calls are tuned for; "off" is not at all."""
 
+AITER_ASM = "ATTN_DISPATCH_AITER_ASM"
+"""The environment variable that is 0 where AITER's ASM kernels are not to run."""
+
 SCRATCH_LIMIT = "ATTN_DISPATCH_SCRATCH_LIMIT"
 """The environment variable of `scratch_limit`."""
 
@@ -49,6 +52,8 @@ class Settings:
     """Look at lengths, ids, cu_seqlens and windows where that costs a wait, too."""
     rewrites: bool = True
     """Run calls that a kernel refuses rewritten (core/rewrites)."""
+    aiter_asm: bool = True
+    """Run AITER's ASM kernels where they can run a call, else CK's alone."""
     first_rewrite: str | None = None
     """Take this one to begin with, whether or not the kernel refuses the call: to test it."""
     tuning_seconds: float | None = None
@@ -80,6 +85,7 @@ def _from_environment() -> Settings:
         _checked_dropout(*_variable("ATTN_DISPATCH_SHARDED_DROPOUT", "own")),
         _checked_flag(*_variable("ATTN_DISPATCH_CHECK", "0")),
         _checked_flag(*_variable("ATTN_DISPATCH_REWRITES", "1")),
+        aiter_asm=_checked_flag(*_variable(AITER_ASM, "1")),
         tuning_seconds=_tuning_seconds(),
         scratch_limit=_checked_scratch(os.environ.get(SCRATCH_LIMIT) or None, SCRATCH_LIMIT),
     )

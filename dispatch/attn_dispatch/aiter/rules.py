@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from attn_dispatch import settings
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.sizes import (
     FOUR_GIB,
@@ -86,6 +87,8 @@ _DIMS = "({call.head_dim}, {call.head_dim_v})"
 _WINDOW = "window ({call.window_left}, {call.window_right})"
 
 ASM_RULES = (
+    Rule("both", _BOTH, lambda c: not settings.current().aiter_asm,
+         f"{settings.AITER_ASM}=0", "docs/settings.md"),
     Rule("both", _BOTH, lambda c: c.bias == "bias", "bias", DISPATCH),
     Rule("both", _BOTH, lambda c: c.bias == "alibi", "ALiBi", DISPATCH),
     Rule("both", _BOTH, lambda c: c.dropout_rate > 0, "dropout", DISPATCH),
