@@ -16,7 +16,7 @@ from attn_dispatch.aiter.build.generate import Filters, Sources, generate
 from attn_dispatch.aiter.build.ninja import Library
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.progress import waiting
-from attn_dispatch.terminal.wrong import at_least
+from attn_dispatch.terminal.wrong import at_least, said
 
 _DESCRIPTION = """\
 Build AITER's attention libraries for AMD GPUs from the sources in the amd-aiter wheel, together
@@ -103,14 +103,14 @@ def add_parser(commands: Commands, help: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Build for each architecture; a failure ends the process with a sentence."""
     try:
-        root = args.out.resolve() if args.out else aiter_folder.root()
+        root = Path(os.path.realpath(args.out)) if args.out else aiter_folder.root()
         filters = Filters.parse(
             args.filter, args.filter_forward, args.filter_backward, args.filter_split_kv
         )
         for arch in dict.fromkeys(args.archs):
             build(arch, root / arch, filters, args.jobs or default_jobs())
-    except BuildError as error:
-        sys.exit(f"error: {error}")
+    except (BuildError, OSError) as error:
+        sys.exit(f"error: {said(error)}")
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on from here.", file=sys.stderr)
         sys.exit(130)
