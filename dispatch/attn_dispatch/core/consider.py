@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
 from attn_dispatch.core.rewrites import Chain, in_parts, preferred, rewritten
-from attn_dispatch.core.rewrites.in_parts import InParts
+from attn_dispatch.core.rewrites.in_parts import Axis, InParts
 from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, is_affordable
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
@@ -110,9 +111,12 @@ def _one_way(
     return _within_limit(implementation, chain, device)
 
 
-def _scratch_of(implementation: Implementation, device: Device) -> scratch.Scratch:
+def _scratch_of(implementation: Implementation, chain: Chain, device: Device) -> scratch.Scratch:
+    """The scratch memory of calls, of which it runs at least the one of the chain."""
+
+    @cache
     def bytes_of(spec: AttentionSpec) -> int | None:
-        if reasons_as_it_is(implementation, spec, device):
+        if spec != chain.spec and reasons_as_it_is(implementation, spec, device):
             return None
         return implementation.plan(spec, device).scratch_bytes
 
@@ -127,9 +131,10 @@ def _parts(
     implementation: Implementation, chains: Sequence[Chain], device: Device
 ) -> tuple[InParts, ...]:
     """The parts of calls that it runs, as many as the one takes that needs most of them."""
-    bytes_of, sizes = _scratch_of(implementation, device), {}
+    sizes: dict[Axis, int] = {}
     for chain in chains:
         if (limit := _limit(chain.first, device)) is not None:
+            bytes_of = _scratch_of(implementation, chain, device)
             for step in scratch.parts_within(chain.spec, bytes_of, limit.bytes):
                 sizes[step.axis] = min(step.size, sizes.get(step.axis, step.size))
     return tuple(InParts(axis, size) for axis, size in sizes.items())

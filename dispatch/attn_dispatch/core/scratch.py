@@ -16,11 +16,9 @@ Step = tuple[Rewrite, AttentionSpec]
 Scratch = Callable[[AttentionSpec], int | None]
 """The scratch memory of a call in bytes; None of a call that a kernel does not run."""
 
-SHARE = 64
-"""By default a call takes at most this part of a device's memory, ..."""
-
-LARGEST_SHARE = 8
-"""... or, if that is more, what kernels usually take, up to this part."""
+LEAST, MOST = 64, 16
+"""The default limit is at least the one and at most the other of these parts of a device's memory.
+"""
 
 _USUAL = 1.25
 _LITTLE_MORE = 1.25
@@ -50,17 +48,15 @@ def limit_of(spec: AttentionSpec, device: Device, xla_bytes: Callable[[], int]) 
         return Limit(given, "scratch_limit", is_strict=True)
     memory = memory_bytes(device)
     if isinstance(given, float):
-        return Limit(
-            int(given * memory), f"{100 * given:.3g}% of the device's memory", is_strict=True
-        )
-    share, usual = memory // SHARE, int(_USUAL * usual_bytes(spec))
-    limit, why = share, f"1/{SHARE} of the device's memory"
-    if usual > share:
-        limit, why = min(usual, memory // LARGEST_SHARE), "what kernels usually take"
-        if usual > memory // LARGEST_SHARE:
-            why = f"1/{LARGEST_SHARE} of the device's memory"
-    if (of_xla := xla_bytes()) < limit:
-        limit, why = of_xla, "what XLA takes"
+        return Limit(int(given * memory), f"{given:.3g} of the device's memory", is_strict=True)
+    bounds = {
+        f"1/{MOST} of the device's memory": memory // MOST,
+        "what kernels without scores in memory take": int(_USUAL * usual_bytes(spec)),
+        "what XLA takes": xla_bytes(),
+    }
+    why, limit = min(bounds.items(), key=lambda x: x[1])
+    if limit < memory // LEAST:
+        why, limit = f"1/{LEAST} of the device's memory", memory // LEAST
     return Limit(limit, why, is_strict=False)
 
 

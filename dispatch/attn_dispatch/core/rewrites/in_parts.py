@@ -71,7 +71,9 @@ class InParts:
         assert inner is not None
         results = dict(zip(spec.result_names, spec.results, strict=True))
         state = {
-            name: jnp.zeros(x.shape, _wide(x.dtype) if self._is_summed(spec, name) else x.dtype)
+            name: jnp.zeros(x.shape, _wide(x.dtype))
+            if self._is_summed(spec, name)
+            else lax.empty(x.shape, x.dtype)
             for name, x in results.items()
         }
 
