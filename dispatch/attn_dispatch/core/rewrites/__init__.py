@@ -100,6 +100,9 @@ REWRITES: tuple[Rewrite, ...] = (
 )
 """Those that cost least first, and before those that need what they make."""
 
+ONE_BY_ONE: tuple[Rewrite, ...] = (InParts("batch", 1), InParts("heads", 1))
+"""What `Settings.first_rewrite` may be as well. Parts of other sizes are chosen for a call."""
+
 Reasons = Callable[[AttentionSpec], tuple[str, ...]]
 
 
@@ -272,7 +275,7 @@ def _chain(
             )
         return left + tuple(x for x in others[other].reasons if x not in left)
 
-    for rewrite in REWRITES:
+    for rewrite in (*REWRITES, *ONE_BY_ONE):
         inner = rewrite.inner(spec) if rewrite.name == first else None
         if inner is not None:
             reasons_of(rewrite, spec, inner)

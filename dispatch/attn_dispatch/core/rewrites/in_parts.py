@@ -59,6 +59,7 @@ class InParts:
         """Bytes of what the loop holds beside the call of a part: that call's operands and results,
         and the sums of gradients."""
         inner = self._part(spec, self.size)
+        held: list[tuple[tuple[int, ...], Any]]
         held = [(x.shape, x.dtype) for x in inner.operands if self._division(spec, x.name)]
         held += [(x.shape, x.dtype) for x in inner.results]
         for name, x in zip(spec.result_names, spec.results, strict=True):
