@@ -2,9 +2,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "buffers.h"
 #include "handlers.h"
 #include "library.h"
 #include "plan.h"
+#include "python_attributes.h"
 #include "spec.h"
 #include "status.h"
 
@@ -26,31 +28,7 @@ T value_or_throw(Result<T> result) {
   return std::move(result.value);
 }
 
-template <typename T>
-T cast_attribute(const py::handle& value) {
-  return value.cast<T>();
-}
-
-template <>
-Text cast_attribute<Text>(const py::handle& value) {
-  return Text(value.cast<std::string>());
-}
-
-SdpaSpec spec_from(const py::dict& attributes) {
-  SdpaSpec spec;
-  size_t known = 0;
-#define FIELD(type, name)                                                  \
-  if (!attributes.contains(#name)) throw py::key_error("missing: " #name); \
-  spec.name = cast_attribute<type>(attributes[#name]);                     \
-  ++known;
-  ATTN_SDPA_SPEC(FIELD, FIELD)
-#undef FIELD
-  if (attributes.size() != known) {
-    throw py::value_error("expected " + std::to_string(known) + " attributes, got " +
-                          std::to_string(attributes.size()));
-  }
-  return spec;
-}
+SdpaSpec spec_from(const py::dict& attributes) { return value_or_throw(spec_of(attributes)); }
 
 std::map<std::string, py::capsule> capsules(const std::map<std::string, void*>& addresses) {
   std::map<std::string, py::capsule> result;
@@ -148,6 +126,19 @@ PYBIND11_MODULE(_cuda, m) {
       },
       py::arg("attributes"), py::arg("device_properties"),
       "The engines that cuDNN proposes for a call and the values of their knobs, as JSON.");
+  m.def(
+      "buffers",
+      [](const py::dict& attributes) {
+        const CallBuffers buffers = value_or_throw(buffers_of(spec_from(attributes)));
+        py::list operands, results;
+        for (size_t i = 0; i < buffers.all.size(); ++i) {
+          const auto& [name, bytes] = buffers.all[i];
+          (i < buffers.operands ? operands : results).append(py::make_tuple(name, bytes));
+        }
+        return py::make_tuple(operands, results);
+      },
+      py::arg("attributes"),
+      "(operands, results) of a call but for the workspace, each (name, bytes); takes no cuDNN.");
   m.def("plan_cache_stats", [] {
     const CacheStats stats = plan_cache_stats();
     py::dict result;

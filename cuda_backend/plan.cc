@@ -3,12 +3,15 @@
 #include <cudnn_frontend.h>
 
 #include <array>
+#include <numeric>
 #include <string_view>
 
+#include "buffers.h"
 #include "engine.h"
 #include "failure.h"
 #include "graph.h"
 #include "known_bad.h"
+#include "wrong_value.h"
 
 namespace attn_dispatch {
 namespace fe = cudnn_frontend;
@@ -40,6 +43,8 @@ template <typename Function>
 auto guarded(Function&& function) -> decltype(function()) {
   try {
     return function();
+  } catch (const fe::cudnnException& e) {
+    return cudnn_failure("cudnn-frontend failed", e.what(), Code::kUnsupported);
   } catch (const std::exception& e) {
     return Status{Code::kLibrary, std::string("cudnn-frontend failed: ") + e.what()};
   } catch (...) {
@@ -108,22 +113,51 @@ bool from_hex(std::string_view text, std::vector<uint8_t>& bytes) {
   return wrong >= 0;
 }
 
+// What the graph has to know of a device, from its properties.
+Result<DeviceFacts> device_facts(const Json& properties) {
+  const auto number = [&](const char* name) -> int64_t {
+    const auto found = properties.find(name);
+    return found != properties.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+  };
+  constexpr int64_t kMost = 1 << 20;
+  for (const char* name : {"deviceVer", "multiProcessorCount"}) {
+    if (const int64_t value = number(name); value < 1 || value > kMost) {
+      return wrong_value(std::string("device properties: ") + name, "a positive number", value);
+    }
+  }
+  return DeviceFacts{static_cast<int32_t>(number("deviceVer") / 10),
+                     static_cast<int32_t>(number("multiProcessorCount"))};
+}
+
+// That the plan wants a pointer for each of the call's buffers and for nothing else.
+Status check_pointers(const SdpaSpec& spec, const fe::graph::Graph& graph) {
+  const auto buffers = buffers_of(spec);
+  if (!buffers.ok()) return buffers.status;
+  std::vector<int64_t> expected(buffers.value.of_graph());
+  std::iota(expected.begin(), expected.end(), 1);
+  const std::vector<int64_t> got = graph.get_variant_pack_uids_sorted();
+  if (got == expected) return {};
+  return {Code::kUnsupported, "cuDNN's plan reads " + std::to_string(got.size()) +
+                                  " of the call's " + std::to_string(expected.size()) + " buffers"};
+}
+
 // The graph of a spec, as far as cuDNN has checked it and not yet chosen an engine.
-Result<SdpaGraph> checked_graph(const SdpaSpec& spec, const std::string& properties_json) {
-  const Json facts = Json::parse(properties_json);
-  const auto sm = facts.at("deviceVer").get<int32_t>() / 10;
+Result<std::shared_ptr<fe::graph::Graph>> checked_graph(const SdpaSpec& spec,
+                                                        const std::string& properties_json) {
+  const auto facts = device_facts(Json::parse(properties_json));
+  if (!facts.ok()) return facts.status;
   std::string known_bad;
-  for (const std::string& reason : known_bad_reasons(spec, cudnn_version(), sm)) {
+  for (const std::string& reason : known_bad_reasons(spec, cudnn_version(), facts.value.sm)) {
     known_bad += (known_bad.empty() ? "" : "; ") + reason;
   }
   if (!known_bad.empty()) return Status{Code::kUnsupported, known_bad};
 
-  auto made = make_graph(spec, {sm, facts.at("multiProcessorCount").get<int32_t>()});
+  auto made = make_graph(spec, facts.value);
   if (!made.ok()) return made.status;
   auto properties = make_properties(properties_json);
   if (!properties.ok()) return properties.status;
 
-  fe::graph::Graph& graph = *made.value.graph;
+  fe::graph::Graph& graph = *made.value;
   graph.set_device_properties(properties.value);
   ATTN_RETURN_IF_ERROR(from_cudnn(graph.validate(), Code::kUnsupported, "cuDNN refuses the graph"));
   ATTN_RETURN_IF_ERROR(
@@ -146,7 +180,7 @@ Status propose(fe::graph::Graph& graph, const std::string& engine_words) {
 PlanResult build_plan(const SdpaSpec& spec, const std::string& properties, std::string key) {
   auto made = checked_graph(spec, properties);
   if (!made.ok()) return made.status;
-  fe::graph::Graph& graph = *made.value.graph;
+  fe::graph::Graph& graph = *made.value;
   ATTN_RETURN_IF_ERROR(propose(graph, spec.engine));
   ATTN_RETURN_IF_ERROR(
       from_cudnn(graph.check_support(), Code::kUnsupported, "cuDNN has no engine for it"));
@@ -158,10 +192,10 @@ PlanResult build_plan(const SdpaSpec& spec, const std::string& properties, std::
                          built.get_message() + '\n' + fe::detail::get_last_error_string_(),
                          Code::kFinalizeFailed);
   }
+  ATTN_RETURN_IF_ERROR(check_pointers(spec, graph));
 
   auto plan = std::make_shared<Plan>();
   plan->key = std::move(key);
-  plan->buffer_bytes = std::move(made.value.buffer_bytes);
   ATTN_RETURN_IF_ERROR(from_cudnn(graph.get_workspace_size(plan->workspace_bytes), Code::kLibrary,
                                   "no workspace size"));
   ATTN_RETURN_IF_ERROR(
@@ -185,11 +219,11 @@ LoadedResult load(std::shared_ptr<const Plan> plan, int32_t device_ordinal) {
 
 }  // namespace
 
-Status LoadedPlan::execute(cudnnHandle_t handle, void** buffers, void* workspace) const {
+Status LoadedPlan::execute(cudnnHandle_t handle, void** buffers, size_t count,
+                           void* workspace) const {
   return guarded([&]() -> Status {
-    const int count = static_cast<int>(plan_->buffer_bytes.size());
-    return from_cudnn(graph_->execute(handle, buffers, count, workspace), Code::kDevice,
-                      "cuDNN could not queue the call");
+    return from_cudnn(graph_->execute(handle, buffers, static_cast<int>(count), workspace),
+                      Code::kDevice, "cuDNN could not queue the call");
   });
 }
 
@@ -254,8 +288,8 @@ Result<std::string> engines_for(const SdpaSpec& spec, const std::string& propert
   return guarded([&]() -> Result<std::string> {
     auto made = checked_graph(spec, properties);
     if (!made.ok()) return made.status;
-    ATTN_RETURN_IF_ERROR(propose(*made.value.graph, ""));
-    return engines_of(*made.value.graph);
+    ATTN_RETURN_IF_ERROR(propose(*made.value, ""));
+    return engines_of(*made.value);
   });
 }
 
@@ -270,10 +304,7 @@ Result<std::string> export_plan(const SdpaSpec& spec, const std::string& propert
   if (!plan.ok()) return plan.status;
   return guarded([&]() -> Result<std::string> {
     const Plan& p = *plan.value;
-    const Json facts{{"key", p.key},
-                     {"engine", p.engine},
-                     {"workspace_bytes", p.workspace_bytes},
-                     {"buffer_bytes", p.buffer_bytes}};
+    const Json facts{{"key", p.key}, {"engine", p.engine}, {"workspace_bytes", p.workspace_bytes}};
     return facts.dump() + ' ' + hex(p.blob);
   });
 }
@@ -294,7 +325,6 @@ Status import_plan(const SdpaSpec& spec, const std::string& properties, const st
     plan->key = read.at("key").get<std::string>();
     plan->engine = read.at("engine").get<std::string>();
     plan->workspace_bytes = read.at("workspace_bytes").get<int64_t>();
-    plan->buffer_bytes = read.at("buffer_bytes").get<std::vector<int64_t>>();
     const bool is_whole = from_hex(std::string_view(line).substr(space + 1), plan->blob);
     if (plan->key != key.value || !is_whole) return {Code::kWrongCall, "the plan of another call"};
     return plan_cache().get(key.value, [&] { return PlanResult(std::move(plan)); }).status;

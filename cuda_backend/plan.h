@@ -26,8 +26,7 @@ struct Plan {
   std::string key;     // spec, device kind and cuDNN version
   std::string engine;  // cuDNN's name of the engine and its knobs
   int64_t workspace_bytes = 0;
-  std::vector<int64_t> buffer_bytes;  // see SdpaGraph
-  std::vector<uint8_t> blob;          // serialized, cubin included
+  std::vector<uint8_t> blob;  // serialized, cubin included
 };
 
 class LoadedPlan {
@@ -37,9 +36,9 @@ class LoadedPlan {
 
   const Plan& plan() const { return *plan_; }
 
-  // Queues the call on the handle's stream. `buffers` holds one pointer per plan().buffer_bytes.
-  // Safe from any number of threads, each with its own handle.
-  Status execute(cudnnHandle_t handle, void** buffers, void* workspace) const;
+  // Queues the call on the handle's stream. `buffers` holds a pointer for each of the graph's
+  // buffers (buffers.h). Safe from any number of threads, each with its own handle.
+  Status execute(cudnnHandle_t handle, void** buffers, size_t count, void* workspace) const;
 
  private:
   std::shared_ptr<const Plan> plan_;

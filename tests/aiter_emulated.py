@@ -19,7 +19,7 @@ from emulator.native import Emulator
 
 NAME = "_rocm_emulated"
 ROCM_BACKEND = build.REPOSITORY / "rocm_backend"
-HANDLERS = ("module", "handlers", "fill", "fill_split_kv", "call_site", "library")
+HANDLERS = ("module", "handlers", "fill", "fill_split_kv", "call_site", "check", "library")
 
 
 def library() -> Path:

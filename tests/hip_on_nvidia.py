@@ -55,6 +55,7 @@ def build_module(cuda12: Path | str, ffi_headers: Path | str | None = None) -> P
         f"-DATTN_DISPATCH_MODULE={aiter_emulated.NAME}",
         "-DATTN_DISPATCH_NOTE_BUFFER=attn_emulator_note_buffer",
         *(f"-isystem{folder}" for folder in headers),
+        f"-I{build.REPOSITORY / 'common_backend'}",
         f"-include{build.HERE / 'cuda' / 'texture_references.h'}",
         f"-include{build.HERE / 'emulator_buffers.h'}",
     ]

@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from aiter_judge import api, build, grid
 from aiter_judge.calls import struct_of
 from attn_dispatch.aiter import buffers as aiter_buffers
+from attn_dispatch.aiter import sizes
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import Kernel, kernel_for, not_supported_reasons
 from attn_dispatch.aiter.rules import ASM_RULES, CK, CK_RULES, DISPATCH, SPLIT_RULES
@@ -109,6 +111,20 @@ def test_ck_runs_what_the_table_says(judge: Any, arch: str):
         assert not_supported_reasons(call, arch) == tuple(rule.reason(call) for rule in rows)
     assert sum(counts.values()) >= 2000
     assert min(counts.values()) >= 50, counts
+
+
+@ARCHS
+def test_tiles_of_queries_are_those_that_the_grid_is_counted_in(judge: Any, arch: str):
+    """CK's forward pass has the tiles along y or z, of which there are 65,535."""
+    library, tiles = judge(arch), set()
+    for dims, is_group in product(grid.HEAD_DIMS, (False, True)):
+        call = replace(
+            grid.CALL, is_group=is_group, batch=1, num_heads=1, num_kv_heads=1, seq_len_q=2**20,
+            max_seq_len_q=2**20, head_dim=dims[0], head_dim_v=dims[1],
+        )  # fmt: skip
+        failed, records = library.run(struct_of(call, use_asm=False))
+        tiles |= set() if failed else set(re.findall(r"tile=(\d+)x", records[0]))
+    assert tiles == {str(sizes.QUERIES_OF_A_TILE)}
 
 
 @ARCHS

@@ -1,4 +1,4 @@
-"""Arrays as cuDNN's custom calls take and return them, in the order of cuda_backend/graph.h."""
+"""Arrays as cuDNN's custom calls take and return them, in the order of cuda_backend/buffers.h."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) ->
 
 
 def forward_shapes(call: CudnnCall) -> dict[str, jax.ShapeDtypeStruct]:
-    """The results of a forward call, by the names of graph.h."""
+    """The results of a forward call, by the names of buffers.h."""
     shapes = {"out": _rows(call, "query", call.head_dim_v)}
     statistics = [("lse", call.needs_lse), ("row_max", call.needs_max), ("row_sum", call.needs_max)]
     for name, wanted in statistics:
@@ -86,7 +86,7 @@ def forward_shapes(call: CudnnCall) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def backward_shapes(call: CudnnCall) -> dict[str, jax.ShapeDtypeStruct]:
-    """The results of a backward call, by the names of graph.h."""
+    """The results of a backward call, by the names of buffers.h."""
     shapes = {
         "dq": _rows(call, "query", call.head_dim),
         "dk": _rows(call, "key", call.head_dim),

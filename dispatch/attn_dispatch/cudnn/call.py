@@ -28,6 +28,10 @@ _LEAST_PACKED = 2
 packed sequences (H200, 9.19). To say that it might be longer changes nothing else."""
 
 
+MOST_NODES = 256
+"""Operations of a cuDNN graph, its own among them, and arrays that they read: cuda_backend refuses
+more. Of few less than that cuDNN says so itself."""
+
 Extents = tuple[int, int, int, int]
 
 
@@ -250,8 +254,18 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
     program = kernel_program(score_rules_of(spec), pairs, is_backward=spec.is_backward)
     if isinstance(program, str):
         return program
+    if reason := _beyond_a_graph(program):
+        return reason
     shorter = without_factor(program)
     return shorter if is_normal(positive_scale(spec) * shorter.factor) else program
+
+
+def _beyond_a_graph(program: KernelProgram) -> str:
+    nodes = sum(len(x.split(";")) for x in (program.forward, program.backward) if x)
+    for count, what in ((nodes, "operations"), (len(program.outside), "arrays")):
+        if count > MOST_NODES:
+            return f"mods: {count:,} {what}, and a graph of cuDNN's holds at most {MOST_NODES}"
+    return ""
 
 
 def score_rules_of(spec: AttentionSpec) -> ScoreRules:

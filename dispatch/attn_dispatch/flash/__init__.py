@@ -31,6 +31,9 @@ HAS_DECODING_KERNEL = False
 
 __all__ = ["BACKWARD_TARGET", "FORWARD_TARGET"]
 
+_MULTIPROCESSORS = "multiProcessorCount"
+"""The one of cuDNN's device properties that is read here."""
+
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     generation = generation_of(device.arch)
@@ -119,7 +122,7 @@ def _call(spec: AttentionSpec, device: Device) -> FlashCall:
 
 def _multiprocessors(device: Device) -> int:
     if device.properties is not None:
-        return json.loads(device.properties)["multiProcessorCount"]
+        return json.loads(device.properties)[_MULTIPROCESSORS]
     here = (x for x in jax.local_devices() if x.local_hardware_id == device.ordinal)
     return next((x.core_count for x in here if hasattr(x, "core_count")), 1)
 
@@ -134,6 +137,8 @@ def _unusable(device: Device) -> tuple[str, ...]:
     reasons = []
     if device.arch not in ARCHS:
         reasons.append(f"runs on {', '.join(sorted(ARCHS))} in this version, and this is {device}")
+    if device.properties is not None and _MULTIPROCESSORS not in json.loads(device.properties):
+        reasons.append(f"needs the target's {_MULTIPROCESSORS}, which its properties do not have")
     if reason := library.unusable_reason():
         reasons.append(reason)
     elif device.is_present and not reasons and (failure := _loading_failure(device)):
