@@ -40,7 +40,8 @@ class Fake:
         return tuple(f"{reason} on {device.arch}" for reason in self.reasons)
 
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
-        assert not self.reasons, "only an eligible call is planned"
+        reasons = self.not_supported_reasons(spec, device)
+        assert not reasons, "only an eligible call is planned"
         return Plan(f"{self.NAME} engine", 1234 if spec.is_backward else 0)
 
     def unusable_reason(self, device: Device) -> str:

@@ -38,7 +38,8 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
         head_dim += f"/{call.head_dim_v}"
     engine = f"FlashAttention-4 (fa4-jax {library.version()}), {head_dim}{packed}"
     sequences = offsets_count(call) - 1 if call.is_packed else call.batch
-    return Plan(engine, kernels.workspace_bytes(call, sequences))
+    workspace_bytes = kernels.workspace_bytes(call, sequences)
+    return Plan(engine, workspace_bytes, passes.copies_bytes(spec, call))
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:

@@ -48,7 +48,8 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     packed = ", packed" if call.is_packed else ""
     note = f" ({generation.note})" if generation.note else ""
     engine = f"{generation.name} (dew-flash-attn {library.version()}), head dim {call.head_dim}"
-    return Plan(engine + packed + note, kernels.workspace_bytes(call))
+    copies = passes.copies_bytes(spec, call)
+    return Plan(engine + packed + note, kernels.workspace_bytes(call), copies)
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
