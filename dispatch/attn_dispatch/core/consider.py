@@ -78,7 +78,10 @@ def _one_way(
     is_elsewhere = implementation.PLATFORM != device.platform
     is_out_of_reach = spec.symbols or spec.options.derivative is not None
     current = settings.current()
-    liked = preferred(has_decoding_kernel=implementation.HAS_DECODING_KERNEL)
+    liked = preferred(
+        has_decoding_kernel=implementation.HAS_DECODING_KERNEL,
+        skips_from_bottom_right=implementation.SKIPS_FROM_BOTTOM_RIGHT,
+    )
     is_liked = any(rewrite.inner(spec) is not None for rewrite in liked)
     has_cause = reasons or spec.options.dropout_rate or current.first_rewrite or is_liked
     if is_elsewhere or is_out_of_reach or not (current.rewrites and has_cause):
