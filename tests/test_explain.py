@@ -125,6 +125,7 @@ def test_explained_specs_are_those_of_the_call(monkeypatch, options):
         PLATFORM = None
         IS_EXTRA = False
         HAS_DECODING_KERNEL = False
+        SKIPS_FROM_BOTTOM_RIGHT = True
         unusable_reason = staticmethod(lambda device: "")
         plan = staticmethod(lambda spec, device: Plan("", 0))
 

@@ -35,6 +35,7 @@ class Fake:
     PLATFORM: str | None = "cuda"
     IS_EXTRA: bool = False
     HAS_DECODING_KERNEL: bool = False
+    SKIPS_FROM_BOTTOM_RIGHT: bool = True
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
         return tuple(f"{reason} on {device.arch}" for reason in self.reasons)

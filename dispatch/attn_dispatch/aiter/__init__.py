@@ -50,6 +50,7 @@ IS_EXTRA = False
 KEEPS_NAN_APART = True
 DROPS_BY_POSITION = False
 HAS_DECODING_KERNEL = True
+SKIPS_FROM_BOTTOM_RIGHT = True
 FORWARD_TARGET = "attn_dispatch_aiter_forward"
 BACKWARD_TARGET = "attn_dispatch_aiter_backward"
 SPLIT_KV_TARGET = FORWARD_TARGET + "_split_kv"

@@ -89,7 +89,10 @@ def _one_way(
     def parts(chains: Sequence[Chain]) -> tuple[InParts, ...]:
         return _parts(implementation, chains, device)
 
-    liked = preferred(has_decoding_kernel=implementation.HAS_DECODING_KERNEL)
+    liked = preferred(
+        has_decoding_kernel=implementation.HAS_DECODING_KERNEL,
+        skips_from_bottom_right=implementation.SKIPS_FROM_BOTTOM_RIGHT,
+    )
     is_liked = any(rewrite.inner(spec) is not None for rewrite in liked)
     has_cause = reasons or spec.options.dropout_rate or current.first_rewrite or is_liked
     if not current.rewrites:

@@ -31,6 +31,7 @@ IS_EXTRA = False
 KEEPS_NAN_APART = True
 DROPS_BY_POSITION = False
 HAS_DECODING_KERNEL = True
+SKIPS_FROM_BOTTOM_RIGHT = False
 FORWARD_TARGET = "attn_dispatch_cudnn_forward"
 BACKWARD_TARGET = "attn_dispatch_cudnn_backward"
 

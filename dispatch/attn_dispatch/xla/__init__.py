@@ -43,6 +43,7 @@ IS_EXTRA = False
 KEEPS_NAN_APART = False
 DROPS_BY_POSITION = True
 HAS_DECODING_KERNEL = False
+SKIPS_FROM_BOTTOM_RIGHT = True
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 

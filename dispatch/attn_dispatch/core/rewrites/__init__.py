@@ -34,6 +34,7 @@ from attn_dispatch.core.rewrites.mask_from_out import MaskFromOut
 from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap, ScoreModAsSlopes
 from attn_dispatch.core.rewrites.mods_as_arrays import MaskModAsMask, SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
+from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
 from attn_dispatch.core.rewrites.padded import PackedAsPadded
 from attn_dispatch.core.rewrites.rewrite import (
     Arrays,
@@ -69,8 +70,11 @@ _FOR_DECODING: tuple[Rewrite, ...] = (
 
 _PREFERRED: tuple[Rewrite, ...] = (MaskModAsLengths(),)
 
+_FROM_THE_TOP_LEFT: tuple[Rewrite, ...] = (OneDiagonal(),)
+
 REWRITES: tuple[Rewrite, ...] = (
     *_PREFERRED,
+    *_FROM_THE_TOP_LEFT,
     _OF_THE_CALLERS_BIAS,
     NoScores(),
     CallForEachKey(),
@@ -106,9 +110,12 @@ ONE_BY_ONE: tuple[Rewrite, ...] = (InParts("batch", 1), InParts("heads", 1))
 Reasons = Callable[[AttentionSpec], tuple[str, ...]]
 
 
-def preferred(*, has_decoding_kernel: bool) -> tuple[Rewrite, ...]:
+def preferred(
+    *, has_decoding_kernel: bool, skips_from_bottom_right: bool = True
+) -> tuple[Rewrite, ...]:
     """Those that are taken wherever they bring no reason: with them kernels do less."""
-    return _PREFERRED + (_FOR_DECODING if has_decoding_kernel else ())
+    for_windows = () if skips_from_bottom_right else _FROM_THE_TOP_LEFT
+    return _PREFERRED + for_windows + (_FOR_DECODING if has_decoding_kernel else ())
 
 
 Step = tuple[Rewrite, AttentionSpec]
