@@ -59,7 +59,11 @@ def real(i: int) -> tuple[Attributes, ...]:
 def drawn(dice: random.Random) -> Attributes:
     """A real call with none, one or several of its attributes changed."""
     ways = real(dice.randrange(len(_LABELS))) or tuple(_WRITTEN)
-    attributes = dict(dice.choice(ways))
+    return changed(dice, dice.choice(ways))
+
+
+def changed(dice: random.Random, real_one: Attributes) -> Attributes:
+    attributes = dict(real_one)
     for _ in range(dice.choice((0, 1, 1, 1, 2, 2, 3, 6))):
         dice.choice(_CHANGES)(dice, attributes)
     return attributes
