@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 #include <numeric>
 #include <string_view>
 
@@ -12,6 +13,7 @@
 #include "failure.h"
 #include "graph.h"
 #include "known_bad.h"
+#include "remake.h"
 #include "wrong_value.h"
 
 namespace attn_dispatch {
@@ -23,6 +25,8 @@ namespace {
 // A plan is some 100 KB of host memory, a loaded one as much on the device.
 constexpr size_t kPlanCapacity = 1024;
 constexpr size_t kLoadedCapacity = 1024;
+
+constexpr size_t kLongestLine = size_t{1} << 26;
 
 using PlanCache = OnceCache<std::shared_ptr<const Plan>>;
 using LoadedCache = OnceCache<std::shared_ptr<const LoadedPlan>>;
@@ -36,6 +40,17 @@ PlanCache& plan_cache() {
 
 LoadedCache& loaded_cache() {
   static auto* instance = new LoadedCache(kLoadedCapacity);
+  return *instance;
+}
+
+// Of plans that were imported and made anew since, until somebody takes them.
+struct Remade {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const Plan>> by_key;
+};
+
+Remade& remade() {
+  static auto* instance = new Remade;
   return *instance;
 }
 
@@ -159,6 +174,46 @@ Status check_pointers(const SdpaSpec& spec, const fe::graph::Graph& graph) {
                                   " of the call's " + std::to_string(expected.size()) + " buffers"};
 }
 
+// FNV-1a, 64 bits, of all that a line has: cuDNN reads code from it, so it must get no damaged one.
+std::string checksum(const Plan& plan) {
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto add = [&](const auto& bytes) {
+    for (const auto byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3;
+  };
+  add(plan.key);
+  add(plan.engine);
+  add(plan.blob);
+  std::vector<uint8_t> digits;
+  for (int shift = 56; shift >= 0; shift -= 8)
+    digits.push_back(static_cast<uint8_t>(hash >> shift));
+  return hex(digits);
+}
+
+std::string line_of(const Plan& plan) {
+  const Json facts{{"key", plan.key}, {"engine", plan.engine}, {"checksum", checksum(plan)}};
+  return facts.dump() + ' ' + hex(plan.blob);
+}
+
+// The plan in such a line, of which key, engine and blob are known yet.
+Result<Plan> read_line(const std::string& line) {
+  const Status wrong{Code::kWrongCall, "expected a plan as a line of JSON and digits"};
+  // The blob stands behind the JSON: inside it parsing would cost as much as lowering.
+  const size_t space = line.rfind(' ');
+  if (space == std::string::npos || line.size() > kLongestLine) return wrong;
+  const Json facts = Json::parse(line.begin(), line.begin() + static_cast<ptrdiff_t>(space),
+                                 /*callback=*/nullptr, /*allow_exceptions=*/false);
+  const auto text = [&](const char* name) {
+    const bool has = facts.is_object() && facts.contains(name) && facts[name].is_string();
+    return has ? facts[name].get<std::string>() : "";
+  };
+  Plan plan;
+  plan.key = text("key");
+  plan.engine = text("engine");
+  if (!from_hex(std::string_view(line).substr(space + 1), plan.blob)) return wrong;
+  if (text("checksum") != checksum(plan)) return Status{Code::kWrongCall, "a damaged plan"};
+  return plan;
+}
+
 // The graph of a spec, as far as cuDNN has checked it and not yet chosen an engine.
 Result<std::shared_ptr<fe::graph::Graph>> checked_graph(const SdpaSpec& spec,
                                                         const std::string& properties_json) {
@@ -213,6 +268,7 @@ PlanResult build_plan(const SdpaSpec& spec, const std::string& properties, std::
   ATTN_RETURN_IF_ERROR(check_pointers(spec, graph));
 
   auto plan = std::make_shared<Plan>();
+  plan->spec = spec;
   plan->key = std::move(key);
   ATTN_RETURN_IF_ERROR(from_cudnn(graph.get_workspace_size(plan->workspace_bytes), Code::kLibrary,
                                   "no workspace size"));
@@ -232,6 +288,15 @@ LoadedResult load(std::shared_ptr<const Plan> plan, int32_t device_ordinal) {
                                                      /*enforce_precompiled=*/true,
                                                      /*run_warmup=*/false),
                                   Code::kDevice, "the plan could not be loaded on the device"));
+  int64_t workspace_bytes = 0;
+  ATTN_RETURN_IF_ERROR(
+      from_cudnn(graph->get_workspace_size(workspace_bytes), Code::kDevice, "no workspace size"));
+  if (workspace_bytes > plan->workspace_bytes) {
+    return Status{Code::kDevice, "the plan needs a workspace of " +
+                                     std::to_string(workspace_bytes) +
+                                     " bytes on the device, and " +
+                                     std::to_string(plan->workspace_bytes) + " were expected"};
+  }
   return LoadedResult(std::make_shared<const LoadedPlan>(std::move(plan), std::move(graph)));
 }
 
@@ -282,7 +347,16 @@ LoadedResult load_for(const SdpaSpec& spec, int32_t device_ordinal) {
   if (!plan.ok()) return plan.status;
   const std::string key = plan.value->key + " on device " + std::to_string(device_ordinal);
   return loaded_cache().get(key, [&]() -> LoadedResult {
-    return guarded([&] { return load(plan.value, device_ordinal); });
+    return guarded([&] {
+      return loaded_or_remade(
+          plan.value, [&](auto made) { return load(std::move(made), device_ordinal); },
+          [&](const Plan& old) { return build_plan(old.spec, properties.value, old.key); },
+          [&](auto made) {
+            plan_cache().replace(made->key, made);
+            std::lock_guard<std::mutex> lock(remade().mutex);
+            remade().by_key[made->key] = std::move(made);
+          });
+    });
   });
 }
 
@@ -318,33 +392,47 @@ Result<bool> has_plan(const SdpaSpec& spec, const std::string& properties) {
 Result<std::string> export_plan(const SdpaSpec& spec, const std::string& properties) {
   auto plan = plan_for(spec, properties);
   if (!plan.ok()) return plan.status;
-  return guarded([&]() -> Result<std::string> {
-    const Plan& p = *plan.value;
-    const Json facts{{"key", p.key}, {"engine", p.engine}, {"workspace_bytes", p.workspace_bytes}};
-    return facts.dump() + ' ' + hex(p.blob);
-  });
+  return guarded([&]() -> Result<std::string> { return line_of(*plan.value); });
 }
 
 Status import_plan(const SdpaSpec& spec, const std::string& properties, const std::string& line) {
   auto key = plan_key(spec, properties);
   if (!key.ok()) return key.status;
   return guarded([&]() -> Status {
-    const auto facts = device_facts(properties);
-    if (!facts.ok()) return facts.status;
-    if (!known_bad_reasons(spec, cudnn_version(), facts.value.sm).empty()) {
+    const auto device = device_facts(properties);
+    if (!device.ok()) return device.status;
+    if (!known_bad_reasons(spec, cudnn_version(), device.value.sm).empty()) {
       return {Code::kWrongCall, "a plan of a call that is known to be bad"};
     }
-    // The plan itself stands behind the JSON: inside it parsing would cost as much as lowering.
-    const size_t space = line.rfind(' ');
-    if (space == std::string::npos) return {Code::kWrongCall, "no plan"};
-    const Json read = Json::parse(line.begin(), line.begin() + static_cast<ptrdiff_t>(space));
-    auto plan = std::make_shared<Plan>();
-    plan->key = read.at("key").get<std::string>();
-    plan->engine = read.at("engine").get<std::string>();
-    plan->workspace_bytes = read.at("workspace_bytes").get<int64_t>();
-    const bool is_whole = from_hex(std::string_view(line).substr(space + 1), plan->blob);
-    if (plan->key != key.value || !is_whole) return {Code::kWrongCall, "the plan of another call"};
+    auto read = read_line(line);
+    if (!read.ok()) return read.status;
+    if (read.value.key != key.value) return {Code::kWrongCall, "the plan of another call"};
+    auto plan = std::make_shared<Plan>(std::move(read.value));
+    plan->spec = spec;
+    plan->is_imported = true;
+    auto made_properties = make_properties(properties);
+    if (!made_properties.ok()) return made_properties.status;
+    fe::graph::Graph graph;
+    graph.set_device_properties(made_properties.value);
+    ATTN_RETURN_IF_ERROR(from_cudnn(graph.deserialize(plan->blob, /*enforce_precompiled=*/true),
+                                    Code::kWrongCall, "cuDNN does not load the plan"));
+    ATTN_RETURN_IF_ERROR(from_cudnn(graph.get_workspace_size(plan->workspace_bytes), Code::kLibrary,
+                                    "no workspace size"));
+    ATTN_RETURN_IF_ERROR(check_pointers(spec, graph));
     return plan_cache().get(key.value, [&] { return PlanResult(std::move(plan)); }).status;
+  });
+}
+
+Result<std::map<std::string, std::string>> take_remade_plans() {
+  std::map<std::string, std::shared_ptr<const Plan>> plans;
+  {
+    std::lock_guard<std::mutex> lock(remade().mutex);
+    plans.swap(remade().by_key);
+  }
+  return guarded([&]() -> Result<std::map<std::string, std::string>> {
+    std::map<std::string, std::string> lines;
+    for (const auto& [key, plan] : plans) lines[key] = line_of(*plan);
+    return lines;
   });
 }
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -164,6 +165,11 @@ def test_a_folder_that_cannot_be_written_to(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"--out: expected a folder, got .*/file \(File exists\)"):
         made_folder(tmp_path / "file")
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
-    with pytest.raises(ValueError, match=r"got .*/a \(it cannot be written to\)"):
-        made_folder(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"--out: expected a folder, got /proc/self \("):
+        made_folder(Path("/proc/self"))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ValueError, match=r"got \. \(No such file or directory\)"):
+        made_folder(Path())

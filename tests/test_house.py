@@ -37,6 +37,7 @@ FLOORS = (
     ("call",),
     ("programs",),
     ("settings", "terminal", "warning", "_version"),
+    ("files",),
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

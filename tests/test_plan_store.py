@@ -219,20 +219,69 @@ def test_a_full_disk(monkeypatch, folder, caplog):
 
 
 def test_it_is_bounded(folder, monkeypatch):
-    monkeypatch.setattr(plan_store, "MOST_FILES", 3)
-    for number in range(3):
-        builds(number)
+    """Who was used last stays, an eighth of the files goes at once, and what nobody finished."""
+    monkeypatch.setattr(plan_store, "MOST_FILES", 8)
+    folder.mkdir()
     now = time.time()
-    for age, file in enumerate(sorted(folder.iterdir())):
-        os.utime(file, (now - 100 + age, now - 100 + age))
-    oldest = sorted(folder.iterdir())[0]
-    begun, fresh = folder / "begun-long-ago", folder / "begun-now"
-    begun.write_text("")
-    fresh.write_text("")
-    os.utime(begun, (now - 7200, now - 7200))
-    builds(3)
-    assert len(list(folder.glob("*.plan"))) == 3
-    assert not oldest.exists() and not begun.exists() and fresh.exists()
+    for age in range(8):
+        (folder / f"{age}.plan").write_text("")
+        os.utime(folder / f"{age}.plan", (now - 100 + age, now - 100 + age))
+    begun, fresh = folder / f"begun-{'0' * 16}", folder / f"begun-{'1' * 16}"
+    (folder / "begun-notes").write_text("another's")
+    for file in (begun, fresh):
+        file.write_text("")
+    for file in (begun, folder / "begun-notes"):
+        os.utime(file, (now - 7200, now - 7200))
+    builds()
+    others = {f"{age}.plan" for age in range(2, 8)}
+    left = {x.name for x in folder.iterdir()}
+    assert others | {fresh.name, "begun-notes"} < left and len(left) == 9
+    assert builds() == 0
+
+
+def test_a_full_folder_costs_a_write_no_look_at_each_file(folder, monkeypatch):
+    """The 4,096 files are listed; none is asked for its time until one of them must go."""
+    folder.mkdir()
+    for number in range(plan_store.MOST_FILES - 1):
+        (folder / f"{number}.plan").touch()
+    looked_at: list[Any] = []
+    monkeypatch.setattr(plan_store, "_last_used", lambda x: (looked_at.append(x), 0.0)[1])
+    written = [folder / f"{'a' * 60}{x}.plan" for x in "bcd"]
+    plan_store._write(written[0], "a line")
+    assert looked_at == [] and len(os.listdir(folder)) == plan_store.MOST_FILES
+    plan_store._write(written[1], "a line")
+    assert len(looked_at) == plan_store.MOST_FILES
+    assert len(os.listdir(folder)) == plan_store.MOST_FILES * 7 // 8 and written[1].exists()
+    plan_store._write(written[2], "a line")
+    assert len(looked_at) == plan_store.MOST_FILES, "the next writes look at none again"
+    assert plan_store._not_kept.keys().isdisjoint(written)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from attn_dispatch.cudnn import plan_store
+plan_store.MOST_FILES = 16
+sys.stdin.readline()
+for number in range(200):
+    plan_store._write(Path(sys.argv[1]) / f"{sys.argv[2]}-{number}.plan", "x" * 1000)
+print(plan_store.not_kept(), flush=True)
+"""
+
+
+def test_processes_that_write_at_once_keep_what_they_write(folder):
+    """Each takes files away that the others are looking at."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(folder), str(number)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for number in range(4)
+    ]  # fmt: skip
+    said = [x.communicate("go\n", timeout=120)[0] for x in processes]
+    assert said == ["[]\n"] * 4
+    assert 0 < len(list(folder.glob("*.plan"))) < 16 + 4
+    assert not list(folder.glob("begun-*"))
 
 
 def test_what_is_used_stays(folder):
@@ -263,3 +312,46 @@ def test_a_plan_depends_on_all_that_makes_it():
     assert f"cudnn={version} frontend=" in key and " made by " in key and '"deviceVer":900' in key
     assert backend.plan_key(call(0) | {"scale": 0.3}, SM90) != key
     assert backend.plan_key(call(0), parse("sm100").properties or "") != key
+
+
+def test_plans_that_were_made_anew_are_replaced(folder):
+    """Those that were imported and did not load on a device: the file has the new one."""
+    backend: Any = cudnn_library.find().backend
+    plan_store.plan(Backend(), call(1), SM90)  # type: ignore[arg-type]
+    (file,) = folder.glob("*.plan")
+    line = plan_store._read(file)
+    file.write_text("what did not load")
+
+    class Remade:
+        CudnnError = backend.CudnnError
+
+        def take_remade_plans(self) -> dict[str, str]:
+            return {backend.plan_key(call(1), SM90): line}
+
+    plan_store.replace_remade(Remade())  # type: ignore[arg-type]
+    assert plan_store._read(file) == line and list(folder.iterdir()) == [file]
+
+
+FULL_DISK = f"""
+import os, resource, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_plan_store import SM90, call
+from attn_dispatch.cudnn import library, plan_store
+backend = library.find().backend
+plan_store.plan(backend, call(1), SM90)
+room = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, room[1]))
+print(plan_store.plan(backend, call(2), SM90)[1], plan_store.not_kept())
+resource.setrlimit(resource.RLIMIT_FSIZE, room)
+print(plan_store.plan(backend, call(3), SM90)[1], os.listdir(sys.argv[1]))
+"""
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_plan(folder):
+    """A file may have 1,000 bytes: half a plan is taken away again, and nothing fails."""
+    command = (sys.executable, "-c", FULL_DISK, folder)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    full, then_enough = done.stdout.splitlines()
+    assert full.endswith("['File too large']")
+    assert then_enough.count(".plan") == 2 and "begun-" not in then_enough

@@ -20,11 +20,12 @@ from attn_dispatch.bench.run import present, run
 from attn_dispatch.bench.screen import show, watched
 from attn_dispatch.bench.table import markdown
 from attn_dispatch.conformance.environment import file_name
+from attn_dispatch.files import writing
 from attn_dispatch.terminal.folder import made_folder
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
 from attn_dispatch.terminal.text import counted
-from attn_dispatch.terminal.wrong import positive
+from attn_dispatch.terminal.wrong import positive, said
 
 _DESCRIPTION = """\
 Measure attention beside every other package that is installed: wall time, device time, memory and
@@ -110,8 +111,8 @@ def main(args: argparse.Namespace) -> None:
         directions = args.directions or ["forward", "forward_backward"]
         chosen = all_of_them.named(args.peers or ["*"], all_of_them.all_peers(args.torch_python))
         folder = made_folder(args.out)
-    except (ModuleNotFoundError, ValueError) as error:
-        sys.exit(f"error: {error}")
+    except (ModuleNotFoundError, OSError, ValueError) as error:
+        sys.exit(f"error: {said(error)}")
     limit = float("inf") if args.time_limit is None else args.time_limit
     options = Options(args.rounds, args.seconds, args.device_time, started + limit)
     here, facts = present(chosen)
@@ -148,12 +149,19 @@ def plot(files: list[Path], folder: Path, *, is_html: bool = False) -> None:
       ValueError: a file is not one of `attn-dispatch bench`, or they are of different machines.
     """
     report = reports.read(files)
-    written = _plots_module().draw(report, folder)
-    path = folder / f"{file_name('bench', report.environment)}.md"
-    path.write_text(markdown(report), encoding="utf-8")
+    try:
+        table, name = markdown(report), file_name("bench", report.environment)
+        written = _plots_module().draw(report, folder)
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        named = ", ".join(map(str, files))
+        raise ValueError(
+            f"expected JSON files of `attn-dispatch bench`, got {named} ({error!r})"
+        ) from error
+    path = folder / f"{name}.md"
+    writing.replace(path, table.encode())
     if is_html:
         whole = path.with_suffix(".html")
-        whole.write_text(page(markdown(report), written), encoding="utf-8")
+        writing.replace(whole, page(table, written).encode())
         written.append(whole)
     for x in (*written, path):
         print(x)

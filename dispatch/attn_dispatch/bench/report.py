@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from attn_dispatch.bench.cells import Cell
+from attn_dispatch.files import reading, writing
 
+_MOST_BYTES = 2**27
 _SAME = ("device", "driver", "cudnn", "jax")
 
 
@@ -26,7 +28,7 @@ class CellResults:
         found: Any = self.results.get(direction, {}).get(peer, {})
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None
-        return found
+        return found if isinstance(found, int | float) else None
 
 
 @dataclass
@@ -63,9 +65,7 @@ class Report:
                 x.cell.to_json() | {"notes": x.notes, "results": x.results} for x in self.cells
             ],
         }
-        beside = path.with_name(f".{path.name}.new")
-        beside.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
+        writing.replace(path, (json.dumps(data, indent=1) + "\n").encode())
 
 
 def read(paths: Sequence[Path]) -> Report:
@@ -98,13 +98,13 @@ def read(paths: Sequence[Path]) -> Report:
 
 def _read(path: Path) -> Report:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = reading.json_file(path, _MOST_BYTES)
         cells = [CellResults(Cell.from_json(x), x["results"], x["notes"]) for x in data["cells"]]
         environment = {"peers": {}, "absent": {}} | data["environment"]
         return Report(environment, data["options"], cells, data["stopped"], data["not_measured"])
     except OSError as error:
         raise ValueError(f"expected a JSON file, got {path} ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"expected the JSON file of `attn-dispatch bench`, got {path} ({error!r})"
         ) from None

@@ -97,7 +97,7 @@ def main(args: argparse.Namespace) -> None:
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always", AttentionConventionWarning)
             found = _explanations(args)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, OverflowError, TypeError, ValueError) as error:
         raise SystemExit(f"error: {said(error)}") from error
     for warning in given:
         print(filled(f"warning: {warning.message}"), file=sys.stderr)

@@ -25,11 +25,12 @@ from attn_dispatch.conformance.report import Report, bad_cases, read
 from attn_dispatch.conformance.serving_draws import serving_examples
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
+from attn_dispatch.files import writing
 from attn_dispatch.terminal.folder import made_folder
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
 from attn_dispatch.terminal.text import counted
-from attn_dispatch.terminal.wrong import at_least
+from attn_dispatch.terminal.wrong import at_least, said
 
 _DESCRIPTION = """\
 Run the conformance suite on the device that is here: some hundred attention calls, each compared
@@ -125,8 +126,8 @@ def main(args: argparse.Namespace) -> None:
             drawn, facts = _drawn(args)
             cases, options = cases + drawn, options | facts
         if not cases:
-            said = f"named like {args.cases!r}" if args.repeat is None else "bad in that report"
-            sys.exit(f"error: no case is {said}")
+            which = f"named like {args.cases!r}" if args.repeat is None else "bad in that report"
+            sys.exit(f"error: no case is {which}")
         if args.list:
             print("\n".join(case.name for case in cases))
             return
@@ -136,8 +137,8 @@ def main(args: argparse.Namespace) -> None:
         if unusable := select.named(implementation).unusable_reason(default_device()):
             sys.exit(f"error: {implementation} cannot run here: {unusable}")
         made_folder(args.out)
-    except (ModuleNotFoundError, ValueError) as error:
-        sys.exit(f"error: {error}")
+    except (ModuleNotFoundError, OSError, ValueError) as error:
+        sys.exit(f"error: {said(error)}")
     if not settings.current().rewrites:
         options |= {"rewrites": False}
     if (seconds := settings.current().tuning_seconds) is not None:
@@ -187,7 +188,7 @@ def write_page(report: Report, path: Path) -> Path:
     """
     with tempfile.TemporaryDirectory() as folder:
         pictures = _plots_module().draw(report, Path(folder))
-        path.write_text(page(report.markdown(), pictures), encoding="utf-8")
+        writing.replace(path, page(report.markdown(), pictures).encode())
     return path
 
 

@@ -14,8 +14,10 @@ from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import BY_NAME
 from attn_dispatch.conformance.environment import file_name
 from attn_dispatch.conformance.outcome import Outcome, Status
+from attn_dispatch.files import reading, writing
 from attn_dispatch.terminal.wrong import said
 
+_MOST_BYTES = 2**27
 STATUSES: tuple[Status, ...] = get_args(Status)
 _EXPECTED = "expected the JSON file of a report of `attn-dispatch verify`"
 
@@ -64,8 +66,8 @@ class Report:
         if "tuned" in self.options:
             name += "-tuned"
         paths = tuple(folder / f"{name}.{ending}" for ending in ("json", "md"))
-        paths[0].write_text(_a_line_each(self.to_json()), encoding="utf-8")
-        paths[1].write_text(self.markdown(), encoding="utf-8")
+        writing.replace(paths[0], _a_line_each(self.to_json()).encode())
+        writing.replace(paths[1], self.markdown().encode())
         return paths[0], paths[1]
 
     def markdown(self) -> str:
@@ -117,14 +119,16 @@ def read(path: Path) -> Report:
       ValueError: the file is no such report.
     """
     with _a_report(path):
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return Report(
+        data = reading.json_file(path, _MOST_BYTES)
+        report = Report(
             environment=data["environment"],
             implementation=data["implementation"],
             options=data["options"],
             outcomes=tuple(Outcome.from_json(x) for x in data["outcomes"]),
             seconds=data["seconds"],
         )
+        report.markdown()  # what cannot be shown is no report
+        return report
 
 
 def bad_cases(path: Path) -> list[Case]:
@@ -142,7 +146,7 @@ def bad_cases(path: Path) -> list[Case]:
 def _a_report(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         if isinstance(error, ValueError) and str(error).startswith(_EXPECTED):
             raise
         if isinstance(error, OSError):

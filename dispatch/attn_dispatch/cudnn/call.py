@@ -204,7 +204,8 @@ def band_of(spec: AttentionSpec) -> Band | None:
     """The window and causality, None where cuDNN cannot be told."""
     o = spec.options
     left, right = (-1 if side is None else side for side in spec.band)
-    if o.causal_alignment == "top_left":
+    # With as many keys as queries both corners are one, and kernels skip more from the top left.
+    if o.causal_alignment == "top_left" or o.same_lengths:
         return Band(left, right, bottom_right=False)
     if spec.seq_len_q - dead_rows(spec) == 1:
         right = -1  # it is the last: a band would cost the kernel for decoding its split of keys

@@ -7,19 +7,20 @@ no more. Plans are code, so none is read that another user could have written.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import logging
 import os
 import stat
-import tempfile
-import time
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from attn_dispatch.cudnn.planning import PlanningProcess
+from attn_dispatch.files import writing
 from attn_dispatch.settings import kept_at
 
 FOLDER = "ATTN_DISPATCH_PLANS"
@@ -32,8 +33,6 @@ MOST_FILES = 4096
 """Those that were not used for longest go first. A plan is some 200 KB here."""
 
 _LARGEST = 2**26
-_STALE = 3600.0
-"""Seconds after which a file that was begun is taken for one that nobody will finish."""
 
 _log = logging.getLogger("attn_dispatch")
 
@@ -53,10 +52,12 @@ def plan(
     if folder is None or backend.has_plan(attributes, properties):
         return backend.plan(attributes, properties)
     key = backend.plan_key(attributes, properties)
-    file = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.plan"
+    file = _file(folder, key)
     if (line := _read(file)) is not None:
         try:
             backend.import_plan(attributes, properties, line)
+            if isinstance(backend, ModuleType):
+                _replace_remade_at_exit(backend)
         except backend.CudnnError as error:
             _log.debug("%s: planned anew: %s", file, error)
             line = None
@@ -74,6 +75,24 @@ def plans_folder() -> Path | None:
 def not_kept() -> list[str]:
     """Why plans of this process are not in the folder, a sentence for each reason."""
     return list(dict.fromkeys(_not_kept.values()))
+
+
+def replace_remade(backend: ModuleType) -> None:
+    """Write the plans that did not load on a device and were made anew over those in the folder."""
+    if (folder := plans_folder()) is None:
+        return
+    with contextlib.suppress(backend.CudnnError):
+        for key, line in backend.take_remade_plans().items():
+            _write(_file(folder, key), line)
+
+
+@lru_cache
+def _replace_remade_at_exit(backend: ModuleType) -> None:
+    atexit.register(replace_remade, backend)
+
+
+def _file(folder: Path, key: str) -> Path:
+    return folder / f"{hashlib.sha256(key.encode()).hexdigest()}.plan"
 
 
 def _read(file: Path) -> str | None:
@@ -113,31 +132,35 @@ def _write(file: Path, line: str) -> None:
     content = line.encode()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix="begun-", dir=file.parent)
-        try:
-            with open(handle, "wb") as opened:
-                opened.write(_checksum(content) + b"\n" + content)
-            os.replace(name, file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-        _not_kept.pop(file, None)
-        _bound(file.parent)
+        writing.replace(file, _checksum(content) + b"\n" + content, mode=0o600)
     except OSError as error:
         _not_kept[file] = str(error.strerror or error)
         _log.debug("%s: not kept: %s", file, error)
+        return
+    _not_kept.pop(file, None)
+    _bound(file)
 
 
-def _bound(folder: Path) -> None:
-    """Take away what is too much, and what was begun and never finished."""
-    with os.scandir(folder) as entries:
-        found = [(x.stat().st_mtime, x.name) for x in entries if x.is_file(follow_symlinks=False)]
-    plans = sorted(x for x in found if x[1].endswith(".plan"))
-    begun = [x for x in found if x[1].startswith("begun-") and x[0] < time.time() - _STALE]
-    for _, name in [*plans[: max(0, len(plans) - MOST_FILES)], *begun]:
+def _bound(kept: Path) -> None:
+    """Take away what is too much, other than this file, and what was begun and never finished.
+
+    Several processes may do so at once, so any file may be gone. Files are only looked at if there
+    are too many; then an eighth of them goes, so that this does not happen at every write.
+    """
+    plans = [x for x in writing.remove_stale(kept.parent) if x.endswith(".plan") and x != kept.name]
+    if len(plans) < MOST_FILES:
+        return
+    plans.sort(key=lambda name: _last_used(kept.with_name(name)))
+    for name in plans[: len(plans) + 1 - MOST_FILES * 7 // 8]:
         with contextlib.suppress(OSError):
-            os.unlink(folder / name)
+            os.unlink(kept.with_name(name))
+
+
+def _last_used(file: Path) -> float:
+    try:
+        return file.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _checksum(content: bytes) -> bytes:

@@ -16,6 +16,10 @@ from attn_dispatch.programs.program import is_finite
 from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
+_WIDEST_HEAD = 2048
+"""On sm90 cuDNN compiles forward kernels of any width: 2 s for heads of 1,024, 6 s of 4,096, and
+beyond 10 s of 16,384, for each way to express the call (9.28)."""
+
 Rule = tuple[Callable[[AttentionSpec], bool], str]
 
 _INT32_LIMIT = 2**31
@@ -35,6 +39,14 @@ _RULES: tuple[Rule, ...] = (
     (
         lambda s: s.is_empty or 0 in (s.head_dim, s.head_dim_v),
         "an axis has length zero, so there is nothing to compute",
+    ),
+    (
+        lambda s: max(s.head_dim, s.head_dim_v) > _WIDEST_HEAD,
+        f"heads wider than {_WIDEST_HEAD:,}: cuDNN would compile them for minutes",
+    ),
+    (
+        lambda s: not s.symbols and max(s.seq_len_q, s.seq_len_kv) >= _INT32_LIMIT,
+        "2^31 queries or keys: cuDNN counts them in 32 bits",
     ),
     (
         lambda s: s.has("query_segment_ids") and s.options.max_segments is None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from functools import lru_cache
@@ -15,6 +14,8 @@ import jax
 from attn_dispatch import settings
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
 from attn_dispatch.devices.target_names import PRODUCTS, nearest, resolve
+from attn_dispatch.files import reading
+from attn_dispatch.terminal.wrong import said
 
 CPU = Device("cpu", "cpu", "CPU")
 _OF_XLA_ALONE = {"cpu": CPU, "tpu": Device("other", "tpu", "TPU", is_present=False)}
@@ -88,8 +89,8 @@ def parse(name: str) -> Device:
         raise ValueError(f"target: expected a name like 'h100', got {name!r}")
     if name.lstrip().startswith("{"):
         return _nvidia(name)
-    if name.endswith(".json") and Path(name).is_file():
-        return _nvidia(Path(name).read_text())
+    if name.endswith(".json") and (properties := _in_file(name)) is not None:
+        return _nvidia(properties, f"{name} with ")
     known = _known_nvidia()
     arch, product = resolve(name)
     if arch in _OF_XLA_ALONE:
@@ -131,18 +132,44 @@ def _known_nvidia() -> dict[str, Path]:
     return {file.stem: file for file in sorted(files, key=lambda f: int(f.stem[2:]))}
 
 
-def _nvidia(properties: str) -> Device:
+def _in_file(name: str) -> str | None:
+    """The text of this file; None if there is none."""
     try:
-        facts = json.loads(properties)
-        version, name = facts["deviceVer"], facts.get("deviceName", "NVIDIA GPU")
-        if not isinstance(version, int) or isinstance(version, bool) or version < 10:
-            raise TypeError(f"expected a whole number like 900 as deviceVer, got {version!r}")
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        return reading.text(Path(name))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"target: {said(error)}") from error
+
+
+_OLDEST, _NEWEST = 10, 99_999
+"""Of deviceVer, ten times the number in an architecture's name."""
+
+
+def _nvidia(properties: str, where: str = "") -> Device:
+    try:
+        facts = reading.json_value(properties)
+        if not isinstance(facts, dict):
+            raise ValueError(f"expected an object, got {type(facts).__name__}")
+        version, name = facts.get("deviceVer"), facts.get("deviceName", "NVIDIA GPU")
+        if not _is_count(version) or not _OLDEST <= version <= _NEWEST:
+            raise ValueError(f"expected a whole number like 900 as deviceVer, got {version!r}")
+        if not isinstance(name, str) or not name.isprintable():
+            raise ValueError(f"expected a name as deviceName, got {name!r}")
+        for key, value in facts.items():
+            counts = value if isinstance(value, list) else [value]
+            if key != "deviceName" and not all(map(_is_count, counts)):
+                raise ValueError(f"expected whole numbers from 0 to 2^63 as {key}, got {value!r}")
+    except ValueError as error:
         raise ValueError(
             "target: expected cuDNN's device properties, a JSON object with deviceVer; "
-            f"got {properties[:80]!r} ({error})"
+            f"got {where}{properties[:80]!r} ({str(error)[:200]})"
         ) from error
     return Device("cuda", f"sm{version // 10}", name, properties, is_present=False)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _present_nvidia() -> Device:

@@ -28,8 +28,12 @@ IS_EXTRA = True
 KEEPS_NAN_APART = False
 DROPS_BY_POSITION = False
 HAS_DECODING_KERNEL = False
+SKIPS_FROM_BOTTOM_RIGHT = True
 
 __all__ = ["BACKWARD_TARGET", "FORWARD_TARGET"]
+
+_MULTIPROCESSORS = "multiProcessorCount"
+"""The one of cuDNN's device properties that is read here."""
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
@@ -45,7 +49,8 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     packed = ", packed" if call.is_packed else ""
     note = f" ({generation.note})" if generation.note else ""
     engine = f"{generation.name} (dew-flash-attn {library.version()}), head dim {call.head_dim}"
-    return Plan(engine + packed + note, kernels.workspace_bytes(call))
+    copies = passes.copies_bytes(spec, call)
+    return Plan(engine + packed + note, kernels.workspace_bytes(call), copies)
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
@@ -118,7 +123,7 @@ def _call(spec: AttentionSpec, device: Device) -> FlashCall:
 
 def _multiprocessors(device: Device) -> int:
     if device.properties is not None:
-        return json.loads(device.properties)["multiProcessorCount"]
+        return json.loads(device.properties)[_MULTIPROCESSORS]
     here = (x for x in jax.local_devices() if x.local_hardware_id == device.ordinal)
     return next((x.core_count for x in here if hasattr(x, "core_count")), 1)
 
@@ -133,6 +138,8 @@ def _unusable(device: Device) -> tuple[str, ...]:
     reasons = []
     if device.arch not in ARCHS:
         reasons.append(f"runs on {', '.join(sorted(ARCHS))} in this version, and this is {device}")
+    if device.properties is not None and _MULTIPROCESSORS not in json.loads(device.properties):
+        reasons.append(f"needs the target's {_MULTIPROCESSORS}, which its properties do not have")
     if reason := library.unusable_reason():
         reasons.append(reason)
     elif device.is_present and not reasons and (failure := _loading_failure(device)):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.foreign_names import NAMES
+from attn_dispatch.files import reading
 
 _SHORT_ARGUMENTS = {"q": "query", "k": "key", "v": "value"}
 _SHORT_DTYPES = {
@@ -18,10 +19,16 @@ _SHORT_DTYPES = {
 }  # fmt: skip
 _OF_PYTHON = {"True": True, "False": False, "None": None}
 _ARRAY = re.compile(r"(\w+)\[(\d+(?:,\d+)*|)\]")
-_NAME = re.compile(r"(?:^|[\s;,])\s*([A-Za-z_]\w*)\s*=")
+_NAME = re.compile(r"(?:^|[\s;,])([A-Za-z_]\w*)\s*=")
 
 _WORDS = ("causal_alignment", "implementation", "qkv_layout", "kv_layout")
 """The arguments whose values are words."""
+
+_MOST_BYTES = 2**63 - 1
+"""XLA counts the bytes of an array in 64 bits."""
+
+_DIGITS = 19
+"""Of an extent."""
 
 EXPECTED = "expected arrays like 'q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]'"
 
@@ -35,11 +42,25 @@ def array(text: str) -> jax.ShapeDtypeStruct | None:
     found = _ARRAY.fullmatch(re.sub(r"\s", "", text))
     if found is None:
         return None
+    dtype = _dtype(found[1])
+    extents = [x for x in found[2].split(",") if x]
+    if any(len(x.lstrip("0")) > _DIGITS for x in extents):
+        raise ValueError(f"expected extents below 2^63, got {text!r}")
+    shape = tuple(map(int, extents))
+    if prod(shape) * dtype.itemsize > _MOST_BYTES:
+        raise ValueError(f"expected an array of less than 2^63 bytes, got {found[0]}")
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _dtype(name: str) -> Any:
+    expected = f"expected a dtype like bf16 or bfloat16, got {name!r}"
     try:
-        dtype = jnp.dtype(_SHORT_DTYPES.get(found[1], found[1]))
-    except TypeError:
-        raise ValueError(f"expected a dtype like bf16 or bfloat16, got {found[1]!r}") from None
-    return jax.ShapeDtypeStruct(tuple(int(x) for x in found[2].split(",") if x), dtype)
+        dtype = jnp.dtype(_SHORT_DTYPES.get(name, name))
+    except (TypeError, ValueError):
+        raise ValueError(expected) from None
+    if not jnp.issubdtype(dtype, jnp.number) and dtype != jnp.bool_:
+        raise ValueError(expected)
+    return dtype
 
 
 def arguments(text: str) -> dict[str, Any]:
@@ -90,7 +111,7 @@ def _value(name: str, text: str) -> Any:
     if text in _OF_PYTHON:
         return _OF_PYTHON[text]
     try:
-        value = json.loads(text)
+        value = reading.json_value(text)
     except ValueError:
         if text.isidentifier():
             return text if name in _WORDS else _Same(text)

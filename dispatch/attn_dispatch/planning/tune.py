@@ -14,6 +14,7 @@ from attn_dispatch.core import select
 from attn_dispatch.core.tuning import contest, winners
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
+from attn_dispatch.files import reading
 from attn_dispatch.planning.written import FORMAT, calls_in
 from attn_dispatch.terminal import look
 from attn_dispatch.terminal.help import Commands, add_command
@@ -57,29 +58,39 @@ def add_parser(commands: Commands, help: str) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Tune what the file has; ends the process with status 1 if of its calls none can be tuned."""
-    if not args.file.is_file():
-        what = "expected a file, got a folder" if args.file.is_dir() else "no such file"
-        raise SystemExit(f"error: {args.file}: {what}")
+    try:
+        if args.file.is_dir():
+            raise ValueError(f"{args.file}: expected a file, got a folder")
+        args.file.stat()
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {said(error)}") from error
     kept = winners.winners_file()
     if kept is None:
         raise SystemExit(f"error: {settings.kept_nowhere(winners.FILE)}: winners are not kept")
     if reason := winners.not_writable(kept):
         raise SystemExit(f"error: {reason}")
-    if not _holds_calls(args.file):
-        _tune_script(args, kept)
-        return
-    if args.arguments:
-        raise SystemExit(f"error: {args.file} holds calls; unknown: {' '.join(args.arguments)}")
     try:
-        calls = calls_in(args.file)
+        if not _holds_calls(args.file):
+            reading.contents(args.file, is_kept=True)  # says why, if it cannot be run
+            calls = None
+        elif args.arguments:
+            unknown = " ".join(args.arguments)
+            raise ValueError(f"{args.file} holds calls; unknown: {unknown}")
+        else:
+            calls, device = calls_in(args.file), default_device()
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {said(error)}") from error
     _tell_where(kept)
-    device = default_device()
+    if calls is None:
+        _tune_script(args, kept)
+        return
     with settings.tuning(args.seconds):
         is_tuned = _tune_calls(calls, device, is_inference=args.inference)
     if not is_tuned:
         raise SystemExit(f"error: none of the calls can be tuned on this {device}")
+    if lost := winners.not_kept(kept):
+        are = "winner is" if lost == 1 else "winners are"
+        raise SystemExit(f"error: {lost} {are} not kept in {kept}")
 
 
 def _seconds(text: str) -> float:
@@ -91,10 +102,13 @@ def _seconds(text: str) -> float:
 
 
 def _holds_calls(file: Path) -> bool:
-    """Whether it is JSON, by its name or by how it begins, and not a script."""
+    """Whether it is JSON and not a script: by its name, or by how it begins. A pipe holds calls."""
     if file.suffix.lower() in (".json", ".py"):
         return file.suffix.lower() == ".json"
-    return file.read_bytes()[:100].lstrip()[:1] in (b"[", b"{")
+    if not file.is_file():
+        return True
+    with open(file, "rb") as opened:
+        return opened.read(100).lstrip()[:1] in (b"[", b"{")
 
 
 def _tell_where(kept: Path) -> None:
@@ -102,15 +116,14 @@ def _tell_where(kept: Path) -> None:
 
 
 def _tune_script(args: argparse.Namespace, kept: Path) -> None:
-    _tell_where(kept)
     # The script may change its folder, and make calls in threads of its own.
     os.environ[winners.FILE] = str(kept.absolute())
     os.environ[settings.TUNING] = str(args.seconds)
-    before = _content(kept)
+    before = _version(kept)
     try:
         _run(args.file, args.arguments)
     finally:
-        if _content(kept) == before:
+        if _version(kept) == before:
             print(
                 "nothing was tuned: the script made no calls that are not tuned already, or none "
                 "that can be tuned here",
@@ -118,8 +131,13 @@ def _tune_script(args: argparse.Namespace, kept: Path) -> None:
             )
 
 
-def _content(file: Path) -> bytes:
-    return file.read_bytes() if file.exists() else b""
+def _version(file: Path) -> tuple[int, int]:
+    """What differs once the file is written anew."""
+    try:
+        facts = file.stat()
+    except OSError:
+        return 0, 0
+    return facts.st_ino, facts.st_mtime_ns
 
 
 def _run(file: Path, arguments: list[str]) -> None:

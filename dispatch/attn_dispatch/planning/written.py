@@ -12,6 +12,7 @@ import jax
 from attn_dispatch.api import specs_of
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.files import reading
 from attn_dispatch.planning.notation import array
 
 T = TypeVar("T")
@@ -55,10 +56,7 @@ def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any]
       OSError: the file cannot be read.
       ValueError: it holds something else, or the function does not take a call; says which.
     """
-    try:
-        calls = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file}: expected JSON, got {error}") from error
+    calls = reading.json_file(file)
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ValueError(f"{file}: expected a list of objects, one for each call")
     if not calls:
@@ -67,7 +65,7 @@ def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any]
     for number, call in enumerate(calls, 1):
         try:
             found.append((call, function(**arguments_of(call))))
-        except (TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"{file}: call {number}: {error}") from error
     return found
 

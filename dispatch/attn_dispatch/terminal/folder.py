@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from pathlib import Path
 
 
@@ -14,8 +14,10 @@ def made_folder(folder: Path) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Only a file that is made shows it: a folder may be removed, or its file system read-only.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        raise ValueError(f"--out: expected a folder, got {folder} ({error.strerror})") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"--out: expected a folder, got {folder} (it cannot be written to)")
+        reason = error.strerror or str(error)
+        raise ValueError(f"--out: expected a folder, got {folder} ({reason})") from None
     return folder

@@ -8,9 +8,18 @@ from typing import TypeVar
 
 Number = TypeVar("Number", int, float)
 
+_SHOWN = 2000
+"""Characters of an error."""
+
 
 def said(error: Exception) -> str:
-    """An error as a sentence; of a file its name, and why not, without Python's numbers."""
+    """An error as a sentence; of a file its name, and why not, without Python's numbers. What was
+    given is shown in part if it is long."""
+    text = _said(error)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _said(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         reason = error.strerror[0].lower() + error.strerror[1:]
         return f"{error.filename}: {reason}" if error.filename else reason

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
+from functools import lru_cache
+from math import isqrt, prod
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from attn_dispatch.call.spec import AttentionSpec
@@ -24,6 +26,8 @@ SCORE_BYTES = 2**27
 ENOUGH_ROWS = 128
 """Query rows that a block has at least, unless so many of a single kv head do not fit: those of
 the query heads that share it are rows of one matrix product, which then is high enough as it is."""
+
+_TRIED_AT_ONCE = 2**16
 
 State = TypeVar("State")
 Index = jax.Array | int
@@ -187,9 +191,19 @@ def _split(index: Index, count: int) -> tuple[Index, Index]:
     return lax.rem(index, jnp.int32(count)), lax.div(index, jnp.int32(count))
 
 
+@lru_cache(maxsize=256)
 def _divisor(number: int, most: int) -> int:
     """The largest divisor of a number that is at most `most`, or 1."""
-    return max(x for x in range(1, number + 1) if number % x == 0 and (x <= most or x == 1))
+    if number <= most:
+        return number
+    # Of two divisors whose product is the number, one is at most its root.
+    found, end = 1, min(most, isqrt(number)) + 1
+    for start in range(1, end, _TRIED_AT_ONCE):
+        tried = np.arange(start, min(start + _TRIED_AT_ONCE, end), dtype=np.int64)
+        small = tried[number % tried == 0]
+        both = np.concatenate([small, number // small])
+        found = max(found, int(both[both <= most].max(initial=1)))
+    return found
 
 
 def _row_bytes(spec: AttentionSpec) -> int:

@@ -16,7 +16,7 @@ from attn_dispatch.aiter.build.generate import Filters, Sources, generate
 from attn_dispatch.aiter.build.ninja import Library
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.progress import waiting
-from attn_dispatch.terminal.wrong import at_least
+from attn_dispatch.terminal.wrong import at_least, said
 
 _DESCRIPTION = """\
 Build AITER's attention libraries for AMD GPUs from the sources in the amd-aiter wheel, together
@@ -103,14 +103,14 @@ def add_parser(commands: Commands, help: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Build for each architecture; a failure ends the process with a sentence."""
     try:
-        root = args.out.resolve() if args.out else aiter_folder.root()
+        root = Path(os.path.realpath(args.out)) if args.out else aiter_folder.root()
         filters = Filters.parse(
             args.filter, args.filter_forward, args.filter_backward, args.filter_split_kv
         )
         for arch in dict.fromkeys(args.archs):
             build(arch, root / arch, filters, args.jobs or default_jobs())
-    except BuildError as error:
-        sys.exit(f"error: {error}")
+    except (BuildError, OSError) as error:
+        sys.exit(f"error: {said(error)}")
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on from here.", file=sys.stderr)
         sys.exit(130)
@@ -132,21 +132,25 @@ def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
 
     with waiting("Generating the C++ files"):
         forward, backward = generate(source_wheel, arch, filters, work)
-    sources = tuple(sorted(adapter.glob("aiter_adapter*.cc")))
-    print(_plan(forward, backward, len(sources), jobs))
+    environment = tuple(adapter / name for name in wheel.ENVIRONMENT)
+    sources = (*sorted(adapter.glob("aiter_adapter*.cc")), *environment)
+    print(_plan(forward, backward, len(sources) + 2 * len(environment), jobs))
 
     include = source_wheel.include_flags
-    names = aiter_folder.LIBRARIES
+    names = aiter_folder.libraries(arch)
     libraries = [
-        Library(names[0], forward.files, (*include, *flags.FORWARD)),
-        Library(names[1], backward.files, (*include, *flags.BACKWARD)),
-        Library(names[2], sources, (*include, *flags.FORWARD, f"-I{adapter}"), needs=names[:2]),
+        Library(name, files, (*include, *options), needs, ninja.WRAPPED)
+        for name, files, options, needs in (
+            (names[0], (*forward.files, *environment), flags.FORWARD, ()),
+            (names[1], (*backward.files, *environment), flags.BACKWARD, ()),
+            (names[2], sources, (*flags.FORWARD, f"-I{adapter}"), names[:2]),
+        )
     ]
     ninja.write(work, tools, libraries)
     with progress.steps("Compiling") as report:
         ninja.run(work, jobs, report)
 
-    files = len(forward.files) + len(backward.files) + len(sources)
+    files = sum(len(library.sources) for library in libraries)
     done = install.install(work, folder, arch, source_wheel, tools, filters, files)
     minutes = (time.monotonic() - started) / 60
     print(f"{folder}: {', '.join(names)} and {done.asm_kernels} ASM kernels; {minutes:.1f} minutes")

@@ -11,15 +11,12 @@ file that cannot be read nothing is taken, with a line in the log, and nothing i
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import stat
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -27,12 +24,21 @@ from typing import Any
 
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.devices.device import Device
+from attn_dispatch.files import reading, writing
+from attn_dispatch.files.locking import locked
 from attn_dispatch.settings import kept_at
+from attn_dispatch.terminal.wrong import said
 
 FILE = "ATTN_DISPATCH_WINNERS"
 """The environment variable that names the file; "off" keeps and reads none."""
 
 _FORMAT = 1
+
+_MOST_BYTES = 2**25
+"""The largest file that is read or written. A winner takes 1 to 5 KB."""
+
+_LONGEST_TIME = 1e12
+"""Microseconds."""
 
 _NO_PART = (
     "operands", "scale", "engine", "needs_lse", "differentiated", "partner", "gradients",
@@ -40,6 +46,10 @@ _NO_PART = (
 """Options that change no time, or are said otherwise."""
 
 _log = logging.getLogger("attn_dispatch")
+
+_not_kept: dict[Path, dict[str, Winner]] = {}
+"""By file, winners that this process found and could not write to it. They count as kept here, and
+the next winner that can be written takes them along."""
 
 
 @dataclass(frozen=True)
@@ -91,37 +101,62 @@ def find(
     spec: AttentionSpec, device: Device, versions: Callable[[Device], Mapping[str, str]]
 ) -> Winner | None:
     """What ran the call fastest on this device, with these versions, if that is known."""
-    file = winners_file()
-    if file is None or not (kept := _kept(file)):
+    if (file := winners_file()) is None:
         return None
-    return kept.get(_key(described(spec), device.name, versions(device)))
+    here, kept = _not_kept.get(file, {}), _kept(file) or {}
+    if not here and not kept:
+        return None
+    key = _key(described(spec), device.name, versions(device))
+    return here.get(key) or kept.get(key)
 
 
 def keep(winner: Winner) -> None:
     """Write it down, in the place of what was kept of the same call.
 
     Raises:
-      OSError: where that cannot be: what is there and cannot be read is left as it is.
+      OSError: where that cannot be: what is there and cannot be read is left as it is, as is a
+        file that another process has locked for seconds. This process still finds the winner, and
+        writes it with the next one.
     """
     if (file := winners_file()) is None:
         return
+    waiting = _not_kept.setdefault(file, {})
+    waiting[winner.key] = winner
+    written = dict(waiting)
+    _add(file, written)
+    for key, one in written.items():
+        if waiting.get(key) is one:
+            del waiting[key]
+
+
+def not_kept(file: Path) -> int:
+    """How many winners of this process could not be written to the file."""
+    return len(_not_kept.get(file, {}))
+
+
+def _add(file: Path, found: Mapping[str, Winner]) -> None:
     if reason := not_writable(file):
         raise OSError(reason)
-    file = file.resolve()  # of a link what it points to is replaced
+    file = Path(os.path.realpath(file))  # of a link what it points to is replaced
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(file):
+    with locked(file.with_name(f".{file.name}.lock")):
         kept = _kept(file)
         if kept is None:
             raise OSError(f"{file} cannot be read as winners, and is left as it is")
-        _replace(file, {**kept, winner.key: winner})
+        _replace(file, {**kept, **found})
 
 
 def not_writable(file: Path) -> str:
     """Why no winners can be kept there; empty if they can, as far as one can tell."""
-    if file.exists():
-        is_file = file.is_file()
-        return "" if is_file else f"{file} is no file that winners can be kept in"
-    folder = next(x for x in file.absolute().parents if x.exists())
+    try:
+        if stat.S_ISREG(file.stat().st_mode):
+            return ""
+        return f"{file} is no file that winners can be kept in"
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        return said(error)
+    folder = next((x for x in Path(os.path.abspath(file)).parents if x.exists()), Path("/"))
     if folder.is_dir() and os.access(folder, os.W_OK):
         return ""
     return f"{folder} is no folder that winners can be written to"
@@ -136,8 +171,10 @@ def _kept(file: Path) -> dict[str, Winner] | None:
     """What the file holds, by key; None of one that cannot be read."""
     try:
         facts = file.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
+    except OSError:
+        return _read(file)
     return _read(file, facts.st_mtime_ns, facts.st_size, facts.st_ino)
 
 
@@ -145,12 +182,14 @@ def _kept(file: Path) -> dict[str, Winner] | None:
 def _read(file: Path, *_: int) -> dict[str, Winner] | None:
     """The same of a file with this time, size and number, so that each version is read once."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = reading.json_file(file, _MOST_BYTES, is_kept=True)
         if content["format"] != _FORMAT:
             raise ValueError(f"expected format {_FORMAT}, got {content['format']!r}")
         return {x.key: x for x in (_winner(entry) for entry in content["winners"])}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        _log.warning("%s: no winners are read: %s: %s", file, type(error).__name__, error)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning(
+            "%s: no winners are read: %s: %s", file, type(error).__name__, str(error)[:200]
+        )
         return None
 
 
@@ -158,48 +197,32 @@ def _winner(entry: dict[str, Any]) -> Winner:
     winner = Winner(**entry)
     for field in fields(Winner):
         value = getattr(winner, field.name)
-        kind = str if field.type == "str" else dict
-        if not isinstance(value, kind):
+        if not (_is_printable(value) if field.type == "str" else isinstance(value, dict)):
             raise ValueError(f"{field.name}: expected {field.type}, got {value!r}")
     times = winner.microseconds
-    if not times or not all(isinstance(x, int | float) for x in times.values()):
+    if not times or not all(_is_printable(x) and _is_time(y) for x, y in times.items()):
         raise ValueError(f"microseconds: expected numbers by names, got {times!r}")
     return winner
 
 
+def _is_printable(text: Any) -> bool:
+    """Whether it is a text that does nothing to a terminal."""
+    return isinstance(text, str) and text.isprintable()
+
+
+def _is_time(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value < _LONGEST_TIME
+
+
 def _replace(file: Path, kept: Mapping[str, Winner]) -> None:
-    text = json.dumps(
-        {"format": _FORMAT, "winners": [asdict(x) for _, x in sorted(kept.items())]},
-        indent=1,
-        ensure_ascii=False,
-    )
-    handle, name = tempfile.mkstemp(prefix="begun-", dir=file.parent)
-    try:
-        with open(handle, "w", encoding="utf-8") as opened:
-            opened.write(text + "\n")
-            os.fchmod(handle, _mode(file))
-        os.replace(name, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def _mode(file: Path) -> int:
-    """The file's own, that of a new file as the process makes them."""
-    with contextlib.suppress(OSError):
-        return stat.S_IMODE(file.stat().st_mode)
-    os.umask(mask := os.umask(0))
-    return 0o666 & ~mask
-
-
-@contextlib.contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """While no other process adds to the file, where the file system can say so."""
-    with open(file.with_name(f".{file.name}.lock"), "w") as lock:
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    listed = [asdict(x) for _, x in sorted(kept.items())]
+    text = json.dumps({"format": _FORMAT, "winners": listed}, indent=1) + "\n"
+    if len(text) > _MOST_BYTES:
+        raise OSError(f"{file}: expected at most {_MOST_BYTES >> 20} MiB of winners, got more")
+    mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else None
+    writing.replace(file, text.encode(), mode)
+    writing.remove_stale(file.parent)
 
 
 def _key(call: Mapping[str, Any], device: str, versions: Mapping[str, str]) -> str:

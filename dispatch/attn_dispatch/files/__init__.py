@@ -1,0 +1,1 @@
+"""Files that others may have made: read, written and locked within limits."""

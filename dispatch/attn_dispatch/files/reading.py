@@ -1,0 +1,120 @@
+"""Reading a file that somebody else may have chosen or made, in bounded time and memory."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 2**24
+"""The largest file of calls, device properties or a report that is read."""
+
+SECONDS = 60.0
+"""How long the other end of a pipe may take until it has written everything."""
+
+_MOST_LEVELS = 100
+_PART = 2**20
+
+
+def contents(path: Path, most: int = MOST_BYTES, *, is_kept: bool = False) -> bytes:
+    """The bytes of a file; of a pipe or a device (/dev/stdin) all that comes until its end.
+
+    Args:
+      path: what is read. Links are followed.
+      most: the largest size in bytes.
+      is_kept: whether the library keeps this file itself; then it must be a regular one.
+
+    Raises:
+      OSError: it cannot be read, is larger than `most`, or does not end within SECONDS. The error
+        has the file's name.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        facts = os.fstat(handle)
+        if stat.S_ISDIR(facts.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "expected a file, got a folder", str(path))
+        if is_kept and not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "expected a file, got a pipe or a device", str(path))
+        parts: list[bytes] = []
+        left = most + 1 if facts.st_size <= most else 0
+        deadline = time.monotonic() + SECONDS
+        while left and (part := _next(handle, min(left, _PART), deadline, path)):
+            parts.append(part)
+            left -= len(part)
+    finally:
+        os.close(handle)
+    if not left:
+        size = f"{most / 2**20:g} MiB" if most >= 2**20 else f"{most} bytes"
+        raise OSError(errno.EFBIG, f"expected at most {size}, got more", str(path))
+    return b"".join(parts)
+
+
+def _next(handle: int, most: int, deadline: float, path: Path) -> bytes:
+    """What can be read now, or once the other end of a pipe has written it; b"" at the end."""
+    waiting = select.poll()
+    waiting.register(handle, select.POLLIN)
+    while True:
+        try:
+            return os.read(handle, most)
+        except BlockingIOError:
+            if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                reason = f"expected its end within {SECONDS:g} s"
+                raise TimeoutError(errno.ETIMEDOUT, reason, str(path)) from None
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def text(path: Path, most: int = MOST_BYTES, *, is_kept: bool = False) -> str:
+    """The same as text.
+
+    Raises:
+      OSError: as `contents`.
+      ValueError: it is not UTF-8. The message has the file's name.
+    """
+    try:
+        return contents(path, most, is_kept=is_kept).decode()
+    except UnicodeDecodeError as error:
+        found = f"byte {error.object[error.start]:#04x} at {error.start}"
+        raise ValueError(f"{path}: expected UTF-8, got {found}") from None
+
+
+def json_file(path: Path, most: int = MOST_BYTES, *, is_kept: bool = False) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+      OSError: as `contents`.
+      ValueError: it is not UTF-8 or not JSON. The message has the file's name.
+    """
+    content = text(path, most, is_kept=is_kept)
+    try:
+        return json_value(content)
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, got {error}") from None
+
+
+def json_value(content: str) -> Any:
+    """What a JSON text says.
+
+    Raises:
+      ValueError: it is not JSON, or nested so deeply that Python's recursion could not follow.
+    """
+    too_deep = f"more than {_MOST_LEVELS} levels of brackets"
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        level = [y for x in level if isinstance(x, list | dict) for y in _inside(x)]
+        if not level:
+            return value
+    raise ValueError(too_deep)
+
+
+def _inside(x: list[Any] | dict[str, Any]) -> Any:
+    return x.values() if isinstance(x, dict) else x

@@ -1,0 +1,98 @@
+"""Files in the folder of plans that somebody else has written: read for a call, or replaced.
+
+A stand-in takes cuDNN's place: it believes a line only if it is the one that it has written.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from attn_dispatch.cudnn import plan_store
+from fuzz import mutations, strange_files
+
+_PLAN = ("engine 6", 4096)
+_ATTRIBUTES = {"seq_len_q": 128}
+
+
+class _Backend:
+    """Plans one call; what it is given to import must be what it has exported."""
+
+    class CudnnError(Exception):
+        pass
+
+    def __init__(self, line: str) -> None:
+        self._line, self.built, self.is_planned = line, 0, False
+
+    def plan_key(self, attributes: Mapping[str, Any], properties: str) -> str:
+        return f"{attributes} {properties}"
+
+    def has_plan(self, attributes: Mapping[str, Any], properties: str) -> bool:
+        return self.is_planned
+
+    def plan(self, attributes: Mapping[str, Any], properties: str) -> tuple[str, int]:
+        self.built += not self.is_planned
+        self.is_planned = True
+        return _PLAN
+
+    def import_plan(self, attributes: Mapping[str, Any], properties: str, line: str) -> None:
+        if line != self._line:
+            raise self.CudnnError("no plan of this call")
+        self.is_planned = True
+
+    def export_plan(self, attributes: Mapping[str, Any], properties: str) -> str:
+        return self._line
+
+
+def draw(seed: int) -> str:
+    """One file: whether its plan was read, or built anew and put in its place."""
+    random = Random(seed)
+    line = '{"key": "µ", "plan": "' + random.randbytes(random.choice((8, 8, 200_000))).hex() + '"}'
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[plan_store.FOLDER] = folder
+        plan_store._not_kept.clear()
+        assert _planned(line) == 1
+        (file,) = Path(folder).iterdir()
+        is_whole = _spoiled(random, file, line)
+        built = _planned(line)
+        assert built == (not is_whole)
+        can_be_replaced = not file.is_dir() or file.is_symlink()
+        assert (plan_store.not_kept() == []) == can_be_replaced
+        assert _planned(line) == (not can_be_replaced), "the next process reads it"
+        return "built anew" if built else "read"
+
+
+def _planned(line: str) -> int:
+    """How many plans a process builds that has built none."""
+    backend: Any = _Backend(line)
+    assert plan_store.plan(backend, _ATTRIBUTES, "properties") == _PLAN
+    return backend.built
+
+
+def _spoiled(random: Random, file: Path, line: str) -> bool:
+    """Do something to the file; whether it still is the right one."""
+    content = file.read_bytes()
+    kind = random.randrange(6)
+    if kind == 0:
+        return True
+    if kind == 1:
+        file.unlink()
+        strange_files.make(random, file, content)
+        return False
+    if kind == 2:  # others may write to it
+        file.chmod(random.choice((0o602, 0o620, 0o622, 0o666)))
+        return False
+    if kind == 3:  # the checksum is right, and the plan another's
+        other = mutations.damaged(random, line.encode())
+        file.write_bytes(plan_store._checksum(other) + b"\n" + other)
+        return other == line.encode()
+    if kind == 4:
+        file.write_bytes(content + b"x" * random.choice((1, 2**20)))
+        return False
+    damaged = mutations.damaged(random, content)
+    file.write_bytes(damaged)
+    return damaged == content
