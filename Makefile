@@ -27,7 +27,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # The question the library itself asks: can the driver be loaded?
 HAS_NVIDIA := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo yes)
 
-CUDA_SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda_backend -type f)
+CUDA_SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda_backend common_backend -type f)
 
 # cuDNN is also what the tests plan with; its older versions plan with NVRTC.
 HEADER_PACKAGES := 'nvidia-cudnn-frontend>=1.28,<1.30' nvidia-cudnn-cu13 nvidia-cuda-runtime \

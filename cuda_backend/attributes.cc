@@ -3,6 +3,10 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include "validate.h"
+#include "wrong_value.h"
 
 namespace ffi = xla::ffi;
 
@@ -43,9 +47,13 @@ Result<SdpaSpec> spec_of(const ffi::Dictionary& attributes) {
   ATTN_SDPA_SPEC(FIELD, FIELD)
 #undef FIELD
   for (const std::string_view name : attributes) {
-    if (!known.count(name)) add("unknown " + std::string(name));
+    if (!known.count(name)) add("unknown " + beginning(name));
   }
-  if (wrong.empty()) return spec;
+  if (wrong.empty()) {
+    auto checked = validated(std::move(spec));
+    if (checked.ok()) return checked;
+    wrong = checked.status.message;
+  }
   return Status{Code::kWrongCall, "attributes of the custom call: " + wrong};
 }
 

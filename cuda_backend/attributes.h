@@ -8,7 +8,8 @@
 
 namespace attn_dispatch {
 
-// Refuses whatever is missing, unknown or of another type, all of it by name.
+// Refuses whatever is missing, unknown or of another type, all of it by name, and what validate.h
+// refuses.
 Result<SdpaSpec> spec_of(const xla::ffi::Dictionary& attributes);
 
 }  // namespace attn_dispatch

@@ -5,10 +5,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
+#include "buffers.h"
+#include "score_program.h"
 #include "spec.h"
 
 namespace attn_dispatch {
@@ -41,11 +42,12 @@ class CallTensors {
     int64_t row_stride(int64_t dim) const { return head_rows ? dim : heads * dim; }
   };
 
-  CallTensors(const SdpaSpec& spec, fe::graph::Graph& graph)
+  CallTensors(const SdpaSpec& spec, const CallBuffers& buffers, fe::graph::Graph& graph)
       : queries{spec.num_heads, spec.seq_len_q, spec.rows_q(), spec.head_rows_q},
         keys{spec.num_kv_heads, spec.seq_len_kv, spec.rows_kv(), spec.head_rows_kv},
         dtype(type_of(spec.dtype)),
         s_(spec),
+        buffers_(buffers),
         graph_(graph) {}
 
   const Side queries, keys;
@@ -53,7 +55,7 @@ class CallTensors {
 
   Tensor rows_operand(const char* name, const Side& side, int64_t dim) {
     Tensor tensor = graph_.tensor(Tensor_attributes().set_name(name));
-    lay_out_rows(tensor, side, dim);
+    lay_out_rows(name, tensor, side, dim);
     return tensor;
   }
 
@@ -65,35 +67,36 @@ class CallTensors {
     tensor->set_dim({s_.num_pages, keys.heads, s_.page_size, dim})
         .set_stride(
             {s_.page_size * keys.heads * dim, keys.head_stride(dim), keys.row_stride(dim), 1});
-    number(tensor, s_.num_pages * s_.page_size * keys.heads * dim * bytes_of(dtype));
+    number(name, tensor);
     return tensor;
   }
 
-  void rows_result(const Tensor& tensor, const Side& side, int64_t dim, const Tensor& offsets) {
+  void rows_result(const char* name, const Tensor& tensor, const Side& side, int64_t dim,
+                   const Tensor& offsets) {
     tensor->set_output(true);
-    lay_out_rows(tensor, side, dim);
+    lay_out_rows(name, tensor, side, dim);
     if (offsets) tensor->set_ragged_offset(offsets);
   }
 
   // float32, one number for each query row and head.
   Tensor lse_operand() {
     Tensor tensor = graph_.tensor(Tensor_attributes().set_name("lse"));
-    lay_out_lse(tensor);
+    lay_out_lse("lse", tensor);
     return tensor;
   }
 
-  void lse_result(const Tensor& tensor, const Tensor& offsets) {
+  void lse_result(const char* name, const Tensor& tensor, const Tensor& offsets) {
     tensor->set_output(true);
-    lay_out_lse(tensor);
+    lay_out_lse(name, tensor);
     if (offsets) tensor->set_ragged_offset(offsets);
   }
 
-  void result(const Tensor& tensor, fe::DataType_t type, const Dims& dims) {
+  void result(const char* name, const Tensor& tensor, fe::DataType_t type, const Dims& dims) {
     tensor->set_output(true).set_data_type(type).set_dim(dims).set_stride(contiguous(dims));
-    number(tensor, size(dims) * bytes_of(type));
+    number(name, tensor);
   }
 
-  OptionTensors option_operands() {
+  OptionTensors option_operands(const std::vector<NodeArray>& arrays) {
     using Type = fe::DataType_t;
     OptionTensors t;
     if (s_.has_lengths) {
@@ -119,13 +122,11 @@ class CallTensors {
       t.bias = graph_.tensor(Tensor_attributes().set_name("bias"));
       lay_out_bias(t.bias, s_.bias_rows);
     }
-    std::istringstream arrays(s_.node_arrays);
-    for (std::string array; std::getline(arrays, array, ',');) {
-      std::istringstream words(array);
-      std::string type;
-      Dims dims(4);
-      words >> type >> dims[0] >> dims[1] >> dims[2] >> dims[3];
-      t.node_arrays.push_back(operand("node_array", type == "f" ? Type::FLOAT : Type::INT32, dims));
+    for (const NodeArray& array : arrays) {
+      const std::string name = 'o' + std::to_string(t.node_arrays.size());
+      const auto& e = array.extents;
+      const auto type = array.kind == 'f' ? Type::FLOAT : Type::INT32;
+      t.node_arrays.push_back(operand(name, type, {e[0], e[1], e[2], e[3]}));
     }
     if (s_.has_sinks) t.sinks = operand("sinks", Type::FLOAT, {1, s_.num_heads, 1, 1});
     if (s_.dropout_rate > 0) {
@@ -135,7 +136,8 @@ class CallTensors {
     return t;
   }
 
-  std::vector<int64_t> take_buffer_bytes() { return std::move(buffer_bytes_); }
+  // Whether every buffer of the graph has its tensor.
+  bool has_all() const { return numbered_ == buffers_.of_graph(); }
 
   static Dims contiguous(const Dims& dims) {
     Dims strides(dims.size(), 1);
@@ -146,78 +148,56 @@ class CallTensors {
  private:
   using Tensor_attributes = fe::graph::Tensor_attributes;
 
-  static constexpr int64_t kBiasRowMultiple = 8;  // strides must be multiples of 16 bytes
-
-  static int64_t bytes_of(fe::DataType_t type) {
-    switch (type) {
-      case fe::DataType_t::HALF:
-      case fe::DataType_t::BFLOAT16:
-        return 2;
-      case fe::DataType_t::INT64:
-        return 8;
-      default:
-        return 4;
-    }
-  }
-
   static fe::DataType_t type_of(const Text& dtype) {
     if (dtype == "float16") return fe::DataType_t::HALF;
     return dtype == "bfloat16" ? fe::DataType_t::BFLOAT16 : fe::DataType_t::FLOAT;
   }
 
-  // Gives a tensor the next buffer of the call.
-  void number(const Tensor& tensor, int64_t bytes) {
-    buffer_bytes_.push_back(bytes);
-    tensor->set_uid(static_cast<int64_t>(buffer_bytes_.size()));
+  // Gives a tensor the buffer of this name.
+  void number(const std::string& name, const Tensor& tensor) {
+    const int64_t uid = buffers_.uid(name);
+    tensor->set_uid(uid);
+    numbered_ += uid > 0;
   }
 
-  Tensor operand(const char* name, fe::DataType_t type, const Dims& dims) {
+  Tensor operand(const std::string& name, fe::DataType_t type, const Dims& dims) {
     Tensor tensor = graph_.tensor(
         Tensor_attributes().set_name(name).set_dim(dims).set_stride(contiguous(dims)));
     tensor->set_data_type(type);
-    number(tensor, size(dims) * bytes_of(type));
+    number(name, tensor);
     return tensor;
   }
 
-  static int64_t size(const Dims& dims) {
-    int64_t product = 1;
-    for (int64_t dim : dims) product *= dim;
-    return product;
-  }
-
   // Arrays are [batch, length, heads, dim], or with heads first; cuDNN sees heads first.
-  void lay_out_rows(const Tensor& tensor, const Side& side, int64_t dim) {
+  void lay_out_rows(const char* name, const Tensor& tensor, const Side& side, int64_t dim) {
     tensor->set_dim({s_.batch, side.heads, side.length, dim})
         .set_stride(
             {side.length * side.heads * dim, side.head_stride(dim), side.row_stride(dim), 1});
-    number(tensor, side.rows * side.heads * dim * bytes_of(dtype));
+    number(name, tensor);
   }
 
   // float32 [B, N, T], packed [rows, N].
-  void lay_out_lse(const Tensor& tensor) {
+  void lay_out_lse(const char* name, const Tensor& tensor) {
     const int64_t n = s_.num_heads, t = s_.seq_len_q;
     tensor->set_data_type(fe::DataType_t::FLOAT).set_dim({s_.batch, n, t, 1});
     tensor->set_stride(s_.is_packed() ? Dims{t * n, 1, n, 1} : Dims{n * t, t, 1, 1});
-    number(tensor, queries.rows * n * 4);
-  }
-
-  int64_t bias_row() const {
-    return (s_.seq_len_kv + kBiasRowMultiple - 1) / kBiasRowMultiple * kBiasRowMultiple;
+    number(name, tensor);
   }
 
   // One row stands for all of them by a stride of 0.
   void lay_out_bias(const Tensor& tensor, int64_t rows) {
     const auto type = type_of(s_.bias_dtype);
-    const int64_t row = bias_row(), head = rows * row;
+    const int64_t row = s_.bias_row(), head = rows * row;
     tensor->set_data_type(type)
         .set_dim({s_.bias_batch, s_.bias_heads, s_.seq_len_q, s_.seq_len_kv})
         .set_stride({s_.bias_heads * head, head, rows == 1 ? 0 : row, 1});
-    number(tensor, s_.bias_batch * s_.bias_heads * head * bytes_of(type));
+    number("bias", tensor);
   }
 
   const SdpaSpec& s_;
+  const CallBuffers& buffers_;
   fe::graph::Graph& graph_;
-  std::vector<int64_t> buffer_bytes_;
+  size_t numbered_ = 0;
 };
 
 }  // namespace attn_dispatch

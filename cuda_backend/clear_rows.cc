@@ -8,7 +8,8 @@ namespace attn_dispatch {
 namespace {
 
 constexpr int32_t kMaxDevices = 64;
-constexpr unsigned kThreads = 128;
+constexpr int64_t kThreads = 128;
+constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
 
 // A block for each kThreads rows, one thread to look at each. In PTX, which the driver compiles for
 // the device it finds: so the library needs no CUDA compiler to be built.
@@ -118,6 +119,18 @@ Status load_clear_rows(int32_t device_ordinal) {
 
 Status clear_rows(void* rows, const void* flags, int64_t count, int64_t row_bytes,
                   int32_t device_ordinal, cudaStream_t stream) {
+  if (row_bytes % kRowMultiple != 0 || reinterpret_cast<uintptr_t>(rows) % kRowMultiple != 0) {
+    return {Code::kWrongCall,
+            "rows to be cleared: expected bytes of a row and an address that are "
+            "multiples of " +
+                std::to_string(kRowMultiple) + ", got " + std::to_string(row_bytes) + " bytes at " +
+                std::to_string(reinterpret_cast<uintptr_t>(rows))};
+  }
+  if (count > kThreads * kMostBlocks) {
+    return {Code::kWrongCall, "rows to be cleared: expected at most " +
+                                  std::to_string(kThreads * kMostBlocks) + ", got " +
+                                  std::to_string(count)};
+  }
   ATTN_RETURN_IF_ERROR(load_clear_rows(device_ordinal));
   using Launch = int(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                      cudaStream_t, void**, void**);
@@ -126,7 +139,8 @@ Status clear_rows(void* rows, const void* flags, int64_t count, int64_t row_byte
   const Function function = loaded[device_ordinal].load(std::memory_order_acquire);
   void* arguments[] = {&rows, &flags, &row_bytes, &count};
   const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
-  const int status = launch(function, blocks, 1, 1, kThreads, 1, 1, 0, stream, arguments, nullptr);
+  const int status = launch(function, blocks, 1, 1, static_cast<unsigned>(kThreads), 1, 1, 0,
+                            stream, arguments, nullptr);
   return status == 0 ? Status{} : failed("cuLaunchKernel", status);
 }
 

@@ -14,37 +14,42 @@ namespace ffi = xla::ffi;
 namespace attn_dispatch {
 namespace {
 
-ffi::Error said(const Status& status) {
-  if (status.ok()) return ffi::Error::Success();
-  return ffi::Error(ffi::ErrorCode::kInternal, "attn_dispatch_clear_rows: " + status.message);
-}
-
 ffi::Error wrong(const std::string& message) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "attn_dispatch_clear_rows: " + message);
+}
+
+ffi::Error failed(const Status& status) {
+  if (status.ok()) return ffi::Error::Success();
+  if (status.code == Code::kWrongCall) return wrong(status.message);
+  return ffi::Error(ffi::ErrorCode::kInternal, "attn_dispatch_clear_rows: " + status.message);
 }
 
 // Before any command buffer is captured.
 ffi::Error Load(int32_t ordinal, ffi::RemainingArgs, ffi::RemainingRets) {
   // Where cuDNN has not been asked for anything, nobody has loaded the driver yet.
   if (!has_driver()) return wrong("no CUDA driver library can be loaded");
-  return said(load_clear_rows(ordinal));
+  return failed(load_clear_rows(ordinal));
 }
 
 ffi::Error Clear(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer rows,
                  ffi::Buffer<ffi::U8> flags, ffi::Result<ffi::AnyBuffer> cleared) {
   const auto count = static_cast<int64_t>(flags.element_count());
   const auto bytes = static_cast<int64_t>(rows.size_bytes());
-  if (count == 0 || bytes == 0) return ffi::Error::Success();
-  if (bytes % (16 * count) != 0) {
-    return wrong("expected " + std::to_string(count) + " rows of a multiple of 16 bytes, got " +
-                 std::to_string(bytes) + " bytes");
+  if (const auto result = static_cast<int64_t>(cleared->size_bytes()); result != bytes) {
+    return wrong("expected a result of " + std::to_string(bytes) + " bytes, as the rows, got " +
+                 std::to_string(result));
+  }
+  if (bytes == 0) return ffi::Error::Success();
+  if (count == 0 || bytes % count != 0 || bytes / count % kRowMultiple != 0) {
+    return wrong("expected " + std::to_string(count) + " rows, a flag each, of a multiple of " +
+                 std::to_string(kRowMultiple) + " bytes, got " + std::to_string(bytes) + " bytes");
   }
   if (rows.untyped_data() != cleared->untyped_data()) {
     const Status copied = copy(cleared->untyped_data(), rows.untyped_data(), bytes, stream);
-    if (!copied.ok()) return said(copied);
+    if (!copied.ok()) return failed(copied);
   }
-  return said(clear_rows(cleared->untyped_data(), flags.untyped_data(), count, bytes / count,
-                         ordinal, stream));
+  return failed(clear_rows(cleared->untyped_data(), flags.untyped_data(), count, bytes / count,
+                           ordinal, stream));
 }
 
 XLA_FFI_DEFINE_HANDLER(

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "failure.h"
+#include "wrong_value.h"
 
 namespace attn_dispatch {
 namespace {
@@ -15,6 +18,7 @@ namespace {
 namespace fe = cudnn_frontend;
 
 constexpr auto kUnknown = fe::KnobType_t::NOT_SET;
+constexpr size_t kMostWords = 1024;  // bytes; every knob once takes half of them
 
 const std::map<std::string, fe::KnobType_t>& knobs_by_name() {
 #define KNOB(name)              \
@@ -48,7 +52,13 @@ std::string name_of(fe::KnobType_t knob) {
 bool read_number(std::string_view text, int64_t& number) {
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number);
-  return error == std::errc() && rest == end && number >= 0;
+  return error == std::errc() && rest == end && number >= 0 &&
+         number <= std::numeric_limits<int32_t>::max();
+}
+
+bool is_knob_name(const std::string& name) {
+  return !name.empty() &&
+         name.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789") == std::string::npos;
 }
 
 }  // namespace
@@ -63,22 +73,33 @@ std::string words_of(const Engine& engine) {
 }
 
 Result<Engine> engine_of(const std::string& words) {
-  const Status wrong{Code::kWrongCall,
-                     "expected an engine as \"6 KERNEL_CFG=2 STREAM_K=1\", got \"" + words + '"'};
+  const Status wrong =
+      wrong_value("engine", "words as \"6 KERNEL_CFG=2 STREAM_K=1\", each knob once", words);
+  if (words.size() > kMostWords) return wrong;
   std::istringstream in(words);
   std::string word;
   Engine engine;
   if (!(in >> word) || !read_number(word, engine.id)) return wrong;
+  std::set<std::string> names;
+  std::string unknown;
   while (in >> word) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos) return wrong;
-    const auto knob = knobs_by_name().find(word.substr(0, equals));
+    const std::string name = word.substr(0, equals);
     int64_t value = 0;
-    if (knob == knobs_by_name().end() ||
+    if (!is_knob_name(name) || !names.insert(name).second ||
         !read_number(std::string_view(word).substr(equals + 1), value)) {
       return wrong;
     }
-    engine.knobs[knob->second] = value;
+    const auto knob = knobs_by_name().find(name);
+    if (knob == knobs_by_name().end()) {
+      unknown = name;
+    } else {
+      engine.knobs[knob->second] = value;
+    }
+  }
+  if (!unknown.empty()) {
+    return Status{Code::kUnsupported, "engine: this library does not know the knob " + unknown};
   }
   return engine;
 }

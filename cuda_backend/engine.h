@@ -21,7 +21,8 @@ struct Engine {
   std::unordered_map<cudnn_frontend::KnobType_t, int64_t> knobs;
 };
 
-// The words of an engine, knobs in the order of their names; and back.
+// The words of an engine, knobs in the order of their names; and back. Words that are none are a
+// wrong call. A knob that only another version of this library knows is unsupported.
 std::string words_of(const Engine& engine);
 Result<Engine> engine_of(const std::string& words);
 

@@ -2,10 +2,10 @@
 
 #include <cudnn_frontend.h>
 
-#include <stdexcept>
-
+#include "buffers.h"
 #include "call_tensors.h"
 #include "score_mod.h"
+#include "score_program.h"
 
 namespace attn_dispatch {
 namespace fe = cudnn_frontend;
@@ -14,8 +14,13 @@ namespace {
 
 class GraphBuilder {
  public:
-  GraphBuilder(const SdpaSpec& spec, DeviceFacts device)
-      : s_(spec), graph_(std::make_shared<fe::graph::Graph>()), tensors_(spec, *graph_) {
+  GraphBuilder(const SdpaSpec& spec, const CallBuffers& buffers, std::vector<NodeArray> arrays,
+               ScoreProgram program, DeviceFacts device)
+      : s_(spec),
+        arrays_(std::move(arrays)),
+        program_(std::move(program)),
+        graph_(std::make_shared<fe::graph::Graph>()),
+        tensors_(spec, buffers, *graph_) {
     // Before any node is added: each copies what it finds.
     graph_->set_sm_version(device.sm).set_sm_count(device.sm_count);
     graph_->set_io_data_type(tensors_.dtype)
@@ -27,7 +32,7 @@ class GraphBuilder {
     Tensor q = tensors_.rows_operand("query", tensors_.queries, s_.head_dim);
     Tensor k = tensors_.keys_operand("key", s_.head_dim);
     Tensor v = tensors_.keys_operand("value", s_.head_dim_v);
-    const OptionTensors options = tensors_.option_operands();
+    const OptionTensors options = tensors_.option_operands(arrays_);
     pack({{q, options.offsets_query}, {k, options.offsets_key}, {v, options.offsets_value}});
 
     auto attributes =
@@ -54,13 +59,13 @@ class GraphBuilder {
       attributes.set_implementation(fe::AttentionImplementation_t::COMPOSITE);
     }
     auto [out, lse] = graph_->sdpa(q, k, v, attributes);
-    tensors_.rows_result(out, tensors_.queries, s_.head_dim_v, options.offsets_out);
-    if (s_.needs_lse) tensors_.lse_result(lse, options.offsets_lse);
+    tensors_.rows_result("out", out, tensors_.queries, s_.head_dim_v, options.offsets_out);
+    if (s_.needs_lse) tensors_.lse_result("lse", lse, options.offsets_lse);
     if (s_.needs_max) {
-      tensors_.lse_result(row_max, options.offsets_lse);
-      tensors_.lse_result(row_sum, options.offsets_lse);
+      tensors_.lse_result("row_max", row_max, options.offsets_lse);
+      tensors_.lse_result("row_sum", row_sum, options.offsets_lse);
     }
-    if (s_.needs_keep) tensors_.result(keep, fe::DataType_t::FLOAT, score_dims());
+    if (s_.needs_keep) tensors_.result("keep", keep, fe::DataType_t::FLOAT, score_dims());
   }
 
   void backward() {
@@ -70,7 +75,7 @@ class GraphBuilder {
     Tensor out = tensors_.rows_operand("out", tensors_.queries, s_.head_dim_v);
     Tensor lse = tensors_.lse_operand();
     Tensor out_grad = tensors_.rows_operand("out_grad", tensors_.queries, s_.head_dim_v);
-    const OptionTensors options = tensors_.option_operands();
+    const OptionTensors options = tensors_.option_operands(arrays_);
     pack({{q, options.offsets_query},
           {k, options.offsets_key},
           {v, options.offsets_value},
@@ -92,16 +97,19 @@ class GraphBuilder {
     Tensor dbias;
     if (s_.needs_dbias) attributes.set_dbias(dbias = new_tensor("dbias"));
     auto [dq, dk, dv] = graph_->sdpa_backward(q, k, v, out, out_grad, lse, attributes);
-    tensors_.rows_result(dq, tensors_.queries, s_.head_dim, options.offsets_query);
-    tensors_.rows_result(dk, tensors_.keys, s_.head_dim, options.offsets_key);
-    tensors_.rows_result(dv, tensors_.keys, s_.head_dim_v, options.offsets_value);
+    tensors_.rows_result("dq", dq, tensors_.queries, s_.head_dim, options.offsets_query);
+    tensors_.rows_result("dk", dk, tensors_.keys, s_.head_dim, options.offsets_key);
+    tensors_.rows_result("dv", dv, tensors_.keys, s_.head_dim_v, options.offsets_value);
     if (s_.needs_dbias) {
-      tensors_.result(dbias, tensors_.dtype,
+      tensors_.result("dbias", dbias, tensors_.dtype,
                       {s_.bias_batch, s_.bias_heads, s_.seq_len_q, s_.seq_len_kv});
     }
   }
 
-  SdpaGraph finish() { return {std::move(graph_), tensors_.take_buffer_bytes()}; }
+  Result<std::shared_ptr<fe::graph::Graph>> finish() {
+    if (tensors_.has_all()) return std::move(graph_);
+    return Status{Code::kUnsupported, "a buffer of the call has no tensor in cuDNN's graph"};
+  }
 
  private:
   using Dims = CallTensors::Dims;
@@ -128,7 +136,8 @@ class GraphBuilder {
     if (t.seed) attributes.set_dropout(s_.dropout_rate, t.seed, t.seed_offset);
     if (t.lengths_q) attributes.set_seq_len_q(t.lengths_q).set_seq_len_kv(t.lengths_kv);
     if (s_.has_score_program()) {
-      score_mod_ = std::make_shared<ScoreMod>(s_, t.lengths_q, t.lengths_kv, t.node_arrays);
+      score_mod_ = std::make_shared<ScoreMod>(s_, std::move(program_), t.lengths_q, t.lengths_kv,
+                                              t.node_arrays);
       attributes.set_score_mod(
           [mod = score_mod_](auto graph, auto score) { return mod->forward(graph, score); });
       return;
@@ -143,56 +152,25 @@ class GraphBuilder {
   }
 
   const SdpaSpec& s_;
+  const std::vector<NodeArray> arrays_;
+  ScoreProgram program_;
   std::shared_ptr<fe::graph::Graph> graph_;
   CallTensors tensors_;
   std::shared_ptr<ScoreMod> score_mod_;
 };
 
-Status check(const SdpaSpec& s) {
-  const auto wrong = [&](const std::string& what) {
-    return Status{Code::kWrongCall, what + " in " + s.key()};
-  };
-  if (s.dtype != "float16" && s.dtype != "bfloat16") {
-    return wrong("expected dtype float16 or bfloat16, got " + s.dtype);
-  }
-  for (int64_t extent : {s.batch, s.num_heads, s.num_kv_heads, s.seq_len_q, s.seq_len_kv,
-                         s.head_dim, s.head_dim_v}) {
-    if (extent < 1)
-      return wrong("expected every extent to be positive, got " + std::to_string(extent));
-  }
-  if (s.num_heads % s.num_kv_heads != 0)
-    return wrong("num_heads is not a multiple of num_kv_heads");
-  // Strides must be multiples of 16 bytes: github.com/NVIDIA/cudnn-frontend/issues/1571.
-  if (s.head_dim % 8 != 0 || s.head_dim_v % 8 != 0)
-    return wrong("a head dim is not a multiple of 8");
-  if (s.is_packed() != (s.packed_rows_kv > 0) || (s.is_packed() && !s.has_lengths))
-    return wrong("packed arrays need rows on both sides and lengths");
-  if (s.is_paged() && (s.backward || s.is_packed() || !s.has_lengths || s.num_pages < 1))
-    return wrong("keys in pages need pages and lengths, and go forward alone, not packed");
-  if (s.has_value_table && !s.is_paged()) return wrong("a page table without pages");
-  const auto fits = [&](int64_t head_rows, int64_t length, int64_t rows) {
-    if (head_rows == 0) return true;
-    return s.is_packed() ? head_rows > 0 && rows % head_rows == 0 : head_rows == length;
-  };
-  if (s.backward && s.is_packed() && (s.head_rows_q != 0 || s.head_rows_kv != 0))
-    return wrong(
-        "packed gradients have the heads of a row together: cudnn-frontend sizes others wrong");
-  if (!fits(s.head_rows_q, s.seq_len_q, s.packed_rows_q) ||
-      !fits(s.head_rows_kv, s.is_paged() ? s.page_size : s.seq_len_kv, s.packed_rows_kv))
-    return wrong("head_rows are 0, or the rows of an array, of a page or of a batch row");
-  return {};
-}
-
 }  // namespace
 
-Result<SdpaGraph> make_graph(const SdpaSpec& spec, DeviceFacts device) {
-  ATTN_RETURN_IF_ERROR(check(spec));
-  GraphBuilder builder(spec, device);
-  try {
-    spec.backward ? builder.backward() : builder.forward();
-  } catch (const std::out_of_range&) {
-    return Status{Code::kWrongCall, "a node that is not known in " + spec.key()};
-  }
+Result<std::shared_ptr<fe::graph::Graph>> make_graph(const SdpaSpec& spec, DeviceFacts device) {
+  auto arrays = node_arrays_of(spec);
+  if (!arrays.ok()) return arrays.status;
+  auto program = score_program_of(spec, arrays.value);
+  if (!program.ok()) return program.status;
+  const auto buffers = buffers_of(spec);
+  if (!buffers.ok()) return buffers.status;
+  GraphBuilder builder(spec, buffers.value, std::move(arrays.value), std::move(program.value),
+                       device);
+  spec.backward ? builder.backward() : builder.forward();
   return builder.finish();
 }
 

@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "attributes.h"
+#include "buffers.h"
 #include "clear_rows.h"
 #include "library.h"
 #include "plan.h"
 #include "spec.h"
 #include "status.h"
+#include "visit.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -25,7 +27,6 @@ namespace attn_dispatch {
 namespace {
 
 constexpr int32_t kMaxDevices = 64;
-constexpr size_t kMaxBuffers = 32;
 
 // State of one call site: its spec, and its plan on each device that has run it.
 class CallSite {
@@ -33,9 +34,11 @@ class CallSite {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
-  explicit CallSite(SdpaSpec spec) : spec_(std::move(spec)) {}
+  CallSite(SdpaSpec spec, CallBuffers buffers)
+      : spec_(std::move(spec)), buffers_(std::move(buffers)) {}
 
   const SdpaSpec& spec() const { return spec_; }
+  const CallBuffers& buffers() const { return buffers_; }
 
   // The plan on this device; loads it the first time.
   Result<const LoadedPlan*> on_device(int32_t ordinal) {
@@ -55,6 +58,7 @@ class CallSite {
 
  private:
   const SdpaSpec spec_;
+  const CallBuffers buffers_;
   std::array<std::atomic<const LoadedPlan*>, kMaxDevices> loaded_{};
   std::mutex mutex_;
   std::vector<std::shared_ptr<const LoadedPlan>> owned_;
@@ -89,16 +93,22 @@ std::atomic<int32_t> first_local_device{0};
 ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(ffi::Dictionary attributes) {
   auto spec = spec_of(attributes);
   if (!spec.ok()) return ffi::Unexpected(to_ffi(spec.status));
+  auto buffers = buffers_of(spec.value);
+  if (!buffers.ok()) return ffi::Unexpected(to_ffi(buffers.status));
+  Visit visit;
+  if (!visit.status().ok()) return ffi::Unexpected(to_ffi(visit.status()));
   auto properties = device_properties(first_local_device);
   if (!properties.ok()) return ffi::Unexpected(to_ffi(properties.status));
   auto plan = plan_to_run(spec.value, properties.value);
   if (!plan.ok()) return ffi::Unexpected(to_ffi(plan.status));
-  return std::make_unique<CallSite>(std::move(spec.value));
+  return std::make_unique<CallSite>(std::move(spec.value), std::move(buffers.value));
 }
 
 // Loading a plan and making a handle happen here, before any command buffer is captured.
 ffi::Error Initialize(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::RemainingArgs,
                       ffi::RemainingRets, ffi::Dictionary) {
+  Visit visit;
+  if (!visit.status().ok()) return to_ffi(visit.status());
   auto plan = site->on_device(ordinal);
   if (!plan.ok()) return to_ffi(plan.status);
   if (site->spec().clears_rows) {
@@ -117,90 +127,81 @@ bool poisons() {
   return poison;
 }
 
-// Gathers the call's pointers and checks their sizes against the plan's.
-class Buffers {
+// Gathers the call's pointers and compares their sizes with what the kernel touches.
+class Pointers {
  public:
-  Buffers(const SdpaSpec& spec, const Plan& plan, const ffi::RemainingArgs& args,
-          const ffi::RemainingRets& rets)
-      : flags_(!spec.clears_rows ? 0
-               : spec.backward   ? 2
-                                 : 1) {
-    sizes_.reserve(flags_ + plan.buffer_bytes.size());
-    if (spec.clears_rows) sizes_ = {spec.flags_q()};
-    if (flags_ == 2) sizes_.push_back(spec.flags_kv());
-    sizes_.insert(sizes_.end(), plan.buffer_bytes.begin(), plan.buffer_bytes.end());
-    first_result_ = args.size();
-    const size_t count = args.size() + rets.size();
-    if (rets.size() < 1 || count != sizes_.size() + 1 || count > kMaxBuffers) {
-      fail("expected " + std::to_string(sizes_.size()) + " buffers and a workspace, got " +
-           std::to_string(count));
+  Pointers(const CallBuffers& buffers, int64_t workspace_bytes, const ffi::RemainingArgs& args,
+           const ffi::RemainingRets& rets)
+      : buffers_(buffers) {
+    if (args.size() != buffers.operands || rets.size() != buffers.results() + 1 ||
+        buffers.all.size() > kMostBuffers) {
+      fail("expected " + std::to_string(buffers.operands) + " operands, " +
+           std::to_string(buffers.results()) + " results and a workspace, got " +
+           std::to_string(args.size()) + " operands and " + std::to_string(rets.size()) +
+           " results");
       return;
     }
-    for (size_t i = 0; i < first_result_; ++i) take(i, *args.get<ffi::AnyBuffer>(i));
-    for (size_t i = first_result_; i < sizes_.size(); ++i) {
-      take(i, **rets.get<ffi::AnyBuffer>(i - first_result_));
+    for (size_t i = 0; i < args.size(); ++i) take(i, *args.get<ffi::AnyBuffer>(i));
+    for (size_t i = 0; i < buffers.results(); ++i) {
+      take(buffers.operands + i, **rets.get<ffi::AnyBuffer>(i));
     }
     const ffi::AnyBuffer workspace = **rets.get<ffi::AnyBuffer>(rets.size() - 1);
     workspace_ = workspace.untyped_data();
     workspace_bytes_ = static_cast<int64_t>(workspace.size_bytes());
-    if (workspace_bytes_ < plan.workspace_bytes) {
+    if (workspace_bytes_ < workspace_bytes) {
       fail("the program was lowered with a workspace of " + std::to_string(workspace_bytes_) +
            " bytes and this device and cuDNN " + std::to_string(cudnn_version()) + " need " +
-           std::to_string(plan.workspace_bytes) + "; lower it again here");
+           std::to_string(workspace_bytes) + "; lower it again here");
     }
   }
 
   const Status& status() const { return status_; }
-  void** of_graph() { return pointers_.data() + flags_; }
-  const void* live_queries() const { return pointers_[0]; }
-  const void* live_keys() const { return pointers_[1]; }
-  void* result(size_t i) const { return pointers_[first_result_ + i]; }
+  void** of_graph() { return pointers_.data() + buffers_.flags; }
   void* workspace() const { return workspace_; }
 
   Status poison(cudaStream_t stream) const {
-    for (size_t i = first_result_; i < sizes_.size(); ++i) {
-      ATTN_RETURN_IF_ERROR(fill(pointers_[i], 0xff, sizes_[i], stream));
+    for (size_t i = buffers_.operands; i < buffers_.all.size(); ++i) {
+      ATTN_RETURN_IF_ERROR(fill(pointers_[i], 0xff, buffers_.all[i].bytes, stream));
     }
     return fill(workspace_, 0xff, workspace_bytes_, stream);
+  }
+
+  // In a result the rows that the flags of this number say.
+  Status clear(size_t result, size_t flags, int32_t ordinal, cudaStream_t stream) const {
+    const size_t i = buffers_.operands + result;
+    const int64_t rows = buffers_.all[flags].bytes;  // a byte each
+    return clear_rows(pointers_[i], pointers_[flags], rows, buffers_.all[i].bytes / rows, ordinal,
+                      stream);
   }
 
  private:
   void take(size_t i, const ffi::AnyBuffer& buffer) {
     pointers_[i] = buffer.untyped_data();
     const auto bytes = static_cast<int64_t>(buffer.size_bytes());
-    if (bytes != sizes_[i]) {
-      fail("buffer " + std::to_string(i) + ": expected " + std::to_string(sizes_[i]) +
-           " bytes, got " + std::to_string(bytes));
+    const Buffer& expected = buffers_.all[i];
+    if (bytes != expected.bytes) {
+      fail("buffer " + std::to_string(i) + ", " + expected.name + ": expected " +
+           std::to_string(expected.bytes) + " bytes, got " + std::to_string(bytes));
     }
   }
 
   void fail(std::string message) { status_ = {Code::kWrongCall, std::move(message)}; }
 
-  const size_t flags_;
-  size_t first_result_ = 0;
-  std::vector<int64_t> sizes_;
-  std::array<void*, kMaxBuffers> pointers_{};
+  const CallBuffers& buffers_;
+  std::array<void*, kMostBuffers> pointers_;  // as many as there are buffers are set
   void* workspace_ = nullptr;
   int64_t workspace_bytes_ = 0;
   Status status_;
 };
 
 // out, or dq, dk and dv.
-Status clear_results(const SdpaSpec& s, const Buffers& buffers, int32_t ordinal,
+Status clear_results(bool is_backward, const Pointers& pointers, int32_t ordinal,
                      cudaStream_t stream) {
-  constexpr int64_t kElementBytes = 2;
-  const auto clear = [&](size_t result, bool of_queries, int64_t dim) {
-    const int64_t flags = of_queries ? s.flags_q() : s.flags_kv();
-    const int64_t elements =
-        (of_queries ? s.rows_q() * s.num_heads : s.rows_kv() * s.num_kv_heads) * dim;
-    return clear_rows(buffers.result(result),
-                      of_queries ? buffers.live_queries() : buffers.live_keys(), flags,
-                      elements / flags * kElementBytes, ordinal, stream);
-  };
-  if (!s.backward) return clear(0, /*of_queries=*/true, s.head_dim_v);
-  ATTN_RETURN_IF_ERROR(clear(0, /*of_queries=*/true, s.head_dim));
-  ATTN_RETURN_IF_ERROR(clear(1, /*of_queries=*/false, s.head_dim));
-  return clear(2, /*of_queries=*/false, s.head_dim_v);
+  constexpr size_t kOfQueries = 0, kOfKeys = 1;
+  ATTN_RETURN_IF_ERROR(pointers.clear(0, kOfQueries, ordinal, stream));
+  if (!is_backward) return {};
+  ATTN_RETURN_IF_ERROR(pointers.clear(1, kOfKeys, ordinal, stream));
+  return pointers.clear(2, kOfKeys, ordinal, stream);
 }
 
 ffi::Error Execute(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::RemainingArgs args,
@@ -209,14 +210,16 @@ ffi::Error Execute(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::Re
   if (!plan.ok()) return to_ffi(plan.status);
   auto handle = thread_handle(ordinal, stream);
   if (!handle.ok()) return to_ffi(handle.status);
-  Buffers buffers(site->spec(), plan.value->plan(), args, rets);
-  if (!buffers.status().ok()) return to_ffi(buffers.status());
+  const CallBuffers& buffers = site->buffers();
+  Pointers pointers(buffers, plan.value->plan().workspace_bytes, args, rets);
+  if (!pointers.status().ok()) return to_ffi(pointers.status());
   if (poisons()) {
-    if (Status status = buffers.poison(stream); !status.ok()) return to_ffi(status);
+    if (Status status = pointers.poison(stream); !status.ok()) return to_ffi(status);
   }
-  Status status = plan.value->execute(handle.value, buffers.of_graph(), buffers.workspace());
+  Status status = plan.value->execute(handle.value, pointers.of_graph(), buffers.of_graph(),
+                                      pointers.workspace());
   if (status.ok() && site->spec().clears_rows) {
-    status = clear_results(site->spec(), buffers, ordinal, stream);
+    status = clear_results(site->spec().backward, pointers, ordinal, stream);
   }
   return to_ffi(status);
 }

@@ -3,12 +3,17 @@
 #include <cudnn_frontend.h>
 
 #include <array>
+#include <mutex>
+#include <numeric>
 #include <string_view>
 
+#include "buffers.h"
 #include "engine.h"
 #include "failure.h"
 #include "graph.h"
 #include "known_bad.h"
+#include "remake.h"
+#include "wrong_value.h"
 
 namespace attn_dispatch {
 namespace fe = cudnn_frontend;
@@ -19,6 +24,8 @@ namespace {
 // A plan is some 100 KB of host memory, a loaded one as much on the device.
 constexpr size_t kPlanCapacity = 1024;
 constexpr size_t kLoadedCapacity = 1024;
+
+constexpr size_t kLongestLine = size_t{1} << 26;
 
 using PlanCache = OnceCache<std::shared_ptr<const Plan>>;
 using LoadedCache = OnceCache<std::shared_ptr<const LoadedPlan>>;
@@ -35,11 +42,24 @@ LoadedCache& loaded_cache() {
   return *instance;
 }
 
+// Of plans that were imported and made anew since, until somebody takes them.
+struct Remade {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const Plan>> by_key;
+};
+
+Remade& remade() {
+  static auto* instance = new Remade;
+  return *instance;
+}
+
 // cudnn-frontend and its JSON library throw; nothing here does.
 template <typename Function>
 auto guarded(Function&& function) -> decltype(function()) {
   try {
     return function();
+  } catch (const fe::cudnnException& e) {
+    return cudnn_failure("cudnn-frontend failed", e.what(), Code::kUnsupported);
   } catch (const std::exception& e) {
     return Status{Code::kLibrary, std::string("cudnn-frontend failed: ") + e.what()};
   } catch (...) {
@@ -108,22 +128,91 @@ bool from_hex(std::string_view text, std::vector<uint8_t>& bytes) {
   return wrong >= 0;
 }
 
+// What the graph has to know of a device, from its properties.
+Result<DeviceFacts> device_facts(const Json& properties) {
+  const auto number = [&](const char* name) -> int64_t {
+    const auto found = properties.find(name);
+    return found != properties.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+  };
+  constexpr int64_t kMost = 1 << 20;
+  for (const char* name : {"deviceVer", "multiProcessorCount"}) {
+    if (const int64_t value = number(name); value < 1 || value > kMost) {
+      return wrong_value(std::string("device properties: ") + name, "a positive number", value);
+    }
+  }
+  return DeviceFacts{static_cast<int32_t>(number("deviceVer") / 10),
+                     static_cast<int32_t>(number("multiProcessorCount"))};
+}
+
+// That the plan wants a pointer for each of the call's buffers and for nothing else.
+Status check_pointers(const SdpaSpec& spec, const fe::graph::Graph& graph) {
+  const auto buffers = buffers_of(spec);
+  if (!buffers.ok()) return buffers.status;
+  std::vector<int64_t> expected(buffers.value.of_graph());
+  std::iota(expected.begin(), expected.end(), 1);
+  const std::vector<int64_t> got = graph.get_variant_pack_uids_sorted();
+  if (got == expected) return {};
+  return {Code::kUnsupported, "cuDNN's plan reads " + std::to_string(got.size()) +
+                                  " of the call's " + std::to_string(expected.size()) + " buffers"};
+}
+
+// FNV-1a, 64 bits, of all that a line has: cuDNN reads code from it, so it must get no damaged one.
+std::string checksum(const Plan& plan) {
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto add = [&](const auto& bytes) {
+    for (const auto byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3;
+  };
+  add(plan.key);
+  add(plan.engine);
+  add(plan.blob);
+  std::vector<uint8_t> digits;
+  for (int shift = 56; shift >= 0; shift -= 8)
+    digits.push_back(static_cast<uint8_t>(hash >> shift));
+  return hex(digits);
+}
+
+std::string line_of(const Plan& plan) {
+  const Json facts{{"key", plan.key}, {"engine", plan.engine}, {"checksum", checksum(plan)}};
+  return facts.dump() + ' ' + hex(plan.blob);
+}
+
+// The plan in such a line, of which key, engine and blob are known yet.
+Result<Plan> read_line(const std::string& line) {
+  const Status wrong{Code::kWrongCall, "expected a plan as a line of JSON and digits"};
+  // The blob stands behind the JSON: inside it parsing would cost as much as lowering.
+  const size_t space = line.rfind(' ');
+  if (space == std::string::npos || line.size() > kLongestLine) return wrong;
+  const Json facts = Json::parse(line.begin(), line.begin() + static_cast<ptrdiff_t>(space),
+                                 /*callback=*/nullptr, /*allow_exceptions=*/false);
+  const auto text = [&](const char* name) {
+    const bool has = facts.is_object() && facts.contains(name) && facts[name].is_string();
+    return has ? facts[name].get<std::string>() : "";
+  };
+  Plan plan;
+  plan.key = text("key");
+  plan.engine = text("engine");
+  if (!from_hex(std::string_view(line).substr(space + 1), plan.blob)) return wrong;
+  if (text("checksum") != checksum(plan)) return Status{Code::kWrongCall, "a damaged plan"};
+  return plan;
+}
+
 // The graph of a spec, as far as cuDNN has checked it and not yet chosen an engine.
-Result<SdpaGraph> checked_graph(const SdpaSpec& spec, const std::string& properties_json) {
-  const Json facts = Json::parse(properties_json);
-  const auto sm = facts.at("deviceVer").get<int32_t>() / 10;
+Result<std::shared_ptr<fe::graph::Graph>> checked_graph(const SdpaSpec& spec,
+                                                        const std::string& properties_json) {
+  const auto facts = device_facts(Json::parse(properties_json));
+  if (!facts.ok()) return facts.status;
   std::string known_bad;
-  for (const std::string& reason : known_bad_reasons(spec, cudnn_version(), sm)) {
+  for (const std::string& reason : known_bad_reasons(spec, cudnn_version(), facts.value.sm)) {
     known_bad += (known_bad.empty() ? "" : "; ") + reason;
   }
   if (!known_bad.empty()) return Status{Code::kUnsupported, known_bad};
 
-  auto made = make_graph(spec, {sm, facts.at("multiProcessorCount").get<int32_t>()});
+  auto made = make_graph(spec, facts.value);
   if (!made.ok()) return made.status;
   auto properties = make_properties(properties_json);
   if (!properties.ok()) return properties.status;
 
-  fe::graph::Graph& graph = *made.value.graph;
+  fe::graph::Graph& graph = *made.value;
   graph.set_device_properties(properties.value);
   ATTN_RETURN_IF_ERROR(from_cudnn(graph.validate(), Code::kUnsupported, "cuDNN refuses the graph"));
   ATTN_RETURN_IF_ERROR(
@@ -146,7 +235,7 @@ Status propose(fe::graph::Graph& graph, const std::string& engine_words) {
 PlanResult build_plan(const SdpaSpec& spec, const std::string& properties, std::string key) {
   auto made = checked_graph(spec, properties);
   if (!made.ok()) return made.status;
-  fe::graph::Graph& graph = *made.value.graph;
+  fe::graph::Graph& graph = *made.value;
   ATTN_RETURN_IF_ERROR(propose(graph, spec.engine));
   ATTN_RETURN_IF_ERROR(
       from_cudnn(graph.check_support(), Code::kUnsupported, "cuDNN has no engine for it"));
@@ -158,10 +247,11 @@ PlanResult build_plan(const SdpaSpec& spec, const std::string& properties, std::
                          built.get_message() + '\n' + fe::detail::get_last_error_string_(),
                          Code::kFinalizeFailed);
   }
+  ATTN_RETURN_IF_ERROR(check_pointers(spec, graph));
 
   auto plan = std::make_shared<Plan>();
+  plan->spec = spec;
   plan->key = std::move(key);
-  plan->buffer_bytes = std::move(made.value.buffer_bytes);
   ATTN_RETURN_IF_ERROR(from_cudnn(graph.get_workspace_size(plan->workspace_bytes), Code::kLibrary,
                                   "no workspace size"));
   ATTN_RETURN_IF_ERROR(
@@ -180,16 +270,25 @@ LoadedResult load(std::shared_ptr<const Plan> plan, int32_t device_ordinal) {
                                                      /*enforce_precompiled=*/true,
                                                      /*run_warmup=*/false),
                                   Code::kDevice, "the plan could not be loaded on the device"));
+  int64_t workspace_bytes = 0;
+  ATTN_RETURN_IF_ERROR(
+      from_cudnn(graph->get_workspace_size(workspace_bytes), Code::kDevice, "no workspace size"));
+  if (workspace_bytes > plan->workspace_bytes) {
+    return Status{Code::kDevice, "the plan needs a workspace of " +
+                                     std::to_string(workspace_bytes) +
+                                     " bytes on the device, and " +
+                                     std::to_string(plan->workspace_bytes) + " were expected"};
+  }
   return LoadedResult(std::make_shared<const LoadedPlan>(std::move(plan), std::move(graph)));
 }
 
 }  // namespace
 
-Status LoadedPlan::execute(cudnnHandle_t handle, void** buffers, void* workspace) const {
+Status LoadedPlan::execute(cudnnHandle_t handle, void** buffers, size_t count,
+                           void* workspace) const {
   return guarded([&]() -> Status {
-    const int count = static_cast<int>(plan_->buffer_bytes.size());
-    return from_cudnn(graph_->execute(handle, buffers, count, workspace), Code::kDevice,
-                      "cuDNN could not queue the call");
+    return from_cudnn(graph_->execute(handle, buffers, static_cast<int>(count), workspace),
+                      Code::kDevice, "cuDNN could not queue the call");
   });
 }
 
@@ -230,7 +329,16 @@ LoadedResult load_for(const SdpaSpec& spec, int32_t device_ordinal) {
   if (!plan.ok()) return plan.status;
   const std::string key = plan.value->key + " on device " + std::to_string(device_ordinal);
   return loaded_cache().get(key, [&]() -> LoadedResult {
-    return guarded([&] { return load(plan.value, device_ordinal); });
+    return guarded([&] {
+      return loaded_or_remade(
+          plan.value, [&](auto made) { return load(std::move(made), device_ordinal); },
+          [&](const Plan& old) { return build_plan(old.spec, properties.value, old.key); },
+          [&](auto made) {
+            plan_cache().replace(made->key, made);
+            std::lock_guard<std::mutex> lock(remade().mutex);
+            remade().by_key[made->key] = std::move(made);
+          });
+    });
   });
 }
 
@@ -254,8 +362,8 @@ Result<std::string> engines_for(const SdpaSpec& spec, const std::string& propert
   return guarded([&]() -> Result<std::string> {
     auto made = checked_graph(spec, properties);
     if (!made.ok()) return made.status;
-    ATTN_RETURN_IF_ERROR(propose(*made.value.graph, ""));
-    return engines_of(*made.value.graph);
+    ATTN_RETURN_IF_ERROR(propose(*made.value, ""));
+    return engines_of(*made.value);
   });
 }
 
@@ -268,36 +376,47 @@ Result<bool> has_plan(const SdpaSpec& spec, const std::string& properties) {
 Result<std::string> export_plan(const SdpaSpec& spec, const std::string& properties) {
   auto plan = plan_for(spec, properties);
   if (!plan.ok()) return plan.status;
-  return guarded([&]() -> Result<std::string> {
-    const Plan& p = *plan.value;
-    const Json facts{{"key", p.key},
-                     {"engine", p.engine},
-                     {"workspace_bytes", p.workspace_bytes},
-                     {"buffer_bytes", p.buffer_bytes}};
-    return facts.dump() + ' ' + hex(p.blob);
-  });
+  return guarded([&]() -> Result<std::string> { return line_of(*plan.value); });
 }
 
 Status import_plan(const SdpaSpec& spec, const std::string& properties, const std::string& line) {
   auto key = plan_key(spec, properties);
   if (!key.ok()) return key.status;
   return guarded([&]() -> Status {
-    const auto sm = Json::parse(properties).at("deviceVer").get<int32_t>() / 10;
-    if (!known_bad_reasons(spec, cudnn_version(), sm).empty()) {
+    const auto device = device_facts(Json::parse(properties));
+    if (!device.ok()) return device.status;
+    if (!known_bad_reasons(spec, cudnn_version(), device.value.sm).empty()) {
       return {Code::kWrongCall, "a plan of a call that is known to be bad"};
     }
-    // The plan itself stands behind the JSON: inside it parsing would cost as much as lowering.
-    const size_t space = line.rfind(' ');
-    if (space == std::string::npos) return {Code::kWrongCall, "no plan"};
-    const Json read = Json::parse(line.begin(), line.begin() + static_cast<ptrdiff_t>(space));
-    auto plan = std::make_shared<Plan>();
-    plan->key = read.at("key").get<std::string>();
-    plan->engine = read.at("engine").get<std::string>();
-    plan->workspace_bytes = read.at("workspace_bytes").get<int64_t>();
-    plan->buffer_bytes = read.at("buffer_bytes").get<std::vector<int64_t>>();
-    const bool is_whole = from_hex(std::string_view(line).substr(space + 1), plan->blob);
-    if (plan->key != key.value || !is_whole) return {Code::kWrongCall, "the plan of another call"};
+    auto read = read_line(line);
+    if (!read.ok()) return read.status;
+    if (read.value.key != key.value) return {Code::kWrongCall, "the plan of another call"};
+    auto plan = std::make_shared<Plan>(std::move(read.value));
+    plan->spec = spec;
+    plan->is_imported = true;
+    auto made_properties = make_properties(properties);
+    if (!made_properties.ok()) return made_properties.status;
+    fe::graph::Graph graph;
+    graph.set_device_properties(made_properties.value);
+    ATTN_RETURN_IF_ERROR(from_cudnn(graph.deserialize(plan->blob, /*enforce_precompiled=*/true),
+                                    Code::kWrongCall, "cuDNN does not load the plan"));
+    ATTN_RETURN_IF_ERROR(from_cudnn(graph.get_workspace_size(plan->workspace_bytes), Code::kLibrary,
+                                    "no workspace size"));
+    ATTN_RETURN_IF_ERROR(check_pointers(spec, graph));
     return plan_cache().get(key.value, [&] { return PlanResult(std::move(plan)); }).status;
+  });
+}
+
+Result<std::map<std::string, std::string>> take_remade_plans() {
+  std::map<std::string, std::shared_ptr<const Plan>> plans;
+  {
+    std::lock_guard<std::mutex> lock(remade().mutex);
+    plans.swap(remade().by_key);
+  }
+  return guarded([&]() -> Result<std::map<std::string, std::string>> {
+    std::map<std::string, std::string> lines;
+    for (const auto& [key, plan] : plans) lines[key] = line_of(*plan);
+    return lines;
   });
 }
 

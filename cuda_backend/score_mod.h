@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "score_program.h"
+#include "score_graph.h"
 #include "spec.h"
 
 namespace attn_dispatch {
@@ -21,13 +21,16 @@ class ScoreMod {
   using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
   // Tensors are null where the spec has none of them. It must outlive the building of the graph.
-  ScoreMod(const SdpaSpec& spec, Tensor lengths_q, Tensor lengths_kv,
+  ScoreMod(const SdpaSpec& spec, ScoreProgram program, Tensor lengths_q, Tensor lengths_kv,
            const std::vector<Tensor>& arrays)
-      : spec_(spec), lengths_q_(lengths_q), lengths_kv_(lengths_kv), program_(arrays) {}
+      : spec_(spec),
+        lengths_q_(lengths_q),
+        lengths_kv_(lengths_kv),
+        nodes_(std::move(program), arrays) {}
 
   Tensor forward(const Graph& graph, Tensor score) {
     namespace mods = fe::graph::attn::score_modifiers;
-    score = program_.forward(graph, spec_.score_nodes, score);
+    score = nodes_.forward(graph, score);
     if (lengths_q_) score = mods::padding_mask(graph, score, lengths_kv_, lengths_q_);
     if (!spec_.has_band()) return score;
     std::optional<int64_t> left, right;
@@ -41,14 +44,12 @@ class ScoreMod {
   }
 
   // From the gradient of what forward returned to that of what it was given.
-  Tensor backward(const Graph& graph, Tensor grad) {
-    return program_.backward(graph, spec_.gradient_nodes, grad);
-  }
+  Tensor backward(const Graph& graph, Tensor grad) { return nodes_.backward(graph, grad); }
 
  private:
   const SdpaSpec& spec_;
   Tensor lengths_q_, lengths_kv_;
-  ScoreProgram program_;
+  ScoreGraph nodes_;
 };
 
 }  // namespace attn_dispatch

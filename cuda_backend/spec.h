@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <locale>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -60,6 +61,10 @@ struct Text : std::string {
   FIELD(Text, engine)           /* engine.h; "": the heuristics' */
 // clang-format on
 
+// Keys of a bias's rows in memory: strides must be multiples of 16 bytes.
+inline constexpr int64_t kBiasRowMultiple = 8;
+
+// Its sums and products are those of a spec that is in order: validate.h.
 struct SdpaSpec {
 #define FIELD(type, name) type name{};
   ATTN_SDPA_SPEC(FIELD, FIELD)
@@ -67,9 +72,6 @@ struct SdpaSpec {
 
   int64_t rows_q() const { return is_packed() ? packed_rows_q : batch * seq_len_q; }
   int64_t rows_kv() const { return is_packed() ? packed_rows_kv : batch * seq_len_kv; }
-  // Flags of rows, which are of each head where heads are first.
-  int64_t flags_q() const { return rows_q() * (head_rows_q ? num_heads : 1); }
-  int64_t flags_kv() const { return rows_kv() * (head_rows_kv ? num_kv_heads : 1); }
   bool is_packed() const { return packed_rows_q > 0; }
   bool is_paged() const { return page_size > 0; }
   // Of one sequence.
@@ -79,6 +81,10 @@ struct SdpaSpec {
     return std::max(packed_rows_q * num_heads, packed_rows_kv * num_kv_heads) *
            std::max(head_dim, head_dim_v);
   }
+  // Of a bias, padded.
+  int64_t bias_row() const {
+    return (seq_len_kv + kBiasRowMultiple - 1) / kBiasRowMultiple * kBiasRowMultiple;
+  }
   bool has_bias() const { return !bias_dtype.empty(); }
   bool has_statistics() const { return backward || needs_lse || needs_max; }
   bool has_score_program() const { return !score_nodes.empty(); }
@@ -87,6 +93,7 @@ struct SdpaSpec {
   // A name for this spec that no other spec has: the first part of every cache key.
   std::string key() const {
     std::ostringstream out;
+    out.imbue(std::locale::classic());
     out.precision(9);
 #define FIELD(type, name) out << #name "=" << name << ' ';
     ATTN_SDPA_SPEC(FIELD, FIELD)

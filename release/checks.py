@@ -65,7 +65,8 @@ def _source_distribution(path: Path) -> list[str]:
     with tarfile.open(path) as archive:
         names = [x.name.partition("/")[2] for x in archive.getmembers() if x.isfile()]
     wanted = ("pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "cuda_backend/module.cc",
-              "rocm_backend/module.cc", "dispatch/attn_dispatch/__init__.py")  # fmt: skip
+              "rocm_backend/module.cc", "common_backend/status.h",
+              "dispatch/attn_dispatch/__init__.py")  # fmt: skip
     found = [f"{x} is missing" for x in wanted if x not in names]
     return found + [f"stray file {x}" for x in names if _STRAY.search(x) or x.endswith(".so")]
 

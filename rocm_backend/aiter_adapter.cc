@@ -2,9 +2,10 @@
 #include "aiter_adapter.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+
+#include "aiter_environment.h"
 
 namespace attn_dispatch::aiter_adapter {
 
@@ -33,33 +34,19 @@ std::string Describe(const AttnAiterCall& call) {
 }
 
 std::string AsmTrouble(const char* subfolder) {
-  const char* folder = std::getenv("AITER_ASM_DIR");
-  if (folder == nullptr) {
-    return "AITER_ASM_DIR is not set. It names the folder of AITER's ASM kernels for this GPU, "
-           "with "
-           "a slash at the end: .../aiter_meta/hsa/gfx942/";
-  }
+  const std::string& folder = AsmFolder();
   std::error_code ignored;
   // AITER pastes its file names to the folder as they are.
-  if (!std::filesystem::is_directory(std::string(folder) + subfolder, ignored)) {
-    return std::string("AITER_ASM_DIR is \"") + folder + "\", and there is no folder \"" + folder +
-           subfolder + "\" with AITER's ASM kernels";
-  }
-  int device = 0;
-  if (hipGetDevice(&device) != hipSuccess) return "there is no current HIP device";
-  // AITER loads a kernel once in a thread, on the device that is current then.
-  static thread_local int device_of_thread = device;
-  if (device != device_of_thread) {
-    return "AITER's ASM kernels run on one device for each host thread: this thread has used them "
-           "on device " +
-           std::to_string(device_of_thread) + " and is now at device " + std::to_string(device);
-  }
-  return "";
+  if (!folder.empty() && std::filesystem::is_directory(folder + subfolder, ignored)) return "";
+  return "AITER's ASM kernels are missing: there is no folder " +
+         (folder.empty() ? "hsa/gfx…/" : folder) + subfolder +
+         " beside its libraries; build them again with `attn-dispatch build-aiter`";
 }
 
 namespace {
 
 int DeviceArch(char* arch, int32_t arch_size, char* message, int32_t message_size) {
+  const OwnErrors own_errors;
   int device = 0;
   hipDeviceProp_t properties;
   hipError_t error = hipGetDevice(&device);

@@ -5,6 +5,7 @@
 #include <hip/hip_runtime_api.h>
 
 #include <exception>
+#include <functional>
 #include <string>
 
 #include "aiter_api.h"
@@ -30,10 +31,24 @@ std::string DtypeName(const AttnAiterCall& call);
 // call that fails makes it exit(0), and it loads kernels from files on their first use.
 std::string AsmTrouble(const char* subfolder);
 
+// Does `work`, which launches ASM kernels on the current device and never throws. AITER loads each
+// kernel once in a host thread, on the device that is current then: a thread that goes on to
+// another device lets a thread of that device do it, and waits.
+int OnThreadOfDevice(const std::function<int()>& work, char* message, int32_t size);
+
+// Between these HIP's last error is AITER's. Since HIP 7 that is the last failure of any call in
+// the thread, whoever made it, and CK stops after its first kernel where there is one; and what
+// AITER leaves would be taken for an error of the calls that come next.
+struct OwnErrors {
+  OwnErrors() { (void)hipGetLastError(); }
+  ~OwnErrors() { (void)hipGetLastError(); }
+};
+
 // `run` with what it throws, and HIP's error if it leaves one, made into a sentence. It returns
 // AITER's time: below zero where AITER has no kernel.
 template <typename Run>
 int Launch(const AttnAiterCall& call, char* message, int32_t size, Run&& run) {
+  const OwnErrors own_errors;
   try {
     if (run() < 0) {
       return Fail(
@@ -59,6 +74,7 @@ int Launch(const AttnAiterCall& call, char* message, int32_t size, Run&& run) {
 // Where `ask` is AITER's answer to whether it would launch an ASM kernel.
 template <typename Ask>
 int TakesAsm(const AttnAiterCall& call, char* message, int32_t size, Ask&& ask) {
+  const OwnErrors own_errors;
   try {
     return ask() > 0 ? 1 : 0;
   } catch (const std::exception& error) {

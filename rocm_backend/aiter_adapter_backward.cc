@@ -100,9 +100,12 @@ int Backward(const AttnAiterBackward* backward, void* stream, char* message, int
                   "AITER has no ASM kernel for this call: " + Describe(backward->call));
     }
   }
-  return Launch(backward->call, message, size, [&] {
-    return Call(*backward, static_cast<hipStream_t>(stream), /*only_ask=*/false);
-  });
+  const auto launch = [&] {
+    return Launch(backward->call, message, size, [&] {
+      return Call(*backward, static_cast<hipStream_t>(stream), /*only_ask=*/false);
+    });
+  };
+  return asm_layout ? OnThreadOfDevice(launch, message, size) : launch();
 }
 
 int BackwardTakesAsm(const AttnAiterBackward* backward, char* message, int32_t size) {

@@ -64,9 +64,12 @@ int Forward(const AttnAiterForward* forward, void* stream, char* message, int32_
       return Fail(message, size, trouble);
     }
   }
-  return Launch(forward->call, message, size, [&] {
-    return Call(*forward, static_cast<hipStream_t>(stream), use_asm, /*only_ask=*/false);
-  });
+  const auto launch = [&] {
+    return Launch(forward->call, message, size, [&] {
+      return Call(*forward, static_cast<hipStream_t>(stream), use_asm, /*only_ask=*/false);
+    });
+  };
+  return use_asm ? OnThreadOfDevice(launch, message, size) : launch();
 }
 
 int ForwardTakesAsm(const AttnAiterForward* forward, char* message, int32_t size) {

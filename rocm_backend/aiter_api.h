@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 // The version of this file. A library of another version is refused.
-#define ATTN_AITER_API_VERSION 2
+#define ATTN_AITER_API_VERSION 3
 
 enum AttnAiterDtype { ATTN_AITER_FP16 = 0, ATTN_AITER_BF16 = 1 };
 

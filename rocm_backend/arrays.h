@@ -2,9 +2,11 @@
 #pragma once
 
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "status.h"
 #include "xla/ffi/api/ffi.h"
 
 // The tests' emulator is told how large every buffer is, so that it can check each access.
@@ -16,6 +18,8 @@ namespace attn_dispatch {
 
 using Dims = std::vector<int64_t>;
 
+constexpr int64_t kMostInt32 = std::numeric_limits<int32_t>::max();
+
 struct Array {
   void* data = nullptr;
   Dims dims;
@@ -23,8 +27,33 @@ struct Array {
   size_t bytes = 0;
 };
 
-// Takes operands and results in the order of the custom call. After the first mismatch `error()` is
-// a sentence and what is taken is not to be used.
+inline std::string dtype_name(xla::ffi::DataType dtype) {
+  switch (dtype) {
+    case xla::ffi::DataType::F16:
+      return "float16";
+    case xla::ffi::DataType::BF16:
+      return "bfloat16";
+    case xla::ffi::DataType::F32:
+      return "float32";
+    case xla::ffi::DataType::S32:
+      return "int32";
+    case xla::ffi::DataType::U32:
+      return "uint32";
+    default:
+      return "dtype number " + std::to_string(static_cast<int>(dtype));
+  }
+}
+
+// "bfloat16 [2, 8, 4, 16]"
+inline std::string text(xla::ffi::DataType dtype, const Dims& dims) {
+  std::string result;
+  for (int64_t dim : dims) result += (result.empty() ? "" : ", ") + std::to_string(dim);
+  return dtype_name(dtype) + " [" + result + "]";
+}
+inline std::string text(const Array& array) { return text(array.dtype, array.dims); }
+
+// Takes operands and results in the order of the custom call. Each has axes of 1 to 2^31 - 1. After
+// the first mismatch `status()` is a sentence and what is taken is not to be used.
 class Arrays {
  public:
   Arrays(const xla::ffi::RemainingArgs& operands, const xla::ffi::RemainingRets& results)
@@ -32,12 +61,12 @@ class Arrays {
 
   Array operand(const char* name) {
     if (next_operand_ >= operands_.size()) return missing(name);
-    return taken(*operands_.get<xla::ffi::AnyBuffer>(next_operand_++));
+    return taken(name, *operands_.get<xla::ffi::AnyBuffer>(next_operand_++));
   }
 
   Array result(const char* name) {
     if (next_result_ >= results_.size()) return missing(name);
-    return taken(**results_.get<xla::ffi::AnyBuffer>(next_result_++));
+    return taken(name, **results_.get<xla::ffi::AnyBuffer>(next_result_++));
   }
 
   Array operand(const char* name, xla::ffi::DataType dtype, const Dims& dims) {
@@ -49,55 +78,80 @@ class Arrays {
   }
 
   // To be asked once all are taken.
-  const std::string& error() {
-    if (error_.empty() && (next_operand_ < operands_.size() || next_result_ < results_.size())) {
-      error_ = "expected " + std::to_string(next_operand_) + " operands and " +
-               std::to_string(next_result_) + " results, got " + std::to_string(operands_.size()) +
-               " and " + std::to_string(results_.size());
+  const Status& status() {
+    if (next_operand_ < operands_.size() || next_result_ < results_.size()) {
+      fail("expected " + std::to_string(next_operand_) + " operands and " +
+           std::to_string(next_result_) + " results, got " + std::to_string(operands_.size()) +
+           " and " + std::to_string(results_.size()));
     }
-    return error_;
+    return status_;
   }
 
   void fail(const std::string& sentence) {
-    if (error_.empty()) error_ = sentence;
+    if (status_.ok()) status_ = {Code::kWrongCall, sentence};
+  }
+  void fail(const char* name, const std::string& expected, const std::string& got) {
+    fail(std::string(name) + ": expected " + expected + ", got " + got);
+  }
+
+  // The product of extents, as an int64.
+  int64_t product(const char* name, std::initializer_list<int64_t> extents) {
+    int64_t result = 1;
+    for (int64_t extent : extents) {
+      if (__builtin_mul_overflow(result, extent, &result)) {
+        fail(name, "fewer than 2^63 elements", "more");
+        return 0;
+      }
+    }
+    return result;
+  }
+
+  // The stride that is a product of extents, as the int32 that AITER takes.
+  int32_t stride(const char* name, std::initializer_list<int64_t> extents) {
+    const int64_t result = product(name, extents);
+    if (result > kMostInt32) {
+      fail(name,
+           "neighbours at most " + std::to_string(kMostInt32) +
+               " elements apart, as AITER's "
+               "strides are int32",
+           std::to_string(result));
+      return 0;
+    }
+    return static_cast<int32_t>(result);
   }
 
  private:
-  Array taken(const xla::ffi::AnyBuffer& buffer) {
+  Array taken(const char* name, const xla::ffi::AnyBuffer& buffer) {
     const auto dims = buffer.dimensions();
     Array array{buffer.untyped_data(), Dims(dims.begin(), dims.end()), buffer.element_type(),
                 buffer.size_bytes()};
     ATTN_DISPATCH_NOTE_BUFFER(array.data, static_cast<int64_t>(array.bytes));
-    return array;
-  }
-
-  Array checked(const char* name, Array array, xla::ffi::DataType dtype, const Dims& dims) {
-    if (array.dtype != dtype) {
-      fail(std::string(name) + ": expected dtype number " +
-           std::to_string(static_cast<int>(dtype)) + ", got " +
-           std::to_string(static_cast<int>(array.dtype)));
-    } else if (array.dims != dims) {
-      fail(std::string(name) + ": expected shape " + text(dims) + ", got " + text(array.dims));
+    int64_t bytes = static_cast<int64_t>(xla::ffi::ByteWidth(array.dtype));
+    for (int64_t dim : array.dims) {
+      if (dim < 1 || dim > kMostInt32 || __builtin_mul_overflow(bytes, dim, &bytes)) {
+        fail(name, "axes of 1 to " + std::to_string(kMostInt32) + " and fewer than 2^63 bytes",
+             text(array));
+        break;
+      }
     }
     return array;
   }
 
-  Array missing(const char* name) {
-    fail(std::string(name) + ": expected an array, and the call has no more");
-    return {};
+  Array checked(const char* name, Array array, xla::ffi::DataType dtype, const Dims& dims) {
+    if (array.dtype != dtype || array.dims != dims) fail(name, text(dtype, dims), text(array));
+    return array;
   }
 
-  static std::string text(const Dims& dims) {
-    std::string result;
-    for (int64_t dim : dims) result += (result.empty() ? "" : ", ") + std::to_string(dim);
-    return "[" + result + "]";
+  Array missing(const char* name) {
+    fail(name, "an array", "none: the call has no more");
+    return {};
   }
 
   const xla::ffi::RemainingArgs& operands_;
   const xla::ffi::RemainingRets& results_;
   size_t next_operand_ = 0;
   size_t next_result_ = 0;
-  std::string error_;
+  Status status_;
 };
 
 }  // namespace attn_dispatch

@@ -6,6 +6,7 @@
 
 #include "aiter_api.h"
 #include "spec.h"
+#include "status.h"
 
 namespace attn_dispatch {
 
@@ -14,6 +15,9 @@ struct Attributes {
   ATTN_AITER_SPEC(FIELD, FIELD)
 #undef FIELD
 };
+
+// Which of the custom calls it is.
+enum class Pass { kForward, kBackward, kSplitKv };
 
 struct CallSite {
   std::string arch;
@@ -33,7 +37,8 @@ struct CallSite {
   int32_t num_splits = 1;
 };
 
-// Fills `site`. Returns an empty sentence, or what is wrong with the attributes.
-std::string decode(const Attributes& attributes, CallSite& site);
+// The call site, or the first attribute that is wrong: out of range, no word that is known,
+// contradicted by another, or of another custom call.
+Result<CallSite> decode(const Attributes& attributes, Pass pass);
 
 }  // namespace attn_dispatch

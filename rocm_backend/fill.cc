@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "narrow.h"
-
 namespace attn_dispatch {
 namespace {
 
@@ -27,16 +25,19 @@ struct Sizes {
   Dims per_row() const { return is_group ? Dims{n, t} : Dims{batch, n, t}; }
 };
 
+struct Rows {
+  const char* name;
+  int64_t length, heads, dim;
+};
+
 Sizes take_qkv(Arrays& arrays, AttnAiterCall& call) {
   Sizes sizes;
   const Array q = arrays.operand("q");
   const size_t rank = q.dims.size();
-  if (rank != 3 && rank != 4) {
-    arrays.fail("q: expected 4 axes, or 3 for packed sequences, got " + std::to_string(rank));
+  const bool is_16_bit = q.dtype == DataType::F16 || q.dtype == DataType::BF16;
+  if (!is_16_bit || (rank != 3 && rank != 4)) {
+    arrays.fail("q", "float16 or bfloat16 of 4 axes, or of 3 for packed sequences", text(q));
     return sizes;
-  }
-  if (q.dtype != DataType::F16 && q.dtype != DataType::BF16) {
-    arrays.fail("q: expected float16 or bfloat16");
   }
   sizes.is_group = rank == 3;
   sizes.dtype = q.dtype;
@@ -45,67 +46,64 @@ Sizes take_qkv(Arrays& arrays, AttnAiterCall& call) {
   sizes.n = q.dims[rank - 2];
   sizes.h = q.dims[rank - 1];
   const Array k = arrays.operand("k");
-  if (k.dims.size() != rank) {
-    arrays.fail("k: expected as many axes as q");
+  if (k.dims.size() == rank) {
+    sizes.s = k.dims[rank - 3];
+    sizes.k = k.dims[rank - 2];
+  }
+  if (k.dtype != q.dtype || k.dims != sizes.rows(sizes.s, sizes.k, sizes.h)) {
+    arrays.fail("k", "q's dtype, batch and head dim, with " + text(q), text(k));
     return sizes;
   }
-  sizes.s = k.dims[rank - 3];
-  sizes.k = k.dims[rank - 2];
   const Array v = arrays.operand("v");
-  if (v.dims.size() != rank || k.dims != sizes.rows(sizes.s, sizes.k, sizes.h) ||
-      v.dims != sizes.rows(sizes.s, sizes.k, v.dims.back()) || k.dtype != q.dtype ||
-      v.dtype != q.dtype || sizes.k == 0 || sizes.n % sizes.k != 0) {
-    arrays.fail(
-        "k and v: expected q's batch, dtype and head dim, equal lengths and heads, and a "
-        "number of heads that divides q's");
+  if (v.dims.size() == rank) sizes.v = v.dims.back();
+  if (v.dtype != q.dtype || v.dims != sizes.rows(sizes.s, sizes.k, sizes.v)) {
+    arrays.fail("v", "k's dtype and shape but for the head dim, with " + text(k), text(v));
     return sizes;
   }
-  sizes.v = v.dims.back();
   call.q = q.data;
   call.k = k.data;
   call.v = v.data;
   return sizes;
 }
 
-void take_bias(Arrays& arrays, const Sizes& sizes, AttnAiterCall& call) {
-  const Narrow narrow(arrays);
+// With all sizes known: the number of sequences comes after the bias among the operands.
+void fill_bias(Arrays& arrays, const Sizes& sizes, const Array& bias, AttnAiterCall& call) {
   if (call.bias_kind == ATTN_AITER_NO_BIAS) return;
-  const Array bias = arrays.operand("bias");
+  const bool is_shared = !bias.dims.empty() && bias.dims[0] == 1;  // by all batch rows
   call.bias = bias.data;
   if (call.bias_kind == ATTN_AITER_ALIBI) {
-    if (bias.dtype != DataType::F32 || bias.dims.size() != 2 || bias.dims[1] != sizes.n) {
-      arrays.fail("ALiBi slopes: expected float32 [1 or batch, heads]");
-      return;
+    const Dims expected = {is_shared ? 1 : sizes.batch, sizes.n};
+    if (bias.dtype != DataType::F32 || bias.dims != expected) {
+      arrays.fail("bias",
+                  text(DataType::F32, {sizes.batch, sizes.n}) +
+                      " of ALiBi slopes, of which the first axis may be 1",
+                  text(bias));
     }
-    call.stride_bias = bias.dims[0] == 1 ? 0 : narrow(sizes.n);
+    call.stride_bias = is_shared ? 0 : arrays.stride("bias", {sizes.n});
     return;
   }
-  if (sizes.is_group || bias.dtype != sizes.dtype || bias.dims.size() != 4 ||
-      bias.dims[2] != sizes.t || bias.dims[3] != sizes.s) {
-    arrays.fail(
-        "bias: expected q's dtype and shape [1 or batch, 1 or heads, queries, keys], and no "
-        "packed sequences");
-    return;
+  const bool is_of_all_heads = bias.dims.size() == 4 && bias.dims[1] == 1;
+  const int64_t heads = is_of_all_heads ? 1 : sizes.n;
+  const Dims expected = {is_shared ? 1 : sizes.batch, heads, sizes.t, sizes.s};
+  if (sizes.is_group || bias.dtype != sizes.dtype || bias.dims != expected) {
+    arrays.fail("bias",
+                text(sizes.dtype, {sizes.batch, sizes.n, sizes.t, sizes.s}) +
+                    ", of which the first two axes may be 1, and no packed sequences",
+                text(bias));
   }
-  const int64_t matrix = sizes.t * sizes.s;
-  call.stride_bias = narrow(sizes.s);
-  call.nhead_stride_bias = bias.dims[1] == 1 ? 0 : narrow(matrix);
-  call.batch_stride_bias = bias.dims[0] == 1 ? 0 : narrow(bias.dims[1] * matrix);
+  call.stride_bias = arrays.stride("bias", {sizes.s});
+  call.nhead_stride_bias = is_of_all_heads ? 0 : arrays.stride("bias", {sizes.t, sizes.s});
+  call.batch_stride_bias = is_shared ? 0 : arrays.stride("bias", {heads, sizes.t, sizes.s});
 }
 
 void take_sequences(Arrays& arrays, const CallSite& site, Sizes& sizes, AttnAiterCall& call) {
-  if (!sizes.is_group) {
-    if (site.has_gaps || call.max_seq_len_q != sizes.t || call.max_seq_len_kv != sizes.s) {
-      arrays.fail("the attributes are those of packed sequences, and q has 4 axes");
-    }
-    return;
-  }
+  if (!sizes.is_group) return;
   const Array starts_q = arrays.operand("seqstart_q");
-  sizes.batch = starts_q.dims.size() == 1 ? starts_q.dims[0] - 1 : -1;
-  if (sizes.batch < 0 || starts_q.dtype != DataType::S32) {
-    arrays.fail("seqstart_q: expected int32 [sequences + 1]");
+  if (starts_q.dtype != DataType::S32 || starts_q.dims.size() != 1 || starts_q.dims[0] < 2) {
+    arrays.fail("seqstart_q", "int32 of one axis, of 2 or more", text(starts_q));
     return;
   }
+  sizes.batch = starts_q.dims[0] - 1;
   const Array starts_k = arrays.operand("seqstart_k", DataType::S32, {sizes.batch + 1});
   call.seqstart_q = static_cast<const int32_t*>(starts_q.data);
   call.seqstart_k = static_cast<const int32_t*>(starts_k.data);
@@ -120,45 +118,57 @@ void take_sequences(Arrays& arrays, const CallSite& site, Sizes& sizes, AttnAite
 Sizes fill_call(const CallSite& site, Arrays& arrays, AttnAiterCall& call) {
   call = site.call;
   Sizes sizes = take_qkv(arrays, call);
-  take_bias(arrays, sizes, call);
+  const bool has_bias = call.bias_kind != ATTN_AITER_NO_BIAS;
+  const Array bias = has_bias ? arrays.operand("bias") : Array{};
   if (call.dropout_rate > 0) {
     // Two u64, {seed, offset}, as the u32 words that JAX has without x64.
     const Array rng_state = arrays.operand("rng_state", DataType::U32, {4});
     call.rng_state = static_cast<const uint64_t*>(rng_state.data);
   }
   take_sequences(arrays, site, sizes, call);
+  if (!sizes.is_group && site.has_gaps) {
+    arrays.fail("has_gaps", "false where q has 4 axes", "true");
+  }
+  fill_bias(arrays, sizes, bias, call);
 
-  const Narrow narrow(arrays);
   call.dtype = sizes.dtype == DataType::F16 ? ATTN_AITER_FP16 : ATTN_AITER_BF16;
   call.is_group = sizes.is_group;
-  call.batch = narrow(sizes.batch);
-  call.seq_len_q = narrow(sizes.t);
-  call.seq_len_kv = narrow(sizes.s);
-  call.num_heads = narrow(sizes.n);
-  call.num_kv_heads = narrow(sizes.k);
-  call.head_dim = narrow(sizes.h);
-  call.head_dim_v = narrow(sizes.v);
+  call.batch = static_cast<int32_t>(sizes.batch);  // no axis is longer than an int32
+  call.seq_len_q = static_cast<int32_t>(sizes.t);
+  call.seq_len_kv = static_cast<int32_t>(sizes.s);
+  call.num_heads = static_cast<int32_t>(sizes.n);
+  call.num_kv_heads = static_cast<int32_t>(sizes.k);
+  call.head_dim = static_cast<int32_t>(sizes.h);
+  call.head_dim_v = static_cast<int32_t>(sizes.v);
 
-  call.stride_q = narrow(sizes.n * sizes.h);
-  call.stride_k = narrow(sizes.k * sizes.h);
-  call.stride_v = narrow(sizes.k * sizes.v);
-  call.stride_out = narrow(sizes.n * sizes.v);
-  call.nhead_stride_q = narrow(sizes.h);
-  call.nhead_stride_k = narrow(sizes.h);
-  call.nhead_stride_v = narrow(sizes.v);
-  call.nhead_stride_out = narrow(sizes.v);
-  call.nhead_stride_lse = narrow(sizes.t);
-  if (sizes.is_group) return sizes;
-  call.batch_stride_q = narrow(sizes.t * sizes.n * sizes.h);
-  call.batch_stride_k = narrow(sizes.s * sizes.k * sizes.h);
-  call.batch_stride_v = narrow(sizes.s * sizes.k * sizes.v);
-  call.batch_stride_out = narrow(sizes.t * sizes.n * sizes.v);
-  call.batch_stride_lse = narrow(sizes.n * sizes.t);
+  call.stride_q = arrays.stride("q", {sizes.n, sizes.h});
+  call.stride_k = arrays.stride("k", {sizes.k, sizes.h});
+  call.stride_v = arrays.stride("v", {sizes.k, sizes.v});
+  call.stride_out = arrays.stride("out", {sizes.n, sizes.v});
+  call.nhead_stride_q = arrays.stride("q", {sizes.h});
+  call.nhead_stride_k = arrays.stride("k", {sizes.h});
+  call.nhead_stride_v = arrays.stride("v", {sizes.v});
+  call.nhead_stride_out = arrays.stride("out", {sizes.v});
+  call.nhead_stride_lse = arrays.stride("lse", {sizes.t});
+  if (sizes.is_group) {
+    // From its start on a kernel counts the elements of a sequence in 32 bits.
+    for (const auto& [name, length, heads, dim] : {Rows{"q", call.max_seq_len_q, sizes.n, sizes.h},
+                                                   {"k", call.max_seq_len_kv, sizes.n, sizes.h},
+                                                   {"v", call.max_seq_len_kv, sizes.n, sizes.v},
+                                                   {"out", call.max_seq_len_q, sizes.n, sizes.v}}) {
+      arrays.stride(name, {length, heads, dim});
+    }
+    return sizes;
+  }
+  call.batch_stride_q = arrays.stride("q", {sizes.t, sizes.n, sizes.h});
+  call.batch_stride_k = arrays.stride("k", {sizes.s, sizes.k, sizes.h});
+  call.batch_stride_v = arrays.stride("v", {sizes.s, sizes.k, sizes.v});
+  call.batch_stride_out = arrays.stride("out", {sizes.t, sizes.n, sizes.v});
+  call.batch_stride_lse = arrays.stride("lse", {sizes.n, sizes.t});
   return sizes;
 }
 
 void take_dq_acc(const CallSite& site, Arrays& arrays, const Sizes& sizes, BackwardCall& backward) {
-  const Narrow narrow(arrays);
   AttnAiterBackward& call = backward.call;
   Array dq_acc;
   const int64_t batches = sizes.is_group ? 1 : sizes.batch;
@@ -170,28 +180,31 @@ void take_dq_acc(const CallSite& site, Arrays& arrays, const Sizes& sizes, Backw
       Dims dims = sizes.rows(sizes.t, sizes.n, sizes.h);
       dims.insert(dims.begin(), splits);
       dq_acc = arrays.result("dq_acc", DataType::F32, dims);
-      call.nhead_stride_dq_acc = narrow(sizes.h);
-      call.stride_dq_acc = narrow(sizes.n * sizes.h);
-      call.batch_stride_dq_acc = sizes.is_group ? 0 : narrow(sizes.t * sizes.n * sizes.h);
-      call.split_stride_dq_acc = splits == 1 ? 0 : narrow(batches * sizes.t * sizes.n * sizes.h);
+      call.nhead_stride_dq_acc = arrays.stride("dq_acc", {sizes.h});
+      call.stride_dq_acc = arrays.stride("dq_acc", {sizes.n, sizes.h});
+      call.batch_stride_dq_acc =
+          sizes.is_group ? 0 : arrays.stride("dq_acc", {sizes.t, sizes.n, sizes.h});
+      call.split_stride_dq_acc =
+          splits == 1 ? 0 : arrays.stride("dq_acc", {batches, sizes.t, sizes.n, sizes.h});
       break;
     }
     case ATTN_AITER_ATOMIC_32: {
       Dims dims = sizes.per_row();
       dims.push_back(sizes.h);
       dq_acc = arrays.result("dq_acc", DataType::F32, dims);
-      call.stride_dq_acc = narrow(sizes.h);
-      call.nhead_stride_dq_acc = narrow(sizes.t * sizes.h);
-      call.batch_stride_dq_acc = sizes.is_group ? 0 : narrow(sizes.n * sizes.t * sizes.h);
+      call.stride_dq_acc = arrays.stride("dq_acc", {sizes.h});
+      call.nhead_stride_dq_acc = arrays.stride("dq_acc", {sizes.t, sizes.h});
+      call.batch_stride_dq_acc =
+          sizes.is_group ? 0 : arrays.stride("dq_acc", {sizes.n, sizes.t, sizes.h});
       break;
     }
     case ATTN_AITER_ATOMIC_16: {
       const int64_t rows = ceil_to(call.call.max_seq_len_q, 16);
       const int64_t dim = sizes.h == 192 ? 192 : 128;
       dq_acc = arrays.result("dq_acc", sizes.dtype, {sizes.batch, sizes.n, rows, dim});
-      call.stride_dq_acc = narrow(dim);
-      call.nhead_stride_dq_acc = narrow(rows * dim);
-      call.batch_stride_dq_acc = narrow(sizes.n * rows * dim);
+      call.stride_dq_acc = arrays.stride("dq_acc", {dim});
+      call.nhead_stride_dq_acc = arrays.stride("dq_acc", {rows, dim});
+      call.batch_stride_dq_acc = arrays.stride("dq_acc", {sizes.n, rows, dim});
       break;
     }
   }
@@ -216,7 +229,6 @@ BackwardCall fill_backward(const CallSite& site, Arrays& arrays) {
   BackwardCall backward;
   AttnAiterBackward& call = backward.call;
   const Sizes sizes = fill_call(site, arrays, call.call);
-  const Narrow narrow(arrays);
   const Dims out_dims = sizes.rows(sizes.t, sizes.n, sizes.v);
   const DataType dtype = sizes.dtype;
   call.out = arrays.operand("out", dtype, out_dims).data;
@@ -231,9 +243,9 @@ BackwardCall fill_backward(const CallSite& site, Arrays& arrays) {
     const Array dbias = arrays.result("dbias", dtype, {sizes.batch, sizes.t, sizes.n, sizes.s});
     call.dbias = dbias.data;
     backward.dbias_bytes = dbias.bytes;
-    call.nhead_stride_dbias = narrow(sizes.s);
-    call.stride_dbias = narrow(sizes.n * sizes.s);
-    call.batch_stride_dbias = narrow(sizes.t * sizes.n * sizes.s);
+    call.nhead_stride_dbias = arrays.stride("dbias", {sizes.s});
+    call.stride_dbias = arrays.stride("dbias", {sizes.n, sizes.s});
+    call.batch_stride_dbias = arrays.stride("dbias", {sizes.t, sizes.n, sizes.s});
   }
   call.softmax_d =
       static_cast<float*>(arrays.result("softmax_d", DataType::F32, sizes.per_row()).data);
@@ -243,17 +255,17 @@ BackwardCall fill_backward(const CallSite& site, Arrays& arrays) {
 
   call.stride_out_grad = call.call.stride_out;
   call.stride_dq = call.call.stride_q;
-  call.stride_dk = narrow(sizes.n * sizes.h);
-  call.stride_dv = narrow(sizes.n * sizes.v);
+  call.stride_dk = arrays.stride("dk", {sizes.n, sizes.h});
+  call.stride_dv = arrays.stride("dv", {sizes.n, sizes.v});
   call.nhead_stride_out_grad = call.call.nhead_stride_out;
   call.nhead_stride_dq = call.call.nhead_stride_q;
-  call.nhead_stride_dk = narrow(sizes.h);
-  call.nhead_stride_dv = narrow(sizes.v);
+  call.nhead_stride_dk = arrays.stride("dk", {sizes.h});
+  call.nhead_stride_dv = arrays.stride("dv", {sizes.v});
   if (sizes.is_group) return backward;
   call.batch_stride_out_grad = call.call.batch_stride_out;
   call.batch_stride_dq = call.call.batch_stride_q;
-  call.batch_stride_dk = narrow(sizes.s * sizes.n * sizes.h);
-  call.batch_stride_dv = narrow(sizes.s * sizes.n * sizes.v);
+  call.batch_stride_dk = arrays.stride("dk", {sizes.s, sizes.n, sizes.h});
+  call.batch_stride_dv = arrays.stride("dv", {sizes.s, sizes.n, sizes.v});
   return backward;
 }
 

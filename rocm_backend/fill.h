@@ -7,7 +7,7 @@
 
 namespace attn_dispatch {
 
-// All leave what is wrong in arrays.error().
+// All leave what is wrong in arrays.status().
 AttnAiterForward fill_forward(const CallSite& site, Arrays& arrays);
 
 AttnAiterSplitKv fill_split_kv(const CallSite& site, Arrays& arrays);

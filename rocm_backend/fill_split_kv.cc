@@ -5,7 +5,6 @@
 // is [batch, heads, splits, rows, ...], so that what one workgroup combines lies together: CK
 // counts from split to split in 32 bits.
 #include "fill.h"
-#include "narrow.h"
 
 namespace attn_dispatch {
 namespace {
@@ -21,43 +20,44 @@ struct Sizes {
 Sizes take_qkv(Arrays& arrays, const CallSite& site, AttnAiterCall& call) {
   Sizes sizes;
   const Array q = arrays.operand("q"), k = arrays.operand("k"), v = arrays.operand("v");
-  if (q.dims.size() != 4 || k.dims.size() != 4 || v.dims.size() != 4) {
-    arrays.fail("q, k and v: expected 4 axes each");
+  if ((q.dtype != DataType::F16 && q.dtype != DataType::BF16) || q.dims.size() != 4) {
+    arrays.fail("q", "float16 or bfloat16 of 4 axes", text(q));
     return sizes;
-  }
-  if (q.dtype != DataType::F16 && q.dtype != DataType::BF16) {
-    arrays.fail("q: expected float16 or bfloat16");
   }
   sizes.dtype = q.dtype;
   sizes.batch = q.dims[0];
   sizes.n = q.dims[1];
   sizes.t = q.dims[2];
   sizes.h = q.dims[3];
-  sizes.blocks = k.dims[0];
+  if (k.dtype != q.dtype || k.dims.size() != 4 || k.dims[3] != sizes.h ||
+      (!site.is_paged && k.dims[0] != sizes.batch)) {
+    arrays.fail("k", "q's dtype and head dim, and its batch or pages, with " + text(q), text(k));
+    return sizes;
+  }
+  if (v.dims.size() == 4) sizes.v = v.dims[3];
+  if (v.dtype != q.dtype || v.dims != Dims{k.dims[0], k.dims[1], k.dims[2], sizes.v}) {
+    arrays.fail("v", "k's dtype and shape but for the head dim, with " + text(k), text(v));
+    return sizes;
+  }
   sizes.block = k.dims[site.heads_first_kv ? 2 : 1];
   sizes.k = k.dims[site.heads_first_kv ? 1 : 2];
-  sizes.v = v.dims[3];
-  if (k.dims[3] != sizes.h || v.dims != Dims{k.dims[0], k.dims[1], k.dims[2], sizes.v} ||
-      k.dtype != q.dtype || v.dtype != q.dtype || sizes.k == 0 || sizes.n % sizes.k != 0 ||
-      (!site.is_paged && sizes.blocks != sizes.batch)) {
-    arrays.fail(
-        "k and v: expected q's dtype and head dim, q's batch or pages, equal lengths and heads, "
-        "and a number of heads that divides q's");
+  // Every page of keys has one of values behind it.
+  if (site.value_page >= k.dims[0]) {
+    arrays.fail("value_page", "fewer than k's " + std::to_string(k.dims[0]) + " pages",
+                std::to_string(site.value_page));
+    return sizes;
   }
+  sizes.blocks = k.dims[0] - site.value_page;
   call.q = q.data;
   call.k = k.data;
-  // Every page of keys has one of values behind it.
-  const int64_t values_before = site.value_page * sizes.block * sizes.k * sizes.v;
-  call.v = static_cast<char*>(v.data) + 2 * values_before;
-  if (sizes.blocks < site.value_page) arrays.fail("k and v: expected as many pages as value_page");
-  sizes.blocks -= site.value_page;
+  call.v = static_cast<char*>(v.data) +
+           arrays.product("v", {2, site.value_page, sizes.block, sizes.k, sizes.v});
   return sizes;
 }
 
 }  // namespace
 
 AttnAiterSplitKv fill_split_kv(const CallSite& site, Arrays& arrays) {
-  const Narrow narrow(arrays);
   AttnAiterSplitKv split{};
   AttnAiterCall& call = split.call;
   call = site.call;
@@ -66,15 +66,17 @@ AttnAiterSplitKv fill_split_kv(const CallSite& site, Arrays& arrays) {
   const int64_t splits = site.num_splits;
   if (call.bias_kind == ATTN_AITER_ALIBI) {
     const Array slopes = arrays.operand("bias");
-    if (slopes.dtype != DataType::F32 || slopes.dims.size() != 2 || slopes.dims[1] != n ||
-        (slopes.dims[0] != 1 && slopes.dims[0] != batch)) {
-      arrays.fail("ALiBi slopes: expected float32 [1 or batch, heads]");
+    const bool is_shared = !slopes.dims.empty() && slopes.dims[0] == 1;
+    if (slopes.dtype != DataType::F32 || slopes.dims != Dims{is_shared ? 1 : batch, n}) {
+      arrays.fail("bias",
+                  text(DataType::F32, {batch, n}) +
+                      " of ALiBi slopes, of which the first "
+                      "axis may be 1",
+                  text(slopes));
       return split;
     }
     call.bias = slopes.data;
-    call.stride_bias = slopes.dims[0] == 1 ? 0 : narrow(n);
-  } else if (call.bias_kind != ATTN_AITER_NO_BIAS) {
-    arrays.fail("bias: the split-KV call takes none but ALiBi slopes");
+    call.stride_bias = is_shared ? 0 : arrays.stride("bias", {n});
   }
   call.seqlen_k =
       static_cast<const int32_t*>(arrays.operand("seqlen_k", DataType::S32, {batch}).data);
@@ -82,17 +84,15 @@ AttnAiterSplitKv fill_split_kv(const CallSite& site, Arrays& arrays) {
   if (site.is_paged) {
     const Array table = arrays.operand("page_table");
     if (table.dtype != DataType::S32 || table.dims.size() != 2 || table.dims[0] != batch) {
-      arrays.fail("page_table: expected int32 [batch, pages of a row]");
+      arrays.fail("page_table", "int32 of two axes, the first of " + std::to_string(batch),
+                  text(table));
       return split;
     }
     split.page_table = static_cast<const int32_t*>(table.data);
-    split.batch_stride_page_table = narrow(table.dims[1]);
-    split.page_size = narrow(sizes.block);
-    split.num_pages = narrow(sizes.blocks);
-    keys = sizes.block * table.dims[1];
-  }
-  if (call.max_seq_len_q != t || call.max_seq_len_kv != keys) {
-    arrays.fail("max_seq_len_q and max_seq_len_kv: expected the rows of q and the keys of a row");
+    split.batch_stride_page_table = arrays.stride("page_table", {table.dims[1]});
+    split.page_size = static_cast<int32_t>(sizes.block);
+    split.num_pages = static_cast<int32_t>(sizes.blocks);
+    keys = arrays.stride("page_table", {sizes.block, table.dims[1]});
   }
 
   split.logits_soft_cap = site.logits_soft_cap;
@@ -107,36 +107,38 @@ AttnAiterSplitKv fill_split_kv(const CallSite& site, Arrays& arrays) {
       static_cast<float*>(arrays.result("out_acc", DataType::F32, {batch, n, splits, t, v}).data);
 
   call.dtype = sizes.dtype == DataType::F16 ? ATTN_AITER_FP16 : ATTN_AITER_BF16;
-  call.batch = narrow(batch);
-  call.seq_len_q = narrow(t);
-  call.seq_len_kv = narrow(keys);
-  call.num_heads = narrow(n);
-  call.num_kv_heads = narrow(sizes.k);
-  call.head_dim = narrow(sizes.h);
-  call.head_dim_v = narrow(v);
+  call.batch = static_cast<int32_t>(batch);  // no axis is longer than an int32
+  call.seq_len_q = static_cast<int32_t>(t);
+  call.seq_len_kv = static_cast<int32_t>(keys);
+  call.num_heads = static_cast<int32_t>(n);
+  call.num_kv_heads = static_cast<int32_t>(sizes.k);
+  call.head_dim = static_cast<int32_t>(sizes.h);
+  call.head_dim_v = static_cast<int32_t>(v);
 
-  call.stride_q = narrow(sizes.h);
-  call.stride_k = narrow(site.heads_first_kv ? sizes.h : sizes.k * sizes.h);
-  call.stride_v = narrow(site.heads_first_kv ? v : sizes.k * v);
-  call.stride_out = narrow(v);
-  call.nhead_stride_q = narrow(t * sizes.h);
-  call.nhead_stride_k = narrow(site.heads_first_kv ? sizes.block * sizes.h : sizes.h);
-  call.nhead_stride_v = narrow(site.heads_first_kv ? sizes.block * v : v);
-  call.nhead_stride_out = narrow(t * v);
-  call.nhead_stride_lse = narrow(t);
-  call.batch_stride_q = narrow(n * t * sizes.h);
-  call.batch_stride_k = narrow(sizes.block * sizes.k * sizes.h);
-  call.batch_stride_v = narrow(sizes.block * sizes.k * v);
-  call.batch_stride_out = narrow(n * t * v);
-  call.batch_stride_lse = narrow(n * t);
+  const int64_t kv_heads_between = site.heads_first_kv ? 1 : sizes.k;
+  const int64_t keys_between = site.heads_first_kv ? sizes.block : 1;
+  call.stride_q = arrays.stride("q", {sizes.h});
+  call.stride_k = arrays.stride("k", {kv_heads_between, sizes.h});
+  call.stride_v = arrays.stride("v", {kv_heads_between, v});
+  call.stride_out = arrays.stride("out", {v});
+  call.nhead_stride_q = arrays.stride("q", {t, sizes.h});
+  call.nhead_stride_k = arrays.stride("k", {keys_between, sizes.h});
+  call.nhead_stride_v = arrays.stride("v", {keys_between, v});
+  call.nhead_stride_out = arrays.stride("out", {t, v});
+  call.nhead_stride_lse = arrays.stride("lse", {t});
+  call.batch_stride_q = arrays.stride("q", {n, t, sizes.h});
+  call.batch_stride_k = arrays.stride("k", {sizes.block, sizes.k, sizes.h});
+  call.batch_stride_v = arrays.stride("v", {sizes.block, sizes.k, v});
+  call.batch_stride_out = arrays.stride("out", {n, t, v});
+  call.batch_stride_lse = arrays.stride("lse", {n, t});
 
-  split.stride_out_acc = narrow(v);
-  split.split_stride_lse_acc = narrow(t);
-  split.split_stride_out_acc = narrow(t * v);
-  split.nhead_stride_lse_acc = narrow(splits * t);
-  split.nhead_stride_out_acc = narrow(splits * t * v);
-  split.batch_stride_lse_acc = narrow(n * splits * t);
-  split.batch_stride_out_acc = narrow(n * splits * t * v);
+  split.stride_out_acc = arrays.stride("out_acc", {v});
+  split.split_stride_lse_acc = arrays.stride("lse_acc", {t});
+  split.split_stride_out_acc = arrays.stride("out_acc", {t, v});
+  split.nhead_stride_lse_acc = arrays.stride("lse_acc", {splits, t});
+  split.nhead_stride_out_acc = arrays.stride("out_acc", {splits, t, v});
+  split.batch_stride_lse_acc = arrays.stride("lse_acc", {n, splits, t});
+  split.batch_stride_out_acc = arrays.stride("out_acc", {n, splits, t, v});
   return split;
 }
 

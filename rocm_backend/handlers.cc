@@ -1,5 +1,6 @@
 // Three custom calls, forward, backward and split-KV, in two stages: instantiate decodes the
-// attributes, execute turns buffers into AITER's pointers and strides and queues the call. All
+// attributes, execute turns buffers into AITER's pointers and strides, checks them and queues the
+// call. All
 // memory is XLA's: operands, results, and as further results the scratch. Nothing here allocates or
 // reads device memory.
 #include "handlers.h"
@@ -13,6 +14,7 @@
 #include "aiter_api.h"
 #include "arrays.h"
 #include "call_site.h"
+#include "check.h"
 #include "fill.h"
 #include "library.h"
 #include "spec.h"
@@ -32,146 +34,162 @@ namespace {
 
 constexpr int32_t kMessageSize = 1024;
 
-ffi::Error failure(ffi::ErrorCode code, const std::string& sentence) {
-  return ffi::Error(code, "attn_dispatch AITER: " + sentence);
+ffi::Error failure(const Status& status) {
+  ffi::ErrorCode code = ffi::ErrorCode::kInternal;
+  if (status.code == Code::kWrongCall) code = ffi::ErrorCode::kInvalidArgument;
+  if (status.code == Code::kLibrary) code = ffi::ErrorCode::kFailedPrecondition;
+  return ffi::Error(code, "attn_dispatch AITER: " + status.message);
 }
 
 struct State {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
   CallSite site;
+  const Aiter* aiter = nullptr;
   std::once_flag device_checked;
-  std::string wrong_device;
+  Status wrong_device;
 };
 
 ffi::TypeId State::id = {};
 ffi::TypeInfo State::info = ffi::MakeTypeInfo<State>();
 
+template <Pass pass>
 ffi::ErrorOr<std::unique_ptr<State>> Instantiate(Attributes attributes) {
-  if (!aiter()) {
-    return ffi::Unexpected(
-        failure(ffi::ErrorCode::kFailedPrecondition,
-                "its library is not loaded; build it with `attn-dispatch build-aiter` and call "
-                "attn_dispatch.register_aiter_calls(), which says what it misses"));
-  }
+  Result<CallSite> site = decode(attributes, pass);
+  if (!site.ok()) return ffi::Unexpected(failure(site.status));
   auto state = std::make_unique<State>();
-  if (std::string wrong = decode(attributes, state->site); !wrong.empty()) {
-    return ffi::Unexpected(failure(ffi::ErrorCode::kInvalidArgument, wrong));
-  }
-  return state;
+  state->site = std::move(site.value);
+  state->aiter = aiter(state->site.arch);
+  if (state->aiter) return state;
+  return ffi::Unexpected(
+      failure({Code::kLibrary, "its library for \"" + state->site.arch +
+                                   "\" is not loaded; build it with `attn-dispatch build-aiter` "
+                                   "and call attn_dispatch.register_aiter_calls(\"" +
+                                   state->site.arch + "\"), which says what it misses"}));
 }
 
 // Kernels and scratch were chosen for one architecture; on another they would not fit.
-std::string wrong_device(const CallSite& site) {
+Status wrong_device(const State& state) {
   char arch[64] = "", message[kMessageSize] = "";
-  if (aiter()->device_arch(arch, sizeof arch, message, sizeof message) != 0) return message;
-  if (site.arch == arch) return "";
-  return "the program was lowered for " + site.arch + " and runs on " + arch +
-         "; lower it again here, or with attn_dispatch.target(\"" + arch + "\")";
-}
-
-ffi::Error check_device(State& state) {
-  std::call_once(state.device_checked, [&] { state.wrong_device = wrong_device(state.site); });
-  if (state.wrong_device.empty()) return ffi::Error::Success();
-  return failure(ffi::ErrorCode::kFailedPrecondition, state.wrong_device);
-}
-
-ffi::Error fill_bytes(void* data, int value, size_t bytes, hipStream_t stream) {
-  const hipError_t status = hip().memset_async(data, value, bytes, stream);
-  if (status == hipSuccess) return ffi::Error::Success();
-  return failure(ffi::ErrorCode::kInternal,
-                 std::string("hipMemsetAsync: ") + hip().error_string(status));
-}
-
-// Set in tests: fills results and scratch with NaN first, so that whatever a kernel leaves
-// unwritten or reads uninitialized shows.
-ffi::Error poison(const ffi::RemainingRets& results, hipStream_t stream) {
-  static const bool wanted = [] {
-    const char* value = std::getenv("ATTN_DISPATCH_POISON");
-    return value && *value && *value != '0';
-  }();
-  for (size_t i = 0; wanted && i < results.size(); ++i) {
-    const ffi::AnyBuffer buffer = **results.get<ffi::AnyBuffer>(i);
-    auto error = fill_bytes(buffer.untyped_data(), 0xff, buffer.size_bytes(), stream);
-    if (error.failure()) return error;
+  if (state.aiter->calls->device_arch(arch, sizeof arch, message, sizeof message) != 0) {
+    return {Code::kDevice, message};
   }
-  return ffi::Error::Success();
+  if (state.site.arch == arch) return {};
+  return {Code::kLibrary, "the program was lowered for " + state.site.arch + " and runs on " +
+                              arch + "; lower it again here, or with attn_dispatch.target(\"" +
+                              arch + "\")"};
 }
 
-ffi::Error Forward(hipStream_t stream, State* state, ffi::RemainingArgs operands,
+Status check_device(State& state) {
+  std::call_once(state.device_checked, [&] { state.wrong_device = wrong_device(state); });
+  return state.wrong_device;
+}
+
+// One execution: everything that can be wrong is looked at before anything is written.
+struct Execution {
+  hipStream_t stream;
+  const CallSite& site;
+  const AttnAiter& aiter;
+  const Hip& hip;
+  Arrays arrays;
+  const ffi::RemainingRets& results;
+
+  Status forward() {
+    const AttnAiterForward call = fill_forward(site, arrays);
+    ATTN_RETURN_IF_ERROR(arrays.status());
+    ATTN_RETURN_IF_ERROR(check(call));
+    ATTN_RETURN_IF_ERROR(poison());
+    return launch(aiter.forward, call);
+  }
+
+  Status split_kv() {
+    const AttnAiterSplitKv call = fill_split_kv(site, arrays);
+    ATTN_RETURN_IF_ERROR(arrays.status());
+    ATTN_RETURN_IF_ERROR(check(call));
+    ATTN_RETURN_IF_ERROR(poison());
+    return launch(aiter.split_kv, call);
+  }
+
+  Status backward() {
+    const BackwardCall backward = fill_backward(site, arrays);
+    ATTN_RETURN_IF_ERROR(arrays.status());
+    ATTN_RETURN_IF_ERROR(check(backward.call));
+    ATTN_RETURN_IF_ERROR(check_kernel(backward.call));
+    ATTN_RETURN_IF_ERROR(poison());
+    ATTN_RETURN_IF_ERROR(zero_sums(backward));
+    return launch(aiter.backward, backward.call);
+  }
+
+ private:
+  Status fill_bytes(void* data, int value, size_t bytes) {
+    const hipError_t status = hip.memset_async(data, value, bytes, stream);
+    if (status == hipSuccess) return {};
+    (void)hip.get_last_error();  // since HIP 7 the thread's next calls would find it
+    return {Code::kDevice, std::string("hipMemsetAsync: ") + hip.error_string(status)};
+  }
+
+  // Set in tests: fills results and scratch with NaN first, so that whatever a kernel leaves
+  // unwritten or reads uninitialized shows.
+  Status poison() {
+    static const bool wanted = [] {
+      const char* value = std::getenv("ATTN_DISPATCH_POISON");
+      return value && *value && *value != '0';
+    }();
+    for (size_t i = 0; wanted && i < results.size(); ++i) {
+      const ffi::AnyBuffer buffer = **results.get<ffi::AnyBuffer>(i);
+      ATTN_RETURN_IF_ERROR(fill_bytes(buffer.untyped_data(), 0xff, buffer.size_bytes()));
+    }
+    return {};
+  }
+
+  // The ASM kernels' dq_acc is not CK's, and AITER falls back from one to the other by itself: ask
+  // which it will be before anything is written.
+  Status check_kernel(const AttnAiterBackward& backward) {
+    if (!backward.call.use_asm) return {};
+    char message[kMessageSize] = "";
+    const int takes_asm = aiter.backward_takes_asm(&backward, message, sizeof message);
+    if (takes_asm == 1) return {};
+    return {Code::kUnsupported, takes_asm == 0
+                                    ? "this AITER has no ASM kernel for a backward pass that was "
+                                      "lowered for one; its scratch memory would not fit CK's"
+                                    : message};
+  }
+
+  // What AITER adds to, or leaves as it is where whole tiles are masked.
+  Status zero_sums(const BackwardCall& backward) {
+    const AttnAiterBackward& call = backward.call;
+    const bool writes_all = call.call.mask == ATTN_AITER_NO_MASK && !call.call.is_group;
+    if (!(writes_all && call.is_deterministic)) {
+      ATTN_RETURN_IF_ERROR(fill_bytes(call.dq_acc, 0, backward.dq_acc_bytes));
+    }
+    // On gfx942 and for head dim 64 the 16-bit kernels add to dq itself.
+    if (call.accumulator == ATTN_AITER_ATOMIC_16) {
+      ATTN_RETURN_IF_ERROR(fill_bytes(call.dq, 0, backward.dq_bytes));
+    }
+    if (!call.dbias || writes_all) return {};
+    return fill_bytes(call.dbias, 0, backward.dbias_bytes);
+  }
+
+  // AITER's answer: queued, or a sentence.
+  template <typename Call>
+  Status launch(int (*run)(const Call*, void*, char*, int32_t), const Call& call) {
+    char message[kMessageSize] = "";
+    if (run(&call, stream, message, sizeof message) == 0) return {};
+    return {Code::kDevice, message};
+  }
+};
+
+template <Status (Execution::*run)()>
+ffi::Error Execute(hipStream_t stream, State* state, ffi::RemainingArgs operands,
                    ffi::RemainingRets results, ffi::Dictionary) {
-  if (auto error = check_device(*state); error.failure()) return error;
-  Arrays arrays(operands, results);
-  const AttnAiterForward forward = fill_forward(state->site, arrays);
-  if (!arrays.error().empty()) return failure(ffi::ErrorCode::kInvalidArgument, arrays.error());
-  if (auto error = poison(results, stream); error.failure()) return error;
-  char message[kMessageSize] = "";
-  if (aiter()->forward(&forward, stream, message, sizeof message) != 0) {
-    return failure(ffi::ErrorCode::kInternal, message);
+  Status status = check_device(*state);
+  if (status.ok()) {
+    Execution execution{
+        stream, state->site, *state->aiter->calls, state->aiter->hip, Arrays(operands, results),
+        results};
+    status = (execution.*run)();
   }
-  return ffi::Error::Success();
-}
-
-ffi::Error SplitKv(hipStream_t stream, State* state, ffi::RemainingArgs operands,
-                   ffi::RemainingRets results, ffi::Dictionary) {
-  if (auto error = check_device(*state); error.failure()) return error;
-  Arrays arrays(operands, results);
-  const AttnAiterSplitKv split = fill_split_kv(state->site, arrays);
-  if (!arrays.error().empty()) return failure(ffi::ErrorCode::kInvalidArgument, arrays.error());
-  if (auto error = poison(results, stream); error.failure()) return error;
-  char message[kMessageSize] = "";
-  if (aiter()->split_kv(&split, stream, message, sizeof message) != 0) {
-    return failure(ffi::ErrorCode::kInternal, message);
-  }
-  return ffi::Error::Success();
-}
-
-// The ASM kernels' dq_acc is not CK's, and AITER falls back from one to the other by itself: ask
-// which it will be before anything is written.
-ffi::Error check_kernel(const AttnAiterBackward& backward) {
-  if (!backward.call.use_asm) return ffi::Error::Success();
-  char message[kMessageSize] = "";
-  const int takes_asm = aiter()->backward_takes_asm(&backward, message, sizeof message);
-  if (takes_asm == 1) return ffi::Error::Success();
-  return failure(ffi::ErrorCode::kInternal,
-                 takes_asm == 0
-                     ? "this AITER has no ASM kernel for a backward pass that was lowered "
-                       "for one; its scratch memory would not fit CK's"
-                     : message);
-}
-
-// What AITER adds to, or leaves as it is where whole tiles are masked.
-ffi::Error zero_sums(const BackwardCall& backward, hipStream_t stream) {
-  const AttnAiterBackward& call = backward.call;
-  const bool writes_all = call.call.mask == ATTN_AITER_NO_MASK && !call.call.is_group;
-  if (!(writes_all && call.is_deterministic)) {
-    auto error = fill_bytes(call.dq_acc, 0, backward.dq_acc_bytes, stream);
-    if (error.failure()) return error;
-  }
-  // On gfx942 and for head dim 64 the 16-bit kernels add to dq itself.
-  if (call.accumulator == ATTN_AITER_ATOMIC_16) {
-    auto error = fill_bytes(call.dq, 0, backward.dq_bytes, stream);
-    if (error.failure()) return error;
-  }
-  if (!call.dbias || writes_all) return ffi::Error::Success();
-  return fill_bytes(call.dbias, 0, backward.dbias_bytes, stream);
-}
-
-ffi::Error Backward(hipStream_t stream, State* state, ffi::RemainingArgs operands,
-                    ffi::RemainingRets results, ffi::Dictionary) {
-  if (auto error = check_device(*state); error.failure()) return error;
-  Arrays arrays(operands, results);
-  const BackwardCall backward = fill_backward(state->site, arrays);
-  if (!arrays.error().empty()) return failure(ffi::ErrorCode::kInvalidArgument, arrays.error());
-  const AttnAiterBackward& call = backward.call;
-  if (auto error = check_kernel(call); error.failure()) return error;
-  if (auto error = poison(results, stream); error.failure()) return error;
-  if (auto error = zero_sums(backward, stream); error.failure()) return error;
-  char message[kMessageSize] = "";
-  if (aiter()->backward(&call, stream, message, sizeof message) != 0) {
-    return failure(ffi::ErrorCode::kInternal, message);
-  }
-  return ffi::Error::Success();
+  return status.ok() ? ffi::Error::Success() : failure(status);
 }
 
 auto execution() {
@@ -183,29 +201,35 @@ auto execution() {
       .Attrs();
 }
 
-XLA_FFI_DEFINE_HANDLER(kInstantiate, Instantiate, ffi::Ffi::BindInstantiate().Attrs<Attributes>());
-XLA_FFI_DEFINE_HANDLER(kForward, Forward, execution(), {ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER(kSplitKv, SplitKv, execution(), {ffi::Traits::kCmdBufferCompatible});
+auto instantiation() { return ffi::Ffi::BindInstantiate().Attrs<Attributes>(); }
+
+XLA_FFI_DEFINE_HANDLER(kPlanForward, Instantiate<Pass::kForward>, instantiation());
+XLA_FFI_DEFINE_HANDLER(kPlanBackward, Instantiate<Pass::kBackward>, instantiation());
+XLA_FFI_DEFINE_HANDLER(kPlanSplitKv, Instantiate<Pass::kSplitKv>, instantiation());
+XLA_FFI_DEFINE_HANDLER(kForward, Execute<&Execution::forward>, execution(),
+                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kSplitKv, Execute<&Execution::split_kv>, execution(),
+                       {ffi::Traits::kCmdBufferCompatible});
 // Not command-buffer compatible: CK's backward pass keeps host memory for its launches, which a
 // replay of a captured graph frees twice (github.com/ROCm/TransformerEngine/issues/599).
-XLA_FFI_DEFINE_HANDLER(kBackward, Backward, execution());
+XLA_FFI_DEFINE_HANDLER(kBackward, Execute<&Execution::backward>, execution());
 
-std::map<std::string, void*> stages(void* execute) {
-  return {{"instantiate", reinterpret_cast<void*>(kInstantiate)}, {"execute", execute}};
+std::map<std::string, void*> stages(void* instantiate, void* execute) {
+  return {{"instantiate", instantiate}, {"execute", execute}};
 }
 
 }  // namespace
 
 std::map<std::string, void*> forward_handlers() {
-  return stages(reinterpret_cast<void*>(kForward));
+  return stages(reinterpret_cast<void*>(kPlanForward), reinterpret_cast<void*>(kForward));
 }
 
 std::map<std::string, void*> backward_handlers() {
-  return stages(reinterpret_cast<void*>(kBackward));
+  return stages(reinterpret_cast<void*>(kPlanBackward), reinterpret_cast<void*>(kBackward));
 }
 
 std::map<std::string, void*> split_kv_handlers() {
-  return stages(reinterpret_cast<void*>(kSplitKv));
+  return stages(reinterpret_cast<void*>(kPlanSplitKv), reinterpret_cast<void*>(kSplitKv));
 }
 
 std::map<std::string, void*> state_type() {

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include <atomic>
+#include <map>
 #include <mutex>
 
 namespace attn_dispatch {
@@ -10,62 +10,75 @@ namespace {
 
 // AITER's C++ interface changes from release to release; aiter_adapter*.cc is written for this one.
 constexpr char kGeneration[] = "dev18";
+constexpr char kBuild[] = "build it again with `attn-dispatch build-aiter`";
 
-std::atomic<const AttnAiter*> loaded{nullptr};
-Hip loaded_hip{};
+std::mutex mutex;
+std::map<std::string, Aiter, std::less<>>& loaded() {
+  static auto* by_arch = new std::map<std::string, Aiter, std::less<>>;  // outlives every thread
+  return *by_arch;
+}
 
 // False where the library and those that it needs have no HIP.
 bool find_hip(void* library, Hip& hip) {
 #ifdef __HIP_PLATFORM_NVIDIA__  // there HIP is a header
-  hip = {&hipMemsetAsync, &hipGetErrorString};
+  hip = {&hipMemsetAsync, &hipGetErrorString, &hipGetLastError};
 #else
   hip = {reinterpret_cast<decltype(hip.memset_async)>(dlsym(library, "hipMemsetAsync")),
-         reinterpret_cast<decltype(hip.error_string)>(dlsym(library, "hipGetErrorString"))};
+         reinterpret_cast<decltype(hip.error_string)>(dlsym(library, "hipGetErrorString")),
+         reinterpret_cast<decltype(hip.get_last_error)>(dlsym(library, "hipGetLastError"))};
 #endif
-  return hip.memset_async && hip.error_string;
+  return hip.memset_async && hip.error_string && hip.get_last_error;
 }
 
-}  // namespace
-
-std::string load_aiter(const std::string& path) {
-  if (aiter()) return "";
+Result<Aiter> open(const std::string& path) {
+  const auto failure = [](const std::string& sentence) -> Status {
+    return {Code::kLibrary, sentence};
+  };
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const char* why = dlerror();
-    return "AITER's library cannot be loaded: " + std::string(why ? why : path) +
-           "; build it with `attn-dispatch build-aiter`";
+    return failure("AITER's library cannot be loaded: " + std::string(why ? why : path) +
+                   "; build it with `attn-dispatch build-aiter`");
   }
   using Entry = const AttnAiter* (*)();
   auto entry = reinterpret_cast<Entry>(dlsym(library, "attn_dispatch_aiter"));
   if (!entry) {
-    return path + " does not export attn_dispatch_aiter: it was not built by " +
-           "`attn-dispatch build-aiter`";
+    return failure(path + " does not export attn_dispatch_aiter: it was not built by " +
+                   "`attn-dispatch build-aiter`");
   }
-  const AttnAiter* found = entry();
-  if (found->api_version != ATTN_AITER_API_VERSION) {
-    return path + " was built for version " + std::to_string(found->api_version) +
-           " of attn_dispatch's AITER interface and this is version " +
-           std::to_string(ATTN_AITER_API_VERSION) +
-           "; build it again with `attn-dispatch build-aiter`";
+  const AttnAiter* calls = entry();
+  if (calls->api_version != ATTN_AITER_API_VERSION) {
+    return failure(path + " was built for version " + std::to_string(calls->api_version) +
+                   " of attn_dispatch's AITER interface and this is version " +
+                   std::to_string(ATTN_AITER_API_VERSION) + "; " + kBuild);
   }
-  if (found->generation != std::string(kGeneration)) {
-    return path + " was built from AITER's generation " + found->generation +
-           " and this attn_dispatch works with " + kGeneration +
-           "; build it again with `attn-dispatch build-aiter`";
+  if (calls->generation != std::string(kGeneration)) {
+    return failure(path + " was built from AITER's generation " + calls->generation +
+                   " and this attn_dispatch works with " + kGeneration + "; " + kBuild);
   }
-  static std::mutex one_at_a_time;
-  std::lock_guard<std::mutex> lock(one_at_a_time);
-  if (aiter()) return "";
-  if (!find_hip(library, loaded_hip)) {
-    return path + " is not linked with HIP (libamdhip64): it was not built by " +
-           "`attn-dispatch build-aiter`";
+  Aiter found{calls, {}};
+  if (!find_hip(library, found.hip)) {
+    return failure(path + " is not linked with HIP (libamdhip64): it was not built by " +
+                   "`attn-dispatch build-aiter`");
   }
-  loaded.store(found);
-  return "";
+  return found;
 }
 
-const AttnAiter* aiter() { return loaded.load(); }
+}  // namespace
 
-const Hip& hip() { return loaded_hip; }
+Status load_aiter(const std::string& path, const std::string& arch) {
+  if (aiter(arch)) return {};
+  const Result<Aiter> found = open(path);
+  if (!found.ok()) return found.status;
+  std::lock_guard<std::mutex> lock(mutex);
+  loaded().emplace(arch, found.value);
+  return {};
+}
+
+const Aiter* aiter(std::string_view arch) {
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto found = loaded().find(arch);
+  return found == loaded().end() ? nullptr : &found->second;
+}
 
 }  // namespace attn_dispatch

@@ -24,8 +24,14 @@ std::map<std::string, py::capsule> capsules(const std::map<std::string, void*>& 
 
 PYBIND11_MODULE(ATTN_DISPATCH_MODULE, m) {
   m.doc() = "AITER's fused attention: the XLA FFI handlers that call it.";
-  m.def("load_aiter", &load_aiter, py::arg("path"), py::call_guard<py::gil_scoped_release>(),
-        "Load the library that serves aiter_api.h; an empty string, or why it cannot be used.");
+  m.def(
+      "load_aiter",
+      [](const std::string& path, const std::string& arch) {
+        return load_aiter(path, arch).message;
+      },
+      py::arg("path"), py::arg("arch"), py::call_guard<py::gil_scoped_release>(),
+      "Load the library that serves aiter_api.h on an architecture; an empty string, or why it "
+      "cannot be used.");
   m.def("forward_handlers", [] { return capsules(forward_handlers()); });
   m.def("backward_handlers", [] { return capsules(backward_handlers()); });
   m.def("split_kv_handlers", [] { return capsules(split_kv_handlers()); });

@@ -19,7 +19,9 @@ from emulator.native import Emulator
 
 NAME = "_rocm_emulated"
 ROCM_BACKEND = build.REPOSITORY / "rocm_backend"
-HANDLERS = ("module", "handlers", "fill", "fill_split_kv", "call_site", "library")
+HANDLERS = ("module", "handlers", "fill", "fill_split_kv", "call_site", "check", "library")
+PREPARE = build.HERE / "handlers" / "prepare.cc"
+"""The handlers' steps for tests, without XLA."""
 
 
 def library() -> Path:
@@ -31,7 +33,7 @@ def build_module(folder: Path, name: str) -> Path:
     """The handlers of this folder as a Python module of this name."""
     return build.build(
         name,
-        [*(folder / f"{handler}.cc" for handler in HANDLERS), *build.SOURCES],
+        [*(folder / f"{handler}.cc" for handler in HANDLERS), *build.SOURCES, PREPARE],
         include_dirs=[folder],
         defines=[
             "ATTN_DISPATCH_EMULATED",
@@ -64,7 +66,8 @@ def emulator(path: Path | None = None) -> Emulator:
         path = path or library()
         jax.devices("cpu")  # what is registered before the platform is up comes in the wrong order
         module = load_module(path)
-        assert module.load_aiter(str(path)) == ""
+        for gfx in ("gfx942", "gfx950"):
+            assert module.load_aiter(str(path), gfx) == ""
         aiter.register_handlers(module, "cpu")
         _loaded.append(Emulator(path))
     return _loaded[0]

@@ -1,4 +1,4 @@
-"""What cuDNN makes of a custom call's operands, in float64: the contract of graph.h, written out.
+"""What cuDNN makes of a custom call's operands, in float64: the contract of buffers.h, written out.
 
 What a kernel leaves unspecified is NaN here: rows of no sequence, and those that attend nothing. It
 reads what a kernel may read: all of an array that is not packed, whatever the lengths, and of pages
@@ -23,7 +23,7 @@ _TILE = 128
 
 
 def names_of(call: CudnnCall) -> list[str]:
-    """The operands in the order of graph.h."""
+    """The operands in the order of buffers.h."""
     flags = ["flags_q", "flags_kv"] if call.backward else ["flags_q"]
     names = flags if call.clears_rows else []
     names += ["query", "key", "value"]
@@ -47,7 +47,7 @@ def _node_arrays(call: CudnnCall) -> int:
 
 
 def run(call: CudnnCall, operands: list[Any]) -> Arrays:
-    """The results by the names of graph.h, in float32."""
+    """The results by the names of buffers.h, in float32."""
     assert call.scale > 0
     given = dict(zip(names_of(call), map(np.asarray, operands), strict=True))
     results = _Results(call)

@@ -55,6 +55,7 @@ def build_module(cuda12: Path | str, ffi_headers: Path | str | None = None) -> P
         f"-DATTN_DISPATCH_MODULE={aiter_emulated.NAME}",
         "-DATTN_DISPATCH_NOTE_BUFFER=attn_emulator_note_buffer",
         *(f"-isystem{folder}" for folder in headers),
+        f"-I{build.REPOSITORY / 'common_backend'}",
         f"-include{build.HERE / 'cuda' / 'texture_references.h'}",
         f"-include{build.HERE / 'emulator_buffers.h'}",
     ]
@@ -74,7 +75,8 @@ def emulator(path: str) -> Emulator:
     path = str(Path(path).resolve())
     jax.devices("cuda")  # what is registered before the platform is up comes in the wrong order
     module = aiter_emulated.load_module(Path(path))
-    assert module.load_aiter(path) == ""
+    for gfx in ("gfx942", "gfx950"):
+        assert module.load_aiter(path, gfx) == ""
     aiter.register_handlers(module, "CUDA")
     found = Emulator(path)
     found.library.attn_emulator_cuda_load.restype = ctypes.c_char_p

@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from aiter_judge import api, build, grid
 from aiter_judge.calls import struct_of
 from attn_dispatch.aiter import buffers as aiter_buffers
+from attn_dispatch.aiter import sizes
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import Kernel, kernel_for, not_supported_reasons
 from attn_dispatch.aiter.rules import ASM_RULES, CK, CK_RULES, DISPATCH, SPLIT_RULES
@@ -40,11 +42,13 @@ def libraries() -> tuple[api.Library, api.Library]:
 
 
 @pytest.fixture
-def judge(libraries: tuple[api.Library, api.Library], monkeypatch: pytest.MonkeyPatch) -> Any:
+def judge(libraries: tuple[api.Library, api.Library]) -> Any:
     """judge.so as a GPU of the arch that it is called with."""
 
     def on(arch: str) -> api.Library:
-        monkeypatch.setenv("AITER_ASM_DIR", build.asm_folder(arch))
+        libraries[0].set_hip_version(7)
+        for gfx in build.ARCHS:
+            libraries[0].set_asm_folder(gfx, build.asm_folder(gfx))
         libraries[0].set_gpu(arch)
         return libraries[0]
 
@@ -109,6 +113,20 @@ def test_ck_runs_what_the_table_says(judge: Any, arch: str):
         assert not_supported_reasons(call, arch) == tuple(rule.reason(call) for rule in rows)
     assert sum(counts.values()) >= 2000
     assert min(counts.values()) >= 50, counts
+
+
+@ARCHS
+def test_tiles_of_queries_are_those_that_the_grid_is_counted_in(judge: Any, arch: str):
+    """CK's forward pass has the tiles along y or z, of which there are 65,535."""
+    library, tiles = judge(arch), set()
+    for dims, is_group in product(grid.HEAD_DIMS, (False, True)):
+        call = replace(
+            grid.CALL, is_group=is_group, batch=1, num_heads=1, num_kv_heads=1, seq_len_q=2**20,
+            max_seq_len_q=2**20, head_dim=dims[0], head_dim_v=dims[1],
+        )  # fmt: skip
+        failed, records = library.run(struct_of(call, use_asm=False))
+        tiles |= set() if failed else set(re.findall(r"tile=(\d+)x", records[0]))
+    assert tiles == {str(sizes.QUERIES_OF_A_TILE)}
 
 
 @ARCHS
@@ -256,7 +274,7 @@ def test_without_dropout_the_seed_is_zero(libraries: tuple[api.Library, api.Libr
 
 @ARCHS
 def test_device_arch(judge: Any, arch: str):
-    assert judge(arch).table.api_version == 2
+    assert judge(arch).table.api_version == 3
     assert judge(arch).table.generation == b"dev18"
     assert judge(arch).device_arch() == arch
     assert judge(arch).device_arch(size=6) == "the name of the GPU needs 7 bytes, got 6"
@@ -271,40 +289,98 @@ def test_ck_stands_in_where_the_loader_has_no_kernel_for_the_gpu(judge: Any):
     assert not failed and record.startswith("ck ")
 
 
-def test_an_error_of_hip_is_told(judge: Any):
+@pytest.mark.parametrize("version", [6, 7])
+def test_an_error_of_hip_is_told(judge: Any, version: int):
     library = judge("gfx942")
-    library.set_error(1)
-    failed, _ = library.run(struct_of(grid.CALL, use_asm=False))
+    library.set_hip_version(version)
+    library.set_launch_error(1)
+    failed, records = library.run(struct_of(grid.CALL, use_asm=False))
     assert failed.startswith(
         'HIP reports "an error of the fake HIP" after AITER\'s launch of: bf16'
     )
+    assert len(records) == 1
+    assert library.last_error() == 0  # nobody else takes it for an error of theirs
+    library.run(struct_of(grid.CALL, use_asm=False))
+    assert library.run(struct_of(grid.CALL, use_asm=False))[0] == ""
+
+
+@pytest.mark.parametrize("version", [6, 7])
+@pytest.mark.parametrize("use_asm", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+def test_an_earlier_error_of_somebody_else(judge: Any, version: int, use_asm: bool, backward: bool):
+    """HIP 7 still reports it after our launch, and CK would stop after its first kernel."""
+    library = judge("gfx942")
+    library.set_hip_version(version)
+    call = replace(grid.CALL, backward=backward)
+    struct = struct_of(call, use_asm=use_asm, accumulator="atomic_32" if use_asm else "split")
+    expected = library.run(struct)
+    assert expected[0] == "" and len(expected[1]) == (3 if backward and use_asm else 1)
+    library.set_error(2)
+    assert library.run(struct) == expected
+    if use_asm:
+        library.set_error(2)
+        assert library.takes_asm(struct)
+        assert library.last_error() == 0
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_asm_without_its_files(judge: Any, monkeypatch: pytest.MonkeyPatch, backward: bool):
+def test_asm_without_its_files(judge: Any, backward: bool):
     library = judge("gfx942")
     call = replace(grid.CALL, backward=backward)
     struct = struct_of(call, use_asm=True, accumulator="atomic_32")
-    monkeypatch.delenv("AITER_ASM_DIR")
-    assert library.run(struct)[0].startswith("AITER_ASM_DIR is not set.")
-    monkeypatch.setenv("AITER_ASM_DIR", "/nowhere")
-    folder = "fmha_v3_bwd/" if backward else "fmha_v3_fwd/"
-    assert f'there is no folder "/nowhere{folder}"' in library.run(struct)[0]
+    name = "fmha_v3_bwd/" if backward else "fmha_v3_fwd/"
+    for folder, missing in (("", "hsa/gfx…/"), ("/nowhere/hsa/gfx942/", "/nowhere/hsa/gfx942/")):
+        library.set_asm_folder("gfx942", folder)
+        failed, records = library.run(struct)
+        assert f"ASM kernels are missing: there is no folder {missing}{name} beside" in failed
+        assert not records
 
 
-def test_a_thread_keeps_to_one_device_with_asm(judge: Any):
-    library, told = judge("gfx942"), []
+def test_the_environment_names_no_folder(judge: Any, monkeypatch: pytest.MonkeyPatch):
+    """`import aiter` sets it, to kernels of its own version."""
+    monkeypatch.setenv("AITER_ASM_DIR", "/nowhere/")
+    _, file = _launched(grid.CALL, judge("gfx942").run(struct_of(grid.CALL, use_asm=True))[1])
+    assert file.startswith(build.asm_folder("gfx942"))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_two_devices_from_one_thread(judge: Any, backward: bool):
+    """AITER has its ASM kernels by thread, each on the device on which it was loaded."""
+    library, results = judge("gfx950"), []
+    call = replace(grid.CALL, backward=backward)
+    struct = struct_of(call, use_asm=True, accumulator=_atomic_32(call))
 
     def run() -> None:
-        for device in (1, 1, 0):
+        for device in (3, 4, 3, 5, 4):
             library.set_device(device)
-            told.append(library.run(struct_of(grid.CALL, use_asm=True))[0])
+            results.append(library.run(struct))
+
+    for _ in range(2):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert len(results) == 10
+    for failed, records in results:
+        assert failed == ""
+        _launched(call, records)  # of no other device
+
+
+def test_two_architectures_in_one_process(judge: Any):
+    """Each device's calls take its architecture's kernels, whichever device is 0."""
+    library, files = judge("gfx942"), []
+    library.set_gpu_of(1, "gfx950")
+
+    def run() -> None:
+        for device in (0, 1, 0, 1):
+            library.set_device(device)
+            failed, records = library.run(struct_of(grid.CALL, use_asm=True))
+            assert failed == ""
+            files.append(_launched(grid.CALL, records)[1])
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert told[:2] == ["", ""]
-    assert "used them on device 1 and is now at device 0" in told[2]
+    assert [re.findall(r"/hsa/(\w+)/", x)[0] for x in files] == ["gfx942", "gfx950"] * 2
 
 
 def test_backward_never_changes_the_kernel_behind_its_scratch(judge: Any):

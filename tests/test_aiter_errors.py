@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -81,32 +82,103 @@ class TestFailures:
 
     def test_buffers_that_contradict_each_other(self):
         q = jnp.zeros((2, 8, 4, 16), jnp.bfloat16)
+        half, group = q[0], {"max_seq_len_q": np.int64(8), "max_seq_len_kv": np.int64(8)}
+        starts = jnp.zeros(3, jnp.int32)
+        bias = jnp.zeros((2, 4, 8, 8), jnp.bfloat16)
         wrong: list[tuple[str, list[jax.Array], dict[str, Any]]] = [
-            ("q: expected 4 axes", [q[0, 0], q, q], {}),
-            ("q: expected float16 or bfloat16", [q.astype(jnp.float32)] * 3, {}),
-            ("k: expected as many axes as q", [q, q[0], q], {}),
-            ("k and v: expected q's batch", [q, q[:1], q], {}),
-            ("k and v: expected q's batch", [q, q[:, :, :3], q[:, :, :3]], {}),
-            ("seqstart_q: expected an array", [q[0]] * 3, {}),
+            ("q: expected float16 or bfloat16 of 4 axes, .*got bfloat16 [4, 16]",
+             [q[0, 0], q, q], {}),
+            ("q: expected float16 .*got float32 [2, 8, 4, 16]", [q.astype(jnp.float32)] * 3, {}),
+            ("q: expected axes of 1 to 2147483647 .*got bfloat16 [0, 8, 4, 16]", [q[:0]] * 3, {}),
+            ("k: expected q's dtype, batch and head dim, .*got bfloat16 [8, 4, 16]",
+             [q, q[0], q], {}),
+            ("k: expected q's dtype, batch and head dim, .*got bfloat16 [1, 8, 4, 16]",
+             [q, q[:1], q], {}),
+            ("v: expected k's dtype and shape .*got bfloat16 [2, 7, 4, 16]", [q, q, q[:, 1:]], {}),
+            ("heads of k: expected a divisor of q's 4, got 3", [q, q[:, :, :3], q[:, :, :3]], {}),
+            ("head dim of v: expected a multiple of 8 up to 256, got 12", [q, q, q[..., :12]],
+             {"results": [jax.ShapeDtypeStruct((2, 8, 4, 12), q.dtype)]}),
+            ("seqstart_q: expected an array, got none", [half] * 3, {}),
+            ("seqstart_q: expected int32 of one axis, of 2 or more, got int32 [1]",
+             [half] * 3 + [starts[:1]] * 2, group),
+            ("seqstart_k: expected int32 [3], got int32 [2]", [half] * 3 + [starts, starts[:2]],
+             group),
+            ("max_seq_len_q: expected at most 8, the rows there are, got 9",
+             [half] * 3 + [starts] * 2,
+             group | {"max_seq_len_q": np.int64(9),
+                      "results": [jax.ShapeDtypeStruct((8, 4, 16), q.dtype)]}),
             ("expected 3 operands and 1 results, got 4 and 1", [q] * 4, {}),
-            ("out: expected shape", [q, q, q[..., :8]], {}),
-            ("the attributes are those of packed", [q] * 3, {"max_seq_len_q": np.int64(7)}),
-            ("mask: expected one of none, top_left", [q] * 3, {"mask": "diagonal"}),
-            ("window_left: expected -1 to 2147483647, got -2", [q] * 3,
-             {"window_left": np.int64(-2)}),
-            ("bias: expected q's dtype", [q] * 4, {"bias": "bias"}),
-            ("ALiBi slopes: expected float32", [q] * 4, {"bias": "alibi"}),
-            ("rng_state: expected shape", [q, q, q, jnp.zeros(2, jnp.uint32)],
-             {"dropout_rate": np.float32(0.1)}),
+            ("out: expected bfloat16 [2, 8, 4, 8], got bfloat16 [2, 8, 4, 16]",
+             [q, q, q[..., :8]], {}),
+            ("max_seq_len_q: expected 8, got 7", [q] * 3, {"max_seq_len_q": np.int64(7)}),
+            ("bias: expected bfloat16 [2, 4, 8, 8], .*got bfloat16 [2, 8, 4, 16]", [q] * 4,
+             {"bias": "bias"}),
+            ("bias: expected bfloat16 [2, 4, 8, 8], .*got bfloat16 [3, 4, 8, 8]",
+             [q] * 3 + [jnp.repeat(bias, 2, 0)[:3]], {"bias": "bias"}),
+            ("bias: expected bfloat16 [2, 4, 8, 8], .*got bfloat16 [2, 2, 8, 8]",
+             [q] * 3 + [bias[:, :2]], {"bias": "bias"}),
+            ("bias: expected float32 [2, 4] of ALiBi slopes, .*got bfloat16", [q] * 4,
+             {"bias": "alibi"}),
+            ("bias: expected float32 [2, 4] of ALiBi slopes, .*got float32 [3, 4]",
+             [q] * 3 + [jnp.zeros((3, 4))], {"bias": "alibi"}),
+            ("rng_state: expected uint32 [4], got uint32 [2]",
+             [q, q, q, jnp.zeros(2, jnp.uint32)], {"dropout_rate": np.float32(0.1)}),
+            ("window_right: expected at most 2147483630 ",
+             [q] * 3, {"mask": "top_left", "window_right": np.int64(2**31 - 1)}),
         ]  # fmt: skip
         for message, operands, changes in wrong:
-            with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            with pytest.raises(jax.errors.JaxRuntimeError, match=matching(message)):
                 call_directly(operands, **changes)
+
+    @pytest.mark.parametrize(
+        ("message", "changes"),
+        [
+            ("max_seq_len_q: expected 1 to 2147483647, got 0", {"max_seq_len_q": np.int64(0)}),
+            ("max_seq_len_kv: expected 1 to 2147483647, got", {"max_seq_len_kv": np.int64(2**31)}),
+            ("scale: expected a positive normal number, got nan", {"scale": np.float32(np.nan)}),
+            ("scale: expected a positive normal number, got inf", {"scale": np.float32(np.inf)}),
+            ("scale: expected a positive normal number, got -0.5", {"scale": np.float32(-0.5)}),
+            ("dropout_rate: expected 0 to below 1, got 1.0", {"dropout_rate": np.float32(1)}),
+            ("dropout_rate: expected 0 to below 1, got", {"dropout_rate": np.float32(np.nan)}),
+            ("logits_soft_cap: expected a finite number", {"logits_soft_cap": np.float32(np.inf)}),
+            ("logits_soft_cap: expected a finite number", {"logits_soft_cap": np.float32(-1)}),
+            ("mask: expected one of none, top_left, bottom_right, got diagonal",
+             {"mask": "diagonal"}),
+            ("bias: expected one of none, bias, alibi, got junk", {"bias": "junk"}),
+            ("accumulator: expected one of split,", {"accumulator": "junk"}),
+            ("window_left: expected -1 to 2147483647, got -2", {"window_left": np.int64(-2)}),
+            ("window_left: expected -1 but under a mask, got 3", {"window_left": np.int64(3)}),
+            ("bf16_rounding: expected 0 to 2, got 3", {"bf16_rounding": np.int64(3)}),
+            ("bf16_rounding: expected 0 but with use_asm, got 1", {"bf16_rounding": np.int64(1)}),
+            ("num_splits: expected 1 to 128, got 129", {"num_splits": np.int64(129)}),
+            ("num_splits: expected 1 but in a split-KV call", {"num_splits": np.int64(2)}),
+            ("value_page: expected 0 but with keys in pages", {"value_page": np.int64(1)}),
+            ("is_paged: expected false but in a split-KV call, got true", {"is_paged": True}),
+            ("heads_first_kv: expected false but", {"heads_first_kv": True}),
+            ("deterministic: expected false but in a backward", {"deterministic": True}),
+            ("has_dbias: expected false but in a backward", {"has_dbias": True}),
+            ("accumulator: expected split but in a backward", {"accumulator": "atomic_32"}),
+            ("has_gaps: expected false where q has 4 axes, got true", {"has_gaps": True}),
+            ("has_gaps: expected false but without use_asm", {"has_gaps": True, "use_asm": True}),
+            ("logits_soft_cap: expected 0.0* but without use_asm",
+             {"logits_soft_cap": np.float32(2), "use_asm": True}),
+            ("bias: expected none but without logits_soft_cap",
+             {"logits_soft_cap": np.float32(2), "bias": "alibi"}),
+        ],
+    )  # fmt: skip
+    def test_attributes_that_are_wrong(self, message, changes):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            call_directly([jnp.zeros((2, 8, 4, 16), jnp.bfloat16)] * 3, **changes)
 
     def test_a_wrong_attribute_is_refused(self):
         q = jnp.zeros((2, 8, 4, 16), jnp.bfloat16)
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"expected 21 attributes|Unexpected"):
             call_directly([q] * 3, unheard_of=True)
+
+
+def matching(message: str) -> str:
+    """The message as a pattern, in which only .* has a meaning."""
+    return ".*".join(map(re.escape, message.split(".*")))
 
 
 def call_directly(operands: list[jax.Array], **changes: Any) -> Any:
@@ -116,7 +188,7 @@ def call_directly(operands: list[jax.Array], **changes: Any) -> Any:
     spec = spec_of(case.forward_options(needs_lse=False), case.operands())
     kernel = Kernel("ck", "ck", 0, "split", ())
     attributes = aiter._attributes(spec, call_of(spec), kernel, GFX942) | changes
-    results = [jax.ShapeDtypeStruct((2, 8, 4, 16), q.dtype)]
+    results = attributes.pop("results", [jax.ShapeDtypeStruct((2, 8, 4, 16), q.dtype)])
     call = jax.ffi.ffi_call(aiter.FORWARD_TARGET, results)
     return jax.block_until_ready(jax.jit(lambda *x: call(*x, **attributes))(*operands))
 
@@ -125,11 +197,9 @@ def call_directly(operands: list[jax.Array], **changes: Any) -> Any:
 def folder(tmp_path, monkeypatch):
     """Where AITER is looked for; nothing is there."""
     monkeypatch.setenv("ATTN_DISPATCH_AITER", str(tmp_path))
-    monkeypatch.delenv("AITER_ASM_DIR", raising=False)
     aiter_library.find.cache_clear()
     yield tmp_path / "gfx942"
     aiter_library.find.cache_clear()
-    os.environ.pop("AITER_ASM_DIR", None)
 
 
 def build_record(**changes: Any) -> AiterBuild:
@@ -138,11 +208,12 @@ def build_record(**changes: Any) -> AiterBuild:
 
 
 def load(error: str = "") -> aiter_library.AiterLibrary:
-    return aiter_library.load(SimpleNamespace(load_aiter=lambda path: error), "gfx942")
+    return aiter_library.load(SimpleNamespace(load_aiter=lambda path, arch: error), "gfx942")
 
 
 class TestMissing:
-    def test_rocm_library(self, folder):
+    def test_rocm_library(self, folder, monkeypatch):
+        monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", None)
         library = aiter_library.find("gfx942")
         assert not library.is_usable
         assert "reinstall it with ATTN_DISPATCH_ROCM=1" in library.unusable
@@ -161,20 +232,16 @@ class TestMissing:
         assert "AITER's ASM kernels are missing from" in load().unusable
         assert "build-aiter" in load().unusable
 
-    def test_aiter_asm_dir_of_something_else(self, folder, monkeypatch, tmp_path):
-        folder.mkdir()
-        build_record().write(folder)
-        monkeypatch.setenv("AITER_ASM_DIR", str(tmp_path))
-        assert f"AITER_ASM_DIR is {tmp_path}, which has no kernels" in load().unusable
-
     def test_everything_is_there(self, folder):
         (folder / "hsa" / "gfx942" / "fmha_v3_fwd").mkdir(parents=True)
         build_record().write(folder)
+        before = dict(os.environ)
         assert load().is_usable and load().path == str(folder / ADAPTER)
-        assert os.environ["AITER_ASM_DIR"] == f"{folder}/hsa/gfx942/"
+        assert dict(os.environ) == before
         assert load("AITER is too old").unusable == "AITER is too old"
 
-    def test_reason_on_a_device_that_is_here(self, folder):
+    def test_reason_on_a_device_that_is_here(self, folder, monkeypatch):
+        monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", None)
         case = BY_NAME["asm"]
         spec = spec_of(case.forward_options(), case.operands())
         (reason,) = aiter.not_supported_reasons(spec, PRESENT)
@@ -195,7 +262,8 @@ def loaded_alone(path: str) -> str:
     """What a new process says to loading this library: the first that loads stays."""
     code = (
         "import aiter_emulated, sys; "
-        "print(aiter_emulated.load_module(aiter_emulated.library()).load_aiter(sys.argv[1]))"
+        "module = aiter_emulated.load_module(aiter_emulated.library()); "
+        "print(module.load_aiter(sys.argv[1], 'gfx942'))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, path]

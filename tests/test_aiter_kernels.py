@@ -121,6 +121,32 @@ def test_what_int32_does_not_reach(call: Any, axes: str):
     assert not_supported_reasons(call, "gfx942") == ((INT32.format(axes),) if axes else ())
 
 
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize(
+    ("call", "layers"),
+    [
+        (replace(CALL, batch=65_535), ""),
+        (replace(CALL, batch=65_536), "65536 batch rows"),
+        (replace(CALL, **GROUP, batch=65_536), "65536 sequences"),
+        (replace(CALL, num_heads=65_536, num_kv_heads=1, head_dim=8, **_lengths(64, 64)), ""),
+        (replace(CALL, num_heads=1, num_kv_heads=1, **_lengths(128 * 65_535, 64)), ""),
+        (
+            replace(CALL, num_heads=1, num_kv_heads=1, **_lengths(128 * 65_535 + 1, 64)),
+            "65536 tiles of 128 queries",
+        ),
+        (replace(BACKWARD, batch=65_536, head_dim=8, **_lengths(4, 4)), "65536 batch rows"),
+        (
+            replace(BACKWARD, num_heads=65_536, batch=65_536, head_dim=8, **_lengths(4, 4)),
+            "65536 batch rows, 65536 heads",
+        ),
+    ],
+)
+def test_what_a_grid_has_no_room_for(arch: str, call: Any, layers: str):
+    small = replace(call, head_dim=8, head_dim_v=8)
+    limit = "an AMD GPU's grid has at most 65535 workgroups along an axis"
+    assert not_supported_reasons(small, arch) == ((f"{layers}: {limit}",) if layers else ())
+
+
 @pytest.mark.parametrize(("queries", "is_run"), [(2044, True), (2045, False)])
 @pytest.mark.parametrize("head_dim_v", [128, 64])
 def test_how_far_splits_may_lie_apart(queries: int, is_run: bool, head_dim_v: int):
@@ -154,6 +180,7 @@ SPLIT = replace(
         ({"bias": "bias"}, "bias with keys in pages"),
         ({"bias": "alibi", "mask": "bottom_right", "window_left": 600}, ""),
         ({"bias": "alibi", "logits_soft_cap": 3.0}, "logits_soft_cap together with bias or ALiBi"),
+        ({"batch": 65_536}, "65536 batch rows: an AMD GPU's grid has at most 65535 workgroups"),
         ({"page_size": 2**21, "seq_len_kv": 2**22}, INT32.format("page of key, page of value")),
     ],
 )

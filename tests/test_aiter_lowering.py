@@ -74,6 +74,27 @@ def test_dense_call_of_asm():
     assert attributes(line)["accumulator"] == '"atomic_32"'
 
 
+def test_without_asm_kernels(monkeypatch):
+    """One program in which the variable changed is lowered again."""
+    function = jax.jit(lambda q, k, v: attend(q, k, v))
+
+    def use_asm() -> str:
+        with attn_dispatch.target("gfx942"):
+            text = function.trace(Q, KV, KV).lower(lowering_platforms=("rocm",)).as_text()
+        return attributes(calls_in(text)[aiter.FORWARD_TARGET][0])["use_asm"]
+
+    assert use_asm() == "true"
+    monkeypatch.setenv("ATTN_DISPATCH_AITER_ASM", "0")
+    function = jax.jit(lambda q, k, v: attend(q, k, v))
+    assert use_asm() == "false"
+    with attn_dispatch.target("gfx942"):
+        told = str(explain(Q, KV, KV, platform="rocm"))
+    assert "not asm: ATTN_DISPATCH_AITER_ASM=0" in told
+    monkeypatch.setenv("ATTN_DISPATCH_AITER_ASM", "no")
+    with pytest.raises(ValueError, match="ATTN_DISPATCH_AITER_ASM: expected 0 or 1, got 'no'"):
+        jax.jit(lambda q, k, v: attend(q, k, v)).trace(Q, KV, KV)
+
+
 def test_deterministic_call_of_ck():
     calls = lowered(lambda q, k, v: attend(q, k, v, deterministic_backward=True), Q, KV, KV)
     line, _, results = calls[aiter.BACKWARD_TARGET]
@@ -181,7 +202,9 @@ def test_explain_says_which_kernel_and_why():
     assert "AITER 0.1.7.post2.dev18" in text
     assert "runs: ck (not asm: forward with a window (64, 0)" in text
     text = str(explain(Q, KV, KV, target="gfx942"))
-    assert "forward   aiter   runs: asm v3 bf16, rounding nearest even, workspace 0 bytes" in text
+    assert (
+        "forward   aiter   runs: asm v3 bf16, rounding nearest even, scratch memory 0 bytes" in text
+    )
 
 
 def test_every_reason_at_once():

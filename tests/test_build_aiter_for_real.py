@@ -39,7 +39,8 @@ _FILTERS = Filters(
     "*@*@fmha_bwd_d128_bf16_batch_*_npad_nbias_ndbias_mask_ndropout_ndeterministic_ntrload*",
     "fmha_fwd_splitkv_d128_bf16_batch_*_pssk_nlogits_nbias_nmask_lse_nsquant_pagedkv",
 )
-_FORWARD, _BACKWARD, _ADAPTER = aiter_folder.LIBRARIES
+_LIBRARIES = aiter_folder.libraries("gfx942")
+_FORWARD, _BACKWARD, _ADAPTER = _LIBRARIES
 # What a library may lean on, next to the others of the build.
 _SYSTEM = r"(libamdhip64|libstdc\+\+|libc|libm|libgcc_s|ld-linux-x86-64)\.so"
 
@@ -62,9 +63,9 @@ def _write_results(results: Path, folder: Path, seconds: int) -> None:
         "seconds": seconds,
         "jobs": command.default_jobs(),
         "seconds_by_file": _seconds_by_file(folder / "work" / ".ninja_log"),
-        "bytes": {name: (folder / name).stat().st_size for name in aiter_folder.LIBRARIES},
-        "device_code": {name: _device_code(folder / name) for name in aiter_folder.LIBRARIES},
-        "needed": {name: _needed(folder / name) for name in aiter_folder.LIBRARIES},
+        "bytes": {name: (folder / name).stat().st_size for name in _LIBRARIES},
+        "device_code": {name: _device_code(folder / name) for name in _LIBRARIES},
+        "needed": {name: _needed(folder / name) for name in _LIBRARIES},
     }
     path = results / f"{folder.name}_one_of_each.json"
     path.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
@@ -94,7 +95,7 @@ def _output(*arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", aiter_folder.LIBRARIES)
+@pytest.mark.parametrize("name", _LIBRARIES)
 def test_no_symbol_is_undefined(folder, name):
     resolved = _output("ldd", "-r", str(folder / name))
     assert "undefined symbol" not in resolved
@@ -103,7 +104,7 @@ def test_no_symbol_is_undefined(folder, name):
     assert others == ([_FORWARD, _BACKWARD] if name == _ADAPTER else [])
 
 
-@pytest.mark.parametrize("name", aiter_folder.LIBRARIES)
+@pytest.mark.parametrize("name", _LIBRARIES)
 def test_only_the_interface_is_exported(folder, name):
     exported = _output("nm", "-DC", "--defined-only", "--format=just-symbols", str(folder / name))
     functions = {line.split("(")[0] for line in exported.splitlines() if "aiter" in line}
@@ -161,7 +162,7 @@ def test_our_library_links_against_it(folder, tmp_path):
     assert [name for name in undefined if not name.startswith(("Py", "_Py"))] == []
     script = (
         f"import sys; sys.path.insert(0, {str(rocm.parent)!r});"
-        f"import _rocm; print(repr(_rocm.load_aiter({str(folder / _ADAPTER)!r})))"
+        f"import _rocm; print(repr(_rocm.load_aiter({str(folder / _ADAPTER)!r}, 'gfx942')))"
     )
     environment = os.environ | {"LD_BIND_NOW": "1"}
     done = subprocess.run(
@@ -171,7 +172,7 @@ def test_our_library_links_against_it(folder, tmp_path):
 
 
 def test_asm_kernels_and_record(folder):
-    asm = Path(aiter_folder.asm_folder(folder, folder.name))
+    asm = aiter_folder.asm_folder(folder, folder.name)
     record = aiter_folder.read(folder)
     assert record is not None
     assert record.asm_kernels == len(list(asm.glob("fmha_v3_*/**/*.co"))) > 100

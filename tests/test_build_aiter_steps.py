@@ -173,6 +173,65 @@ def test_a_failure_shows_what_the_compiler_said(project):
     assert "-MMD" not in str(stop.value)
 
 
+HIP_STAND_IN = """\
+#pragma once
+extern "C" {
+typedef int hipError_t;
+enum { hipSuccess = 0 };
+struct hipDeviceProp_t { int device; };
+#define hipGetDeviceProperties hipGetDevicePropertiesR0600
+hipError_t hipGetDevice(int* device);
+hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device);
+}
+"""
+HIP = """
+#include <hip/hip_runtime_api.h>
+extern "C" {
+hipError_t hipGetDevice(int* device) { return *device = 3, 0; }
+hipError_t hipGetDeviceProperties(hipDeviceProp_t* p, int device) { return p->device = device, 0; }
+}
+"""
+ASKS = """
+#include <hip/hip_runtime_api.h>
+#include <cstdlib>
+extern "C" const char* asked(const char* name) { return getenv(name); }
+extern "C" int device() { hipDeviceProp_t p; hipGetDeviceProperties(&p, 0); return p.device; }
+"""
+
+
+@needs_ninja
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_what_aiter_asks_is_answered_for_its_own_build(tmp_path):
+    """Libraries of two builds in one process, linked as AITER's are."""
+    (tmp_path / "hip").mkdir()
+    (tmp_path / "hip" / "hip_runtime_api.h").write_text(HIP_STAND_IN)
+    (tmp_path / "asks.cc").write_text(ASKS)
+    (tmp_path / "hip.cc").write_text(HIP)
+    tools = Toolchain("g++", ("g++", "-std=c++20", "-fPIC", f"-I{tmp_path}"), ("g++",))
+    adapter = wheel.adapter_folder()
+    sources = (tmp_path / "asks.cc", *(adapter / x for x in wheel.ENVIRONMENT))
+    lines = ["import ctypes, os", "os.environ['AITER_ASM_DIR'] = '/nowhere/'"]
+    for arch in ("gfx942", "gfx950"):
+        folder = tmp_path / arch
+        (folder / "hsa" / arch).mkdir(parents=True)
+        libraries = [
+            Library("libhip.so", (tmp_path / "hip.cc",)),
+            Library(f"libasks_{arch}.so", sources, (), ("libhip.so",), ninja.WRAPPED),
+        ]
+        ninja.write(folder, tools, libraries)
+        ninja.run(folder, 2, _ignore)
+        lines += [
+            f"x = ctypes.CDLL({str(folder / f'libasks_{arch}.so')!r})",
+            "x.asked.restype = ctypes.c_char_p",
+            "print(x.asked(b'AITER_ASM_DIR').decode(), x.asked(b'HOME2'), x.device())",
+        ]
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"{tmp_path}/{arch}/hsa/{arch}/ None 3" for arch in ("gfx942", "gfx950")
+    ]
+
+
 @needs_ninja
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_what_dispatch_mentions_must_be_built(tmp_path):

@@ -15,6 +15,7 @@ BACKEND = HERE.parent / "cuda_backend"
 def test_what_is_kept_and_what_is_forgotten(tmp_path: Path):
     program = compiled(
         tmp_path / "once_cache", "-std=c++17", "-g", "-pthread", f"-I{BACKEND}",
+        f"-I{HERE.parent / 'common_backend'}",
         HERE / "cuda_checks" / "once_cache.cc", BACKEND / "failure.cc",
     )  # fmt: skip
     done = subprocess.run([program], capture_output=True, text=True, timeout=60)

@@ -18,7 +18,7 @@ HIP = next(
     (x for x in map(Path, ("/opt/rocm", "/usr")) if (x / "include/hip/hip_runtime_api.h").exists()),
     None,
 )
-SOURCES = ("module", "handlers", "fill", "fill_split_kv", "call_site", "library")
+SOURCES = ("module", "handlers", "fill", "fill_split_kv", "call_site", "check", "library")
 
 
 @pytest.mark.skipif(HIP is None, reason="needs HIP's headers (Debian: libamdhip64-dev)")
@@ -29,7 +29,8 @@ def test_compiles_against_hip(name):
     includes = [jax.ffi.include_dir(), pybind11.get_include(), sysconfig.get_path("include")]
     command = [
         compiler, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
-        "-D__HIP_PLATFORM_AMD__=1", *(f"-isystem{x}" for x in includes), f"-idirafter{HIP}/include",
+        "-D__HIP_PLATFORM_AMD__=1", *(f"-isystem{x}" for x in includes),
+        f"-I{REPOSITORY / 'common_backend'}", f"-idirafter{HIP}/include",
         str(ROCM_BACKEND / f"{name}.cc"),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)

@@ -14,7 +14,7 @@ from attn_dispatch.cudnn import register as register_cudnn_calls
 from attn_dispatch.devices.target import target
 from attn_dispatch.flash import register as register_flash_calls
 from attn_dispatch.paged import paged_attention
-from attn_dispatch.settings import fallback, rewrites, sharded_dropout, tuning
+from attn_dispatch.settings import fallback, rewrites, scratch_limit, sharded_dropout, tuning
 from attn_dispatch.warning import (
     AttentionConventionWarning,
     AttentionFallbackWarning,
@@ -39,6 +39,7 @@ __all__ = [
     "register_cudnn_calls",
     "register_flash_calls",
     "rewrites",
+    "scratch_limit",
     "serving",
     "sharded_dropout",
     "target",

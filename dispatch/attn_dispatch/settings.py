@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,11 +25,20 @@ R = TypeVar("R")
 TUNING = "ATTN_DISPATCH_TUNING"
 """The environment variable that says how many seconds calls are tuned for; "off" is not at all."""
 
+AITER_ASM = "ATTN_DISPATCH_AITER_ASM"
+"""The environment variable that is 0 where AITER's ASM kernels are not to run."""
+
+SCRATCH_LIMIT = "ATTN_DISPATCH_SCRATCH_LIMIT"
+"""The environment variable of `scratch_limit`."""
+
 OFF = "off"
 """What a variable says of a file or folder in which nothing is to be kept."""
 
 FallbackPolicy = Literal["warn", "error", "silent"]
 ShardedDropout = Literal["own", "same"]
+
+ScratchLimit = int | float | Literal["off"] | None
+"""Bytes, a share of the device's memory (a float up to 1), "off", or None, the default."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +52,15 @@ class Settings:
     """Look at lengths, ids, cu_seqlens and windows where that costs a wait, too."""
     rewrites: bool = True
     """Run calls that a kernel refuses rewritten (core/rewrites)."""
+    aiter_asm: bool = True
+    """Run AITER's ASM kernels where they can run a call, else CK's alone."""
     first_rewrite: str | None = None
     """Take this one to begin with, whether or not the kernel refuses the call: to test it."""
     tuning_seconds: float | None = None
     """How long a call that is lowered may be tuned (core/tuning); None: it is not."""
+    scratch_limit: ScratchLimit = None
+    """How much scratch memory a call may take; None: what is right for the device (core/scratch.py)
+    """
     is_exporting: bool = False
     """What is lowered is to run in other processes (jax.export)."""
 
@@ -70,7 +85,9 @@ def _from_environment() -> Settings:
         _checked_dropout(*_variable("ATTN_DISPATCH_SHARDED_DROPOUT", "own")),
         _checked_flag(*_variable("ATTN_DISPATCH_CHECK", "0")),
         _checked_flag(*_variable("ATTN_DISPATCH_REWRITES", "1")),
+        aiter_asm=_checked_flag(*_variable(AITER_ASM, "1")),
         tuning_seconds=_tuning_seconds(),
+        scratch_limit=_checked_scratch(os.environ.get(SCRATCH_LIMIT) or None, SCRATCH_LIMIT),
     )
 
 
@@ -111,6 +128,29 @@ def checked_seconds(seconds: Any, name: str = "seconds") -> float:
     if not is_number or not 0 < seconds < float("inf"):
         raise ValueError(f"{name}: expected a positive number of seconds, got {seconds!r}")
     return float(seconds)
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?i?b|%)?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def _checked_scratch(limit: Any, name: str = "scratch_limit") -> ScratchLimit:
+    """Bytes, a share, "off" or None of what a caller or the environment gives."""
+    if limit is None or (isinstance(limit, str) and limit.lower() == OFF):
+        return None if limit is None else OFF
+    if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
+        return limit
+    if isinstance(limit, str) and (found := _SIZE.fullmatch(limit.strip())):
+        number, unit = float(found[1]), (found[2] or "").lower()
+        if unit == "%" and 0 < number <= 100:
+            return number / 100
+        if unit != "%" and (size := int(number * (_UNITS | _BINARY_UNITS)[unit.rstrip("b")])) > 0:
+            return size
+    raise ValueError(
+        f"{name}: expected a positive number of bytes, a size like '2GB', a share of the device's "
+        f"memory like '25%', 'off' or None, got {limit!r}"
+    )
 
 
 def kept_at(variable: str, name: str) -> Path | None:
@@ -236,6 +276,31 @@ def rewrites(wanted: bool) -> Block:
     if not isinstance(wanted, bool):
         raise ValueError(f"rewrites: expected a bool, got {wanted!r}")
     return Block("rewrites", rewrites=wanted)
+
+
+def scratch_limit(limit: int | str | None) -> Block:
+    """How much scratch memory a call may take, within the block.
+
+        with attn_dispatch.scratch_limit("2GB"):
+            step(params, batch)
+
+    Scratch memory is what a call allocates beside its operands and results, for each direction. A
+    call that would take more is computed in parts, of the batch or of the heads, one after the
+    other; gradients of what the parts share, a bias for example, are summed in float32. `explain`
+    shows the scratch memory of a call, and its parts.
+
+    Args:
+      limit: bytes, or a size such as "500MB", "2GB" or "2GiB", or a share of the device's memory
+        such as "5%". A kernel that takes more in the smallest parts is not used. None, the default:
+        1.25 times what kernels take that keep no scores in memory, no more than XLA takes for the
+        same call, at least 1/64 and at most 1/16 of the device's memory. Then a kernel that takes
+        more in the smallest parts is used all the same. "off": no limit. The environment
+        variable ATTN_DISPATCH_SCRATCH_LIMIT sets the limit outside such blocks.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    return Block("scratch_limit", scratch_limit=_checked_scratch(limit))
 
 
 def tuning(seconds: float = 30.0) -> Block:

@@ -36,6 +36,23 @@ class Library:
         units = compute_units or {"gfx942": 304, "gfx950": 256}.get(arch, 100)
         self._library.judge_set_gpu(arch.encode(), units)
 
+    def set_gpu_of(self, device: int, arch: str) -> None:
+        """One of several: after `set_gpu`, which is for all."""
+        units = {"gfx942": 304, "gfx950": 256}[arch]
+        self._library.judge_set_gpu_of(device, arch.encode(), units)
+
+    def set_asm_folder(self, arch: str, folder: str) -> None:
+        self._library.judge_set_asm_folder(arch.encode(), folder.encode())
+
+    def set_hip_version(self, major: int) -> None:
+        self._library.judge_set_hip_version(major)
+
+    def set_launch_error(self, error: int) -> None:
+        self._library.judge_set_launch_error(error)
+
+    def last_error(self) -> int:
+        return self._library.judge_last_error()
+
     def set_device(self, device: int) -> None:
         self._library.judge_set_device(device)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from attn_dispatch.aiter.build import run_generator
+from attn_dispatch.aiter.build import ninja, run_generator, wheel
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -34,7 +34,9 @@ COMPILERS = ("clang++-22", "clang++-19", "clang++")
 HIP_HEADERS = Path("/usr/include/hip")
 ARCHS = ("gfx942", "gfx950")
 
-ADAPTER_SOURCES = tuple(sorted(path.name for path in ADAPTER.glob("aiter_adapter*.cc")))
+ADAPTER_SOURCES = (
+    *sorted(path.name for path in ADAPTER.glob("aiter_adapter*.cc")), wheel.ENVIRONMENT[0]
+)  # fmt: skip
 V3_SOURCES = tuple(f"asm_fmha_{way}_v3_{arch}.cpp" for way in ("fwd", "bwd") for arch in ARCHS)
 DISPATCH_SOURCES = (
     *("fmha_bwd_api.cpp", "fmha_fwd_api.cpp", "fmha_fwd_splitkv_api.cpp"),
@@ -107,7 +109,7 @@ def _build(found: Tools) -> tuple[Path, Path]:
 
 
 def asm_folder(arch: str) -> str:
-    """What AITER_ASM_DIR is for this GPU."""
+    """Where AITER's ASM kernels for this GPU are."""
     found = tools()
     assert isinstance(found, Tools)
     return f"{found.aiter_meta / 'hsa' / arch}/"
@@ -202,8 +204,8 @@ def _link(found: Tools, name: str, objects: Sequence[Path]) -> Path:
     newest = max(path.stat().st_mtime for path in objects)
     if not target.exists() or target.stat().st_mtime < newest:
         linked = target.with_suffix(f".{os.getpid()}")
-        _run([found.compiler, "-shared", "-Wl,-z,defs", "-Wl,-Bsymbolic", "-o", str(linked),
-              *map(str, objects)])  # fmt: skip
+        flags = ["-shared", "-Wl,-z,defs", "-Wl,-Bsymbolic", *ninja.WRAPPED]
+        _run([found.compiler, *flags, "-o", str(linked), *map(str, objects)])
         linked.replace(target)
     return target
 

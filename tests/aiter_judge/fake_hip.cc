@@ -1,28 +1,67 @@
-// The HIP runtime that AITER's host code runs on where there is no GPU: it has one GPU of the kind
-// it is told, and writes down what it is asked to launch.
+// The HIP runtime that AITER's host code runs on where there is no GPU: it has GPUs of the kinds
+// that it is told, and writes down what it is asked to launch.
 #include <hip/hip_runtime_api.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 
+#include "aiter_environment.h"
 #include "record.h"
 
 namespace {
 
-std::string arch = "gfx942";
-int compute_units = 304;
-int current_device = 0;
-hipError_t next_error = hipSuccess;
+struct Gpu {
+  std::string arch;
+  int compute_units;
+};
+struct Module {
+  std::string file;
+  int device;
+};
+struct Function {
+  std::string name;
+  const Module* module;
+};
+
+std::mutex mutex;
+Gpu any_gpu{"gfx942", 304};
+std::map<int, Gpu> gpus;  // by device, where they differ
+std::map<std::string, std::string> folders;
 std::string records;
+int hip_version = 7;
+int launch_error = hipSuccess;
+
+// HIP's, of each host thread.
+thread_local int current_device = 0;
+thread_local hipError_t last_error = hipSuccess;
+
+const Gpu& gpu(int device) {
+  const auto found = gpus.find(device);
+  return found == gpus.end() ? any_gpu : found->second;
+}
+
+// Until HIP 6 the last error was that of the last call, which may have succeeded; since HIP 7 it is
+// the last failure.
+hipError_t returned(hipError_t error) {
+  if (hip_version < 7 || error != hipSuccess) last_error = error;
+  return error;
+}
 
 }  // namespace
 
 namespace judge {
 
 float Record(const std::string& line) {
+  std::lock_guard<std::mutex> lock(mutex);
   records += line + "\n";
+  // What follows is not launched: CK asks after each kernel.
+  if (launch_error != hipSuccess) {
+    last_error = static_cast<hipError_t>(std::exchange(launch_error, hipSuccess));
+  }
   return 0;
 }
 
@@ -30,17 +69,32 @@ float RecordLiteral(const char* line) { return Record(line); }
 
 }  // namespace judge
 
+// In a process with AITER this is the folder beside a library; here one library has all.
+const std::string& attn_dispatch::aiter_adapter::AsmFolder() {
+  return folders[gpu(current_device).arch];
+}
+
 extern "C" {
 
 void judge_set_gpu(const char* name, int units) {
-  arch = name;
-  compute_units = units;
+  any_gpu = {name, units};
+  gpus.clear();
 }
+
+void judge_set_gpu_of(int device, const char* name, int units) { gpus[device] = {name, units}; }
+
+void judge_set_asm_folder(const char* arch, const char* folder) { folders[arch] = folder; }
 
 void judge_set_device(int device) { current_device = device; }
 
-// What hipGetLastError says the next time.
-void judge_set_error(int error) { next_error = static_cast<hipError_t>(error); }
+void judge_set_hip_version(int version) { hip_version = version; }
+
+// What another call of this thread has left, and what it left since.
+void judge_set_error(int error) { last_error = static_cast<hipError_t>(error); }
+int judge_last_error() { return last_error; }
+
+// The next kernel cannot be launched.
+void judge_set_launch_error(int error) { launch_error = error; }
 
 // What was recorded since the last call.
 const char* judge_take_records() {
@@ -51,54 +105,63 @@ const char* judge_take_records() {
 }
 
 hipError_t hipGetDeviceCount(int* count) {
-  *count = 1;
-  return hipSuccess;
+  *count = 8;
+  return returned(hipSuccess);
 }
 
 hipError_t hipGetDevice(int* device) {
   *device = current_device;
-  return hipSuccess;
+  return returned(hipSuccess);
 }
 
-hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int) {
+hipError_t hipSetDevice(int device) {
+  current_device = device;
+  return returned(hipSuccess);
+}
+
+hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device) {
   std::memset(properties, 0, sizeof *properties);
   // As ROCm names it.
-  std::strcpy(properties->gcnArchName, (arch + ":sramecc+:xnack-").c_str());
-  properties->multiProcessorCount = compute_units;
-  return hipSuccess;
+  std::strcpy(properties->gcnArchName, (gpu(device).arch + ":sramecc+:xnack-").c_str());
+  properties->multiProcessorCount = gpu(device).compute_units;
+  return returned(hipSuccess);
 }
 
-hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int) {
-  if (attribute != hipDeviceAttributeMultiprocessorCount) return hipErrorInvalidValue;
-  *value = compute_units;
-  return hipSuccess;
+hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute_t attribute, int device) {
+  if (attribute != hipDeviceAttributeMultiprocessorCount) return returned(hipErrorInvalidValue);
+  *value = gpu(device).compute_units;
+  return returned(hipSuccess);
 }
 
 const char* hipGetErrorString(hipError_t) { return "an error of the fake HIP"; }
 
-hipError_t hipGetLastError() { return std::exchange(next_error, hipSuccess); }
+hipError_t hipGetLastError() { return std::exchange(last_error, hipSuccess); }
 
-hipError_t hipPeekAtLastError() { return hipSuccess; }
+hipError_t hipPeekAtLastError() { return last_error; }
 
 hipError_t hipModuleLoad(hipModule_t* module, const char* file) {
   if (access(file, R_OK) != 0) judge::Record(std::string("missing ") + file);
-  *module = reinterpret_cast<hipModule_t>(strdup(file));
-  return hipSuccess;
+  *module = reinterpret_cast<hipModule_t>(new Module{file, current_device});
+  return returned(hipSuccess);
 }
 
-hipError_t hipModuleUnload(hipModule_t) { return hipSuccess; }
+hipError_t hipModuleUnload(hipModule_t) { return returned(hipSuccess); }
 
 // AITER keeps functions for good, so they are never freed here.
 hipError_t hipModuleGetFunction(hipFunction_t* function, hipModule_t module, const char* name) {
-  const std::string text = std::string(name) + " " + reinterpret_cast<const char*>(module);
-  *function = reinterpret_cast<hipFunction_t>(strdup(text.c_str()));
-  return hipSuccess;
+  *function =
+      reinterpret_cast<hipFunction_t>(new Function{name, reinterpret_cast<const Module*>(module)});
+  return returned(hipSuccess);
 }
 
 hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned, unsigned, unsigned, unsigned,
                                  unsigned, unsigned, unsigned, hipStream_t, void**, void**) {
-  judge::Record(std::string("asm ") + reinterpret_cast<const char*>(function));
-  return hipSuccess;
+  const auto* launched = reinterpret_cast<const Function*>(function);
+  // HIP refuses that, and AITER ends the process.
+  const bool is_here = launched->module->device == current_device;
+  judge::Record((is_here ? "asm " : "of another device: ") + launched->name + " " +
+                launched->module->file);
+  return returned(hipSuccess);
 }
 
 // AITER times nothing here, but its code could.

@@ -23,7 +23,7 @@ CUDA_SOURCES = (
     *(source for source in SOURCES if source.name not in ("cpu.cc", "hip.cc")),
 )
 CUDA_HIP = HERE / "cuda" / "hip.cc"
-INCLUDE_DIRS = (HERE, HERE / "hip", REPOSITORY / "rocm_backend")
+INCLUDE_DIRS = (HERE, HERE / "hip", REPOSITORY / "rocm_backend", REPOSITORY / "common_backend")
 FLAGS = ("-std=c++17", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
 

@@ -2,7 +2,8 @@
 
 A module of this folder has `draw(seed: int) -> str`. It draws one input, hands it to the code under
 test and returns what came of it, a word or a sentence. It catches the errors that the code is meant
-to raise; any other exception is a failure, as are a signal, a silence and too much memory.
+to raise; any other exception is a failure, as are a signal, a silence and too much memory. Where it
+has `prepare()` as well, that is called once, before the first draw's time runs.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def main() -> None:
         os.dup2(2, 1)
         for line in sys.stdin:
             if line == "ready\n":
+                getattr(module, "prepare", lambda: None)()
                 if (memory := int(sys.argv[3])) > 0:
                     _limit_memory(memory)
                 answers.write(line)

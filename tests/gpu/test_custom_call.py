@@ -19,6 +19,7 @@ from attn_dispatch.conformance.case import spec_of
 from attn_dispatch.conformance.cases import BY_NAME
 from attn_dispatch.cudnn.call import calls_of
 from attn_dispatch.devices.target import default_device
+from attn_dispatch.flash import clear_rows
 
 CASE = BY_NAME["shapes/bfloat16_d64_causal"]
 
@@ -61,21 +62,71 @@ def test_too_small_workspace():
 
 def test_wrong_buffer():
     q, k, v = arrays()
-    with pytest.raises(jax.errors.JaxRuntimeError, match="buffer 1: expected"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="buffer 1, key: expected"):
         call_directly(operands=(q, k[:, :128], v))
 
 
 def test_wrong_result():
-    with pytest.raises(jax.errors.JaxRuntimeError, match="buffer 3: expected"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="buffer 3, out: expected"):
         call_directly(out=(1, CASE.t, CASE.n, CASE.v))
+
+
+def test_operands_and_results_are_counted_apart():
+    """Three operands and two results are as many as four and one."""
+    q, k, v = arrays()
+    spec = spec_of(CASE.forward_options(needs_lse=False), CASE.operands())
+    attributes = cudnn._ffi_attributes(calls_of(spec)[0])
+    cudnn.register()
+    out = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    workspace = jax.ShapeDtypeStruct((1 << 20,), jnp.uint8)
+    for operands, results in (((q, k), [out, out, workspace]), ((q, k, v, q), [workspace])):
+        call = jax.ffi.ffi_call(cudnn.FORWARD_TARGET, results)
+        expected = "expected 3 operands, 1 results and a workspace"
+        with pytest.raises(jax.errors.JaxRuntimeError, match=expected):
+            jax.block_until_ready(jax.jit(lambda *x, call=call: call(*x, **attributes))(*operands))
+
+
+@pytest.mark.parametrize("count", [28, 100])
+def test_many_arrays_are_passed(count):
+    """More buffers than fit where pointers of an ordinary call are kept."""
+    q, k, v = arrays()
+    rng = np.random.default_rng(5)
+    factors = [jnp.asarray(rng.uniform(0.98, 1.02, CASE.n), jnp.float32) for _ in range(count)]
+
+    def score_mod(score, b, n, t, s):
+        for factor in factors:
+            score = score * factor[n]
+        return score
+
+    def attention(implementation):
+        return jax.jit(
+            lambda q, k, v: attn_dispatch.dot_product_attention(
+                q, k, v, score_mod=score_mod, implementation=implementation
+            )
+        )(q, k, v).astype(jnp.float32)
+
+    np.testing.assert_allclose(attention("cudnn"), attention("xla"), atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags", "result"),
+    [((8, 64), 8, (4, 64)), ((8, 64), 3, (8, 64)), ((8, 4), 8, (8, 4)), ((8, 64), 0, (8, 64))],
+)
+def test_rows_to_be_cleared_that_contradict_their_flags(rows, flags, result):
+    """A smaller result, flags that do not divide the rows, rows of 8 bytes, no flags."""
+    clear_rows.register()
+    call = jax.ffi.ffi_call(clear_rows.TARGET, jax.ShapeDtypeStruct(result, jnp.bfloat16))
+    operands = jnp.ones(rows, jnp.bfloat16), jnp.ones(flags, jnp.uint8)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="attn_dispatch_clear_rows: expected"):
+        jax.block_until_ready(jax.jit(call)(*operands))
 
 
 def test_wrong_attributes():
     with pytest.raises(jax.errors.JaxRuntimeError, match="unknown surplus"):
         call_directly(surplus=np.int64(1))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="not a multiple of num_kv_heads"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="num_heads: expected a multiple of"):
         call_directly(num_kv_heads=np.int64(3))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="expected dtype float16 or bfloat16"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="dtype: expected float16 or bfloat16"):
         call_directly(dtype="float32")
 
 

@@ -16,7 +16,6 @@ GENERATION = "dev18"
 WHEEL_VERSION = "0.1.7.post2.dev18"
 ARCHS = ("gfx942", "gfx950")
 ADAPTER = "libattn_dispatch_aiter.so"
-LIBRARIES = ("libmha_fwd.so", "libmha_bwd.so", ADAPTER)
 
 _RECORD = "build.json"
 
@@ -61,9 +60,15 @@ def folder(arch: str) -> Path:
     return root() / arch
 
 
-def asm_folder(folder: Path, arch: str) -> str:
-    """What AITER_ASM_DIR must be. AITER puts file names right behind it, hence the last slash."""
-    return f"{folder / 'hsa' / arch}/"
+def libraries(arch: str) -> tuple[str, str, str]:
+    """The files of a build. What the linker finds by its name has the architecture in it: a process
+    with GPUs of two kinds loads both builds."""
+    return f"libmha_fwd_{arch}.so", f"libmha_bwd_{arch}.so", ADAPTER
+
+
+def asm_folder(folder: Path, arch: str) -> Path:
+    """Where the libraries of a build look for ASM kernels (rocm_backend/aiter_asm_folder.cc)."""
+    return folder / "hsa" / arch
 
 
 def read(folder: Path) -> AiterBuild | None:

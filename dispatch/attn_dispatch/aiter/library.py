@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from types import ModuleType
 
 from attn_dispatch.aiter import folder as aiter_folder
@@ -37,7 +35,7 @@ def find(arch: str) -> AiterLibrary:
 
 
 def load(backend: ModuleType, arch: str) -> AiterLibrary:
-    """Load AITER for this architecture into `backend`, and tell AITER where its kernels are."""
+    """Load AITER for this architecture into `backend`."""
     folder = aiter_folder.folder(arch)
     path = folder / aiter_folder.ADAPTER
     remedy = f"run `attn-dispatch build-aiter --arch {arch}`"
@@ -58,21 +56,10 @@ def load(backend: ModuleType, arch: str) -> AiterLibrary:
             f"{folder} was built without ROCm, to check that it compiles: {remedy} with ROCm "
             "installed",
         )
-    if missing := _point_to_kernels(folder, arch):
-        return AiterLibrary(None, str(path), f"{missing}: {remedy}")
-    if error := backend.load_aiter(str(path)):
+    kernels = aiter_folder.asm_folder(folder, arch)
+    if not kernels.is_dir():
+        missing = f"AITER's ASM kernels are missing from {kernels}: {remedy}"
+        return AiterLibrary(None, str(path), missing)
+    if error := backend.load_aiter(str(path), arch):
         return AiterLibrary(None, str(path), error)
     return AiterLibrary(backend, str(path))
-
-
-def _point_to_kernels(folder: Path, arch: str) -> str:
-    """AITER throws where AITER_ASM_DIR is unset, and ends the process where a file is missing."""
-    if chosen := os.environ.get("AITER_ASM_DIR"):
-        if Path(chosen, "fmha_v3_fwd").is_dir():
-            return ""
-        return f"AITER_ASM_DIR is {chosen}, which has no kernels of attention; unset it, or"
-    kernels = aiter_folder.asm_folder(folder, arch)
-    if not Path(kernels).is_dir():
-        return f"AITER's ASM kernels are missing from {kernels}"
-    os.environ["AITER_ASM_DIR"] = kernels
-    return ""

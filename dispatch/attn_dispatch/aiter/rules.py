@@ -10,8 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from attn_dispatch import settings
 from attn_dispatch.aiter.call import AiterCall
-from attn_dispatch.aiter.sizes import FOUR_GIB, dq_acc_bytes, over_4_gib, over_int32
+from attn_dispatch.aiter.sizes import (
+    FOUR_GIB,
+    MOST_OF_A_GRID,
+    dq_acc_bytes,
+    over_4_gib,
+    over_grid,
+    over_int32,
+)
 
 ARCHS = ("gfx942", "gfx950")
 
@@ -40,7 +48,10 @@ class Rule:
 
     def reason(self, call: AiterCall) -> str:
         return self.text.format(
-            call=call, arrays=", ".join(over_4_gib(call)), axes=", ".join(over_int32(call))
+            call=call,
+            arrays=", ".join(over_4_gib(call)),
+            axes=", ".join(over_int32(call)),
+            layers=", ".join(over_grid(call)),
         )
 
 
@@ -65,10 +76,19 @@ def _top_left_of_unequal(call: AiterCall) -> bool:
     return call.mask == "top_left" and (call.is_group or call.seq_len_q != call.seq_len_kv)
 
 
+_OVER_GRID = Rule(
+    "both", _BOTH, lambda c: bool(over_grid(c)),
+    f"{{layers}}: an AMD GPU's grid has at most {MOST_OF_A_GRID} workgroups along an axis",
+    "maxGridSize of hipamd/src/hip_device.cpp in github.com/ROCm/clr; sizes.over_grid",
+)  # fmt: skip
+"""hipModuleLaunchKernel refuses a larger grid, upon which AITER ends the process."""
+
 _DIMS = "({call.head_dim}, {call.head_dim_v})"
 _WINDOW = "window ({call.window_left}, {call.window_right})"
 
 ASM_RULES = (
+    Rule("both", _BOTH, lambda c: not settings.current().aiter_asm,
+         f"{settings.AITER_ASM}=0", "docs/settings.md"),
     Rule("both", _BOTH, lambda c: c.bias == "bias", "bias", DISPATCH),
     Rule("both", _BOTH, lambda c: c.bias == "alibi", "ALiBi", DISPATCH),
     Rule("both", _BOTH, lambda c: c.dropout_rate > 0, "dropout", DISPATCH),
@@ -136,6 +156,7 @@ CK_RULES = (
     Rule("both", _BOTH, lambda c: bool(over_int32(c)),
          "over 2**31 - 1 elements from one to the next {axes}: AITER counts them in 32 bits",
          "fmha_fwd_args and fmha_bwd_args"),
+    _OVER_GRID,
     Rule("backward", _BOTH, lambda c: dq_acc_bytes(c) >= FOUR_GIB,
          "4 GiB or more of float32 gradients of query that CK addresses at once",
          "github.com/ROCm/aiter/pull/1873; fmha_bwd_kernel.hpp"),
@@ -167,5 +188,6 @@ SPLIT_RULES = (
     Rule("forward", _BOTH, lambda c: bool(over_int32(c)),
          "over 2**31 - 1 elements from one to the next {axes}: AITER counts them in 32 bits",
          "fmha_fwd_splitkv_args"),
+    _OVER_GRID,
 )  # fmt: skip
 """What CK's split-KV kernels do not run."""

@@ -1,4 +1,4 @@
-"""How far AITER's kernels must count in the arrays of a call; they do so in 32 bits."""
+"""How far AITER's kernels count: elements and bytes of arrays in 32 bits, workgroups of a grid."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ _ROWS_OF_A_TILE, _KEYS_OF_A_TILE = 64, 128  # of CK's split-KV kernels, at most 
 _COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256}
 _MOST_SPLITS = 128
 FOUR_GIB = 2**32
+MOST_OF_A_GRID = 65_535
+"""Workgroups along y and along z of a grid on AMD; 2**31 - 1 along x."""
+QUERIES_OF_A_TILE = 128  # of CK's forward kernels, where there are many queries
 
 
 def over_int32(call: AiterCall) -> list[str]:
@@ -22,6 +25,24 @@ def over_int32(call: AiterCall) -> list[str]:
 def over_4_gib(call: AiterCall) -> list[str]:
     """Arrays that an unsigned 32-bit number of bytes does not reach the end of."""
     return [name for name, size in _bytes(call).items() if size >= FOUR_GIB]
+
+
+def over_grid(call: AiterCall) -> list[str]:
+    """What a kernel lays out along y or z of its grid and there is too much of.
+
+    Each kernel has batch rows, or sequences, along one of the two: GridSize of fmha_fwd_kernel.hpp,
+    fmha_bwd_kernel.hpp (dot_do_o, dq_dk_dv and convert_dq alike), fmha_fwd_splitkv_kernel.hpp and
+    fmha_fwd_splitkv_combine_kernel.hpp, and gdx, gdy, gdz of hsa/gfx*/fmha_v3_*/codegen.py. The
+    other is the heads' in backward passes and in split-KV, and the tiles of queries' in CK's
+    forward pass.
+    """
+    number = {"sequences" if call.is_group else "batch rows": call.batch}
+    if call.backward or call.is_split:
+        number["heads"] = call.num_heads
+    else:
+        tiles = -(-call.max_seq_len_q // QUERIES_OF_A_TILE)
+        number[f"tiles of {QUERIES_OF_A_TILE} queries"] = tiles
+    return [f"{n} {what}" for what, n in number.items() if n > MOST_OF_A_GRID]
 
 
 def keys_per_split(call: AiterCall) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites import Chain, preferred, rewritten
+from attn_dispatch.core import scratch
+from attn_dispatch.core.rewrites import Chain, in_parts, preferred, rewritten
+from attn_dispatch.core.rewrites.in_parts import Axis, InParts
 from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, is_affordable
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
+from attn_dispatch.terminal.text import in_units
 
 FORMULAS = xla
 """The implementation whose forward pass is there as plain JAX too."""
@@ -77,20 +82,91 @@ def _one_way(
     # XLA takes every call as it is, and on another vendor's device nothing helps.
     is_elsewhere = implementation.PLATFORM != device.platform
     is_out_of_reach = spec.symbols or spec.options.derivative is not None
+    if is_elsewhere or is_out_of_reach:
+        return reasons, Chain((), spec, reasons)
     current = settings.current()
-    liked = preferred(has_decoding_kernel=implementation.HAS_DECODING_KERNEL)
+
+    def parts(chains: Sequence[Chain]) -> tuple[InParts, ...]:
+        return _parts(implementation, chains, device)
+
+    liked = preferred(
+        has_decoding_kernel=implementation.HAS_DECODING_KERNEL,
+        skips_from_bottom_right=implementation.SKIPS_FROM_BOTTOM_RIGHT,
+    )
     is_liked = any(rewrite.inner(spec) is not None for rewrite in liked)
     has_cause = reasons or spec.options.dropout_rate or current.first_rewrite or is_liked
-    if is_elsewhere or is_out_of_reach or not (current.rewrites and has_cause):
-        return reasons, Chain((), spec, reasons)
-    chain = rewritten(
-        spec,
-        lambda spec: reasons_as_it_is(implementation, spec, device),
-        preferred=liked,
-        may_fall_back=current.fallback != "error" and _may_be_xlas(spec),
-        first=current.first_rewrite,
-    )
-    return (reasons or chain.reasons) if chain.reasons else (), chain
+    if not current.rewrites:
+        chain = Chain((), spec, reasons)
+    elif has_cause:
+        chain = rewritten(
+            spec,
+            lambda spec: reasons_as_it_is(implementation, spec, device),
+            preferred=liked,
+            parts=parts,
+            may_fall_back=current.fallback != "error" and _may_be_xlas(spec),
+            first=current.first_rewrite,
+        )
+    else:
+        chain = Chain((), spec, ())
+        chain = in_parts(chain, parts([chain]))
+    if chain.reasons:
+        return reasons or chain.reasons, chain
+    return _within_limit(implementation, chain, device)
+
+
+def _scratch_of(implementation: Implementation, chain: Chain, device: Device) -> scratch.Scratch:
+    """The scratch memory of calls, of which it runs at least the one of the chain."""
+
+    @cache
+    def bytes_of(spec: AttentionSpec) -> int | None:
+        if spec != chain.spec and reasons_as_it_is(implementation, spec, device):
+            return None
+        return implementation.plan(spec, device).scratch_bytes
+
+    return bytes_of
+
+
+def _limit(spec: AttentionSpec, device: Device) -> scratch.Limit | None:
+    return scratch.limit_of(spec, device, lambda: xla.plan(spec, device).scratch_bytes)
+
+
+def _parts(
+    implementation: Implementation, chains: Sequence[Chain], device: Device
+) -> tuple[InParts, ...]:
+    """The parts of calls that it runs, as many as the one takes that needs most of them."""
+    sizes: dict[Axis, int] = {}
+    for chain in chains:
+        if (limit := _limit(chain.first, device)) is not None:
+            bytes_of = _scratch_of(implementation, chain, device)
+            for step in scratch.parts_within(chain.spec, bytes_of, limit.bytes):
+                sizes[step.axis] = min(step.size, sizes.get(step.axis, step.size))
+    return tuple(InParts(axis, size) for axis, size in sizes.items())
+
+
+def _within_limit(
+    implementation: Implementation, chain: Chain, device: Device
+) -> tuple[tuple[str, ...], Chain]:
+    """A chain of a call that it runs, with what the limit did, or why the limit forbids it."""
+    limit = _limit(chain.first, device)
+    if limit is None or not (chain.undivided or limit.is_strict):
+        return (), chain
+    taken = scratch_bytes(implementation, chain, device)
+    most = f"the limit is {in_units(limit.bytes)} ({limit.why})"
+    if taken > limit.bytes and limit.is_strict:
+        parts = ", even in parts" if chain.undivided else ""
+        reason = f"scratch memory: takes {in_units(taken)}{parts}, and {most}"
+        return (reason,), replace(chain, reasons=(reason,))
+    if chain.undivided is None:
+        return (), chain
+    before = implementation.plan(chain.undivided, device).scratch_bytes
+    did = f"{in_units(taken)} in place of {in_units(before)}; {most}"
+    return (), replace(chain, limit=did)
+
+
+def scratch_bytes(implementation: Implementation, chain: Chain, device: Device) -> int:
+    """The memory that a chain takes beside operands and results of the call that it asks for."""
+    own = sum(x.own_bytes(spec) for x, spec in chain.steps if isinstance(x, InParts))
+    return own + implementation.plan(chain.spec, device).scratch_bytes
 
 
 def reasons_as_it_is(

@@ -67,10 +67,13 @@ class Explanation:
                 label = f"{direction:<9} {verdict.implementation:<7} "
                 if verdict.plan is not None:
                     plan = verdict.plan
-                    text = f"runs: {plan.engine}, workspace {plan.workspace_bytes:,} bytes"
+                    size = terminal_text.in_units(verdict.scratch_bytes)
+                    text = f"runs: {plan.engine}, scratch memory {size}"
                     lines.extend(wrapped(label, text))
                     if verdict.tuned is not None:
                         lines.extend(wrapped(" " * len(label) + "tuned:     ", str(verdict.tuned)))
+                    if verdict.limit:
+                        lines.extend(wrapped(" " * len(label) + "limit:     ", verdict.limit))
                     for rewrite in verdict.rewrites:
                         lines.extend(wrapped(" " * len(label) + "rewritten: ", rewrite))
                     for reason in map(with_remedy, verdict.reasons_as_it_is):

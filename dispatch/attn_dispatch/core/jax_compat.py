@@ -5,13 +5,15 @@ Tried with JAX 0.10.2, 0.11.2 and 0.12.0.
 
 from __future__ import annotations
 
+import math
+import re
 from functools import partial
 from typing import Any
 
 import jax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
 
 class UnsupportedJax(ImportError):
@@ -30,11 +32,14 @@ except ImportError as error:
     raise UnsupportedJax("jax.interpreters.ad, batching and mlir") from error
 
 try:
-    from jax._src.dispatch import apply_primitive, prim_requires_devices_during_lowering
+    from jax._src.dispatch import apply_primitive
 except ImportError as error:
-    raise UnsupportedJax(
-        "apply_primitive and prim_requires_devices_during_lowering in jax._src.dispatch"
-    ) from error
+    raise UnsupportedJax("apply_primitive in jax._src.dispatch") from error
+
+try:
+    from jax._src.sharding_impls import ShardingContext
+except ImportError as error:
+    raise UnsupportedJax("ShardingContext in jax._src.sharding_impls") from error
 
 try:
     from jax.experimental.xla_metadata import set_xla_metadata
@@ -60,17 +65,9 @@ __all__ = [
     "run_eagerly",
     "set_xla_metadata",
     "sharded_like",
-    "tell_devices_to_lowering_of",
     "varying_axes",
+    "with_devices",
 ]
-
-
-def tell_devices_to_lowering_of(primitive: Primitive) -> None:
-    """Let the lowering of this primitive ask for the devices, as custom_partitioning does.
-
-    JAX tells them only to primitives that it knows to ask, and there is no public way to say so.
-    """
-    prim_requires_devices_during_lowering.add(primitive)
 
 
 def run_eagerly(primitive: Primitive) -> None:
@@ -115,6 +112,46 @@ def is_export(context: Any) -> bool:
 def number_of_devices(context: Any) -> int:
     """The number of devices that a lowering rule's context lowers for."""
     return int(getattr(context.module_context.axis_context, "num_devices", 1))
+
+
+def with_devices(context: Any, mesh: Any) -> Any:
+    """A lowering rule's context that names devices, which custom_partitioning asks for.
+
+    JAX names them only to primitives that it does not lower under an AbstractMesh at all. The
+    partitioner counts devices by their position in the program, so any will do, and a program is
+    the same for all devices that it may be compiled for.
+
+    Args:
+      context: of a program for several devices.
+      mesh: the mesh of the operands' types; of another size, such as an empty one, it is replaced
+        by the mesh of the program's arguments and results, or by one with a single axis.
+
+    Returns:
+      None if this process has fewer devices than the program is for.
+    """
+    module, count = context.module_context, number_of_devices(context)
+    devices = tuple(module.backend.devices())[:count]
+    if len(devices) < count:
+        return None
+    if mesh.empty or mesh.size != count:
+        mesh = _mesh_of_program(module, count) or AbstractMesh((count,), ("all devices",))
+    axes = ShardingContext(count, devices, mesh)
+    return context.replace(module_context=module.replace(axis_context=axes))
+
+
+def _mesh_of_program(module: Any, count: int) -> AbstractMesh | None:
+    """The mesh of that size along which the program's arguments or results are sharded.
+
+    `in_shardings` and `out_shardings` are not in the types of arrays inside of the program.
+    """
+    attributes = next(iter(module.module.body.operations)).attributes
+    names = (name for name in ("arg_attrs", "res_attrs") if name in attributes)
+    text = " ".join(str(attributes[name]) for name in names)
+    for found in re.findall(r"#sdy\.sharding<mesh<\[(.*?)\]", text):
+        sizes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', found)}
+        if math.prod(sizes.values()) == count:
+            return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    return None
 
 
 def lower_typed_as(function: Any, context: Any, operands: Any) -> Any:

@@ -7,8 +7,9 @@ told of a mesh whose axes are such parts.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ def mesh_and_specs(
     """
     if mesh.empty:  # of a program for one device, whatever mesh is set around it
         return mesh, {x: P() for x in shardings}
-    for candidate in (mesh, _in_parts(mesh)):
+    candidate = mesh
+    for candidate in (mesh, *_in_parts(mesh)):
         found = {x: _spec(sharding, ndim, candidate) for x, (sharding, ndim) in shardings.items()}
         if all(spec is not None for spec in found.values()):
             break
@@ -43,14 +45,27 @@ def name_of(axis: str) -> str:
 _PART = ", part "
 
 
-def _in_parts(mesh: Mesh) -> Mesh:
-    """The same devices along axes of prime sizes."""
-    sizes = {
-        f"{name}{_PART}{i}": prime
-        for name, size in mesh.shape.items()
-        for i, prime in enumerate(_primes(size))
-    }
-    return Mesh(mesh.devices.reshape(*sizes.values()), tuple(sizes))
+def _in_parts(mesh: Mesh) -> Iterator[Mesh]:
+    """The same devices along axes of prime sizes, in every order of the primes of an axis."""
+    for orders in itertools.product(*(_orders(_primes(size)) for size in mesh.shape.values())):
+        sizes = {
+            f"{name}{_PART}{i}": prime
+            for name, primes in zip(mesh.axis_names, orders, strict=True)
+            for i, prime in enumerate(primes)
+        }
+        yield Mesh(mesh.devices.reshape(*sizes.values()), tuple(sizes))
+
+
+def _orders(numbers: list[int]) -> list[list[int]]:
+    """The distinct orders of these numbers, the order given first if it ascends."""
+    if not numbers:
+        return [[]]
+    orders = []
+    for first in dict.fromkeys(numbers):
+        others = list(numbers)
+        others.remove(first)
+        orders += [[first, *rest] for rest in _orders(others)]
+    return orders
 
 
 def _primes(size: int) -> list[int]:

@@ -27,7 +27,7 @@ from attn_dispatch.core.jax_compat import batching, mlir
 from attn_dispatch.core.partitioning import partitioned
 from attn_dispatch.core.shards import Bind, whole_call
 from attn_dispatch.core.tuning import contest
-from attn_dispatch.core.unsplit import say_exported
+from attn_dispatch.core.unsplit import say_left_to_xla
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import device_for
 from attn_dispatch.semantics.wrong import without_wrong_lse
@@ -149,14 +149,17 @@ def _lower_partitioned(ctx, *operands, bind: Bind, options: AttentionOptions):
     # Inside a shard_map, of some axes or all, this is what one device computes.
     is_one = AxisType.Manual in mesh.axis_types or jax_compat.number_of_devices(ctx) == 1
     whole = LeadingCall.of(ctx.avals_in, options)
-    if not is_one and jax_compat.is_export(ctx):
-        say_exported(whole.spec)
-        is_one = True
+    found = None
+    if not is_one:
+        # An export cannot hold the Python function that partitions a call.
+        found = None if jax_compat.is_export(ctx) else jax_compat.with_devices(ctx, mesh)
+        if found is None:
+            say_left_to_xla(whole.spec, is_export=jax_compat.is_export(ctx))
 
     def call(*operands):
-        return (whole_call if is_one else partitioned)(bind, whole, operands)
+        return (partitioned if found else whole_call)(bind, whole, operands)
 
-    return jax_compat.lower_as(call, ctx, operands)
+    return jax_compat.lower_as(call, found or ctx, operands)
 
 
 def _make_shard_primitive(name: str) -> Primitive:
@@ -178,7 +181,6 @@ def _make_primitive(name: str) -> Primitive:
     primitive.def_abstract_eval(_abstract_eval)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
     mlir.register_lowering(primitive, partial(_lower_partitioned, bind=partial(_bind_shard, shard)))
-    jax_compat.tell_devices_to_lowering_of(primitive)
     return primitive
 
 

@@ -11,7 +11,14 @@ from attn_dispatch import aiter, cudnn, fa4, flash, settings, xla
 from attn_dispatch._version import __version__
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import told
-from attn_dispatch.core.consider import FORMULAS, GOES_BACK, consider, mask_of, reasons_as_it_is
+from attn_dispatch.core.consider import (
+    FORMULAS,
+    GOES_BACK,
+    consider,
+    mask_of,
+    reasons_as_it_is,
+    scratch_bytes,
+)
 from attn_dispatch.core.preferences import in_order
 from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.core.rewrites import Chain, Compute
@@ -50,6 +57,10 @@ class Verdict:
     """What speaks against the call as it is, where it runs rewritten."""
     tuned: Winner | None = None
     """What tuning found, where that is why it is chosen."""
+    scratch_bytes: int = 0
+    """Memory that the call takes beside its operands and results, as it runs."""
+    limit: str = ""
+    """What the limit on scratch memory did, if anything."""
 
     @property
     def is_eligible(self) -> bool:
@@ -80,7 +91,9 @@ def verdicts(call: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
         drawer = _drawer(implementation, spec, device) if is_chosen else None
         names = chain.names if drawer is None else (_under_mask_of(drawer),)
         tuned = winner(call, device) if spec is not call else None
-        result.append(Verdict(implementation.NAME, (), plan, names, as_it_is, tuned))
+        scratch = scratch_bytes(implementation, chain, device)
+        verdict = Verdict(implementation.NAME, (), plan, names, as_it_is, tuned, scratch)
+        result.append(replace(verdict, limit=chain.limit))
     return tuple(result)
 
 

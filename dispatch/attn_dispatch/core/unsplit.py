@@ -25,11 +25,17 @@ def say_unsplit(spec: AttentionSpec, axes: tuple[tuple[str, int], ...]) -> None:
         )
 
 
-def say_exported(spec: AttentionSpec) -> None:
-    """Warn that an exported call leaves it to XLA how it is split."""
+def say_left_to_xla(spec: AttentionSpec, *, is_export: bool) -> None:
+    """Warn that XLA alone splits a call: it is exported, or lowered for devices elsewhere."""
+    how = (
+        "is exported from a program sharded along Auto mesh axes: how to split the call cannot be "
+        "put into the export."
+        if is_export
+        else "is lowered for more devices than this process has, along Auto mesh axes: how to "
+        "split the call cannot be put into the program."
+    )
     warn_once(
-        "attention is exported from a program sharded along Auto mesh axes: how to split the call "
-        "cannot be put into the export. XLA will, and gathers the operands of a GPU's kernels; "
+        f"attention {how} XLA will, and gathers the operands of a GPU's kernels; "
         "with Explicit axes, or inside a shard_map, each device keeps its share\n"
         f"  call: {spec}",
         AttentionShardingWarning,

@@ -28,6 +28,10 @@ _LEAST_PACKED = 2
 packed sequences (H200, 9.19). To say that it might be longer changes nothing else."""
 
 
+MOST_NODES = 256
+"""Operations of a cuDNN graph, its own among them, and arrays that they read: cuda_backend refuses
+more. Of few less than that cuDNN says so itself."""
+
 Extents = tuple[int, int, int, int]
 
 
@@ -200,7 +204,8 @@ def band_of(spec: AttentionSpec) -> Band | None:
     """The window and causality, None where cuDNN cannot be told."""
     o = spec.options
     left, right = (-1 if side is None else side for side in spec.band)
-    if o.causal_alignment == "top_left":
+    # With as many keys as queries both corners are one, and kernels skip more from the top left.
+    if o.causal_alignment == "top_left" or o.same_lengths:
         return Band(left, right, bottom_right=False)
     if spec.seq_len_q - dead_rows(spec) == 1:
         right = -1  # it is the last: a band would cost the kernel for decoding its split of keys
@@ -250,8 +255,18 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
     program = kernel_program(score_rules_of(spec), pairs, is_backward=spec.is_backward)
     if isinstance(program, str):
         return program
+    if reason := _beyond_a_graph(program):
+        return reason
     shorter = without_factor(program)
     return shorter if is_normal(positive_scale(spec) * shorter.factor) else program
+
+
+def _beyond_a_graph(program: KernelProgram) -> str:
+    nodes = sum(len(x.split(";")) for x in (program.forward, program.backward) if x)
+    for count, what in ((nodes, "operations"), (len(program.outside), "arrays")):
+        if count > MOST_NODES:
+            return f"mods: {count:,} {what}, and a graph of cuDNN's holds at most {MOST_NODES}"
+    return ""
 
 
 def score_rules_of(spec: AttentionSpec) -> ScoreRules:

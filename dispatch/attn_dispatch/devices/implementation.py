@@ -18,7 +18,15 @@ class Plan:
 
     engine: str
     workspace_bytes: int
-    """Scratch memory the call needs beside its operands and results."""
+    """Scratch memory of the kernel."""
+    other_bytes: int = 0
+    """Further memory that the call takes beside its operands and results: of the arrays that its
+    program makes around the kernel."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """All the memory that the call takes beside its operands and results."""
+        return self.workspace_bytes + self.other_bytes
 
 
 class Implementation(Protocol):
@@ -57,6 +65,12 @@ class Implementation(Protocol):
     def HAS_DECODING_KERNEL(self) -> bool:
         """Whether a single query of each row, beside lengths, has a kernel that takes all query
         heads of a kv head at once and has no window."""
+        ...
+
+    @property
+    def SKIPS_FROM_BOTTOM_RIGHT(self) -> bool:
+        """Whether its backward pass skips keys left of a window that is counted from the bottom
+        right."""
         ...
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def kernel_program(rules: ScoreRules, pairs: Pairs, *, is_backward: bool) -> Ker
             forward = _forward(writer, _copied(writer), rules, pairs).nodes
     except _Unsupported as error:
         return str(error)
-    return KernelProgram("; ".join(forward), "", tuple(writer.outside))
+    return _program(forward, [], writer)
 
 
 def _writer(pairs: Pairs, *, is_backward: bool) -> Writer:
@@ -180,7 +180,19 @@ def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
     if score_mod is not None:
         grad = writer.select(_where_finite(writer, forward.may_attend, pairs), grad, 0.0, "f")
     backward = [x for x in writer.needed(writer.result(grad)) if x not in forward.nodes]
-    return KernelProgram("; ".join(forward.nodes), "; ".join(backward), tuple(writer.outside))
+    return _program(forward.nodes, backward, writer)
+
+
+def _program(forward: list[str], backward: list[str], writer: Writer) -> KernelProgram:
+    """The nodes and the arrays that they read, without those of nodes that were not needed."""
+    read = {word for node in (*forward, *backward) for word in node.split()}
+    kept = [i for i in range(len(writer.outside)) if f"o{i}" in read]
+    names = {f"o{i}": f"o{kept.index(i)}" for i in kept}
+
+    def text(nodes: list[str]) -> str:
+        return "; ".join(" ".join(names.get(x, x) for x in node.split()) for node in nodes)
+
+    return KernelProgram(text(forward), text(backward), tuple(writer.outside[i] for i in kept))
 
 
 def _may_attend(writer: Writer, mask_mod: Program, pairs: Pairs) -> Value:

@@ -22,6 +22,16 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+def in_units(size: int) -> str:
+    """A number of bytes: "256 bytes", "17.2 GB"."""
+    if size < 1000:
+        return counted(size, "byte")
+    value, units = size / 1000, ["kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.3g} {units[0]}"
+
+
 def filled(text: str) -> str:
     """The text, each of its lines filled to the width of the terminal."""
     return "\n".join("\n".join(wrapped("", x)) for x in text.split("\n"))

@@ -133,21 +133,25 @@ def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
 
     with waiting("Generating the C++ files"):
         forward, backward = generate(source_wheel, arch, filters, work)
-    sources = tuple(sorted(adapter.glob("aiter_adapter*.cc")))
-    print(_plan(forward, backward, len(sources), jobs))
+    environment = tuple(adapter / name for name in wheel.ENVIRONMENT)
+    sources = (*sorted(adapter.glob("aiter_adapter*.cc")), *environment)
+    print(_plan(forward, backward, len(sources) + 2 * len(environment), jobs))
 
     include = source_wheel.include_flags
-    names = aiter_folder.LIBRARIES
+    names = aiter_folder.libraries(arch)
     libraries = [
-        Library(names[0], forward.files, (*include, *flags.FORWARD)),
-        Library(names[1], backward.files, (*include, *flags.BACKWARD)),
-        Library(names[2], sources, (*include, *flags.FORWARD, f"-I{adapter}"), needs=names[:2]),
+        Library(name, files, (*include, *options), needs, ninja.WRAPPED)
+        for name, files, options, needs in (
+            (names[0], (*forward.files, *environment), flags.FORWARD, ()),
+            (names[1], (*backward.files, *environment), flags.BACKWARD, ()),
+            (names[2], sources, (*flags.FORWARD, f"-I{adapter}"), names[:2]),
+        )
     ]
     ninja.write(work, tools, libraries)
     with progress.steps("Compiling") as report:
         ninja.run(work, jobs, report)
 
-    files = len(forward.files) + len(backward.files) + len(sources)
+    files = sum(len(library.sources) for library in libraries)
     done = install.install(work, folder, arch, source_wheel, tools, filters, files)
     minutes = (time.monotonic() - started) / 60
     print(f"{folder}: {', '.join(names)} and {done.asm_kernels} ASM kernels; {minutes:.1f} minutes")

@@ -25,7 +25,7 @@ def install(
 ) -> AiterBuild:
     """Copy what was built in `work` into `folder`; the record of it is written last."""
     aiter_folder.forget(folder)
-    for name in aiter_folder.LIBRARIES:
+    for name in aiter_folder.libraries(arch):
         _replace(work / name, folder / name)
     build = AiterBuild(
         generation=aiter_folder.GENERATION,
@@ -45,7 +45,7 @@ def install(
 
 
 def _copy_asm_kernels(source: Path, folder: Path, arch: str) -> Sequence[Path]:
-    """The kernels, in the subfolders of AITER_ASM_DIR where AITER looks for them."""
+    """The kernels, in the folder beside the libraries in which these look for them."""
     target = Path(aiter_folder.asm_folder(folder, arch))
     kernels = sorted(source.glob("fmha_v3_*/**/*.co"))
     for kernel in kernels:

@@ -17,6 +17,12 @@ from pathlib import Path
 from attn_dispatch.aiter.build.errors import BuildError
 from attn_dispatch.aiter.build.toolchain import Toolchain
 
+WRAPPED = tuple(
+    f"-Wl,--wrap={name}"
+    for name in ("getenv", "hipGetDeviceProperties", "hipGetDevicePropertiesR0600")
+)
+"""Functions whose calls go to rocm_backend/aiter_environment.cc. HIP 6 has renamed one of them."""
+
 
 @dataclass(frozen=True)
 class Library:
@@ -27,6 +33,8 @@ class Library:
     flags: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     """Libraries of the same build that it is linked with."""
+    wrapped: tuple[str, ...] = ()
+    """Linker flags that send calls of a function to one of the sources."""
 
     def objects(self) -> list[tuple[Path, Path]]:
         """Each source with its object, relative to the build folder."""
@@ -55,7 +63,7 @@ def write(folder: Path, toolchain: Toolchain, libraries: Sequence[Library]) -> N
         "rule link",
         # -z defs: a kernel that dispatch mentions and nobody built is an error here already.
         f"  command = {_escape_variable(linker)} -shared -Wl,-z,defs -Wl,-soname,$out "
-        "-Wl,-rpath,'$$ORIGIN' -o $out @$out.rsp $needs "
+        "-Wl,-rpath,'$$ORIGIN' $wrapped -o $out @$out.rsp $needs "
         + _escape_variable(" ".join(link_libraries)),
         "  description = $out",
         "  rspfile = $out.rsp",
@@ -78,6 +86,7 @@ def _library(library: Library) -> Iterator[str]:
     yield ""
     yield f"build {library.name}: link {objects}{' | ' * bool(needs)}{needs}"
     yield f"  needs = {needs}"
+    yield f"  wrapped = {' '.join(library.wrapped)}"
 
 
 def _escape_path(path: Path) -> str:

@@ -77,6 +77,10 @@ def find() -> Wheel:
     return Wheel(found.version, meta.resolve())
 
 
+ENVIRONMENT = ("aiter_environment.cc", "aiter_asm_folder.cc")
+"""This project's sources that are part of each library, and answer what AITER asks there."""
+
+
 def adapter_folder() -> Path:
     """This project's C++ sources for AITER: here, in the repository or in attn-dispatch-rocm."""
     package = Path(__file__).resolve().parents[2]

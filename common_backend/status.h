@@ -1,5 +1,5 @@
 // One outcome type for everything that can fail: a code that says whose fault it is and a sentence
-// for the person who has to act. Nothing in this library throws across its boundary or aborts.
+// for the person who has to act. Nothing in our libraries throws across its boundary or aborts.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace attn_dispatch {
 enum class Code {
   kOk,
   kWrongCall,       // the attributes or buffers contradict each other
-  kUnsupported,     // cuDNN has no engine for this call, or a known bug forbids it
+  kUnsupported,     // the vendor's library has no kernel for this call, or a known bug forbids it
   kFinalizeFailed,  // cuDNN proposed engines and none of them could be finalized
   kLibrary,         // a library is missing, of a version out of range, or failed by itself
   kDevice,          // the driver or the device refused

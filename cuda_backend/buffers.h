@@ -1,0 +1,66 @@
+// The buffers of a custom call, and how large each is: computed here and nowhere else.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "score_program.h"
+#include "spec.h"
+#include "status.h"
+
+namespace attn_dispatch {
+
+struct Buffer {
+  std::string name;
+  int64_t bytes;
+};
+
+// Flags of rows, operands and results, in this order; those in brackets only where the spec says
+// so:
+//
+//   [flags_q] uint8 [rows], backward [flags_q, flags_kv], not of the graph: before all others, see
+//   clear_rows.h; where heads are first, of each head's rows
+//   forward   query, key, value, OPTIONS -> out, [lse], [row_max, row_sum], [keep]
+//   backward  query, key, value, out, lse, out_grad, OPTIONS -> dq, dk, dv, [dbias]
+//
+//   OPTIONS   [lengths_q, lengths_kv]        int32 [batch]
+//             [offsets of query, key, value, out, [lse]]   int32 [batch + 1], in elements
+//             [page_table, [value_table]]    int32 [batch, most pages of a sequence]
+//             [bias]       bias_dtype [bias_batch, bias_heads, bias_rows, S rounded up to 8]
+//             [o0, o1, …]  float32 or int32, as node_arrays says
+//             [sinks]      float32 [num_heads]
+//             [seed, seed_offset]            int64 [1] each
+//
+// Arrays are dense: BTNH / BSKH, or packed [rows, heads, dim], where sequence b begins at the
+// offset of b. Key and value in pages are [num_pages, page_size, heads, dim]. With head_rows_q the
+// arrays of queries are BNTH, packed [·, heads, head_rows_q, dim]; with head_rows_kv likewise those
+// of keys, in pages [num_pages, heads, page_size, dim]. lse, row_max and
+// row_sum are float32 [B, N, T], packed [rows, N]; keep is float32 [B, N, T, S]; dbias is
+// [bias_batch, bias_heads, T, S] in the dtype of the call.
+//
+// The last result of the custom call is the workspace, which only the plan knows.
+struct CallBuffers {
+  std::vector<Buffer> all;
+  size_t flags = 0;     // how many of them are flags of rows,
+  size_t operands = 0;  // and how many are operands, flags included
+
+  size_t results() const { return all.size() - operands; }
+  size_t of_graph() const { return all.size() - flags; }
+
+  // What cuDNN calls the tensor behind a buffer; 0 if there is none of this name. The graph's
+  // buffers have the numbers from 1 on, so that the call's pointers are cuDNN's in the same order.
+  int64_t uid(const std::string& name) const;
+};
+
+// More than a process can address.
+inline constexpr int64_t kMostBytes = int64_t{1} << 47;
+
+// Beside the arrays of nodes a call has fewer than 32 buffers.
+inline constexpr size_t kMostBuffers = kMostNodeArrays + 32;
+
+// Of a spec whose values are in order by themselves (validate.cc). A wrong call where a size, their
+// sum, or the number of scores is beyond what can be counted.
+Result<CallBuffers> buffers_of(const SdpaSpec& spec);
+
+}  // namespace attn_dispatch

@@ -1,0 +1,201 @@
+"""A call in parts, one after the other in a loop: of batch rows, or of heads.
+
+A kernel's scratch memory, its launch grid and its strides grow with the batch and the heads of the
+call that it is given. In parts it is given smaller ones. Gradients of what parts share, a bias for
+example, are summed in float32, and no part's gradient is kept for longer than it takes to add it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, changed
+from attn_dispatch.core.shards import LAYOUTS
+
+Axis = Literal["batch", "heads"]
+Index = jax.Array | int
+
+_STARTS = ("mods_start", "dropout_start")
+"""Operands [·, 2] that say which batch row and which head come first."""
+
+
+@dataclass(frozen=True)
+class InParts:
+    axis: Axis
+    size: int
+    """Batch rows, or query heads, of a part. The last part of a batch may have fewer."""
+    # Each part draws from a key of its own.
+    moves_dropout: bool = True
+
+    @property
+    def name(self) -> str:
+        unit = "batch row" if self.axis == "batch" else "head"
+        return f"in parts of {self.size} {unit}{'s' * (self.size > 1)}, one after the other"
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        whole = length_of(spec, self.axis)
+        if not isinstance(whole, int) or not 0 < self.size < whole:
+            return None
+        if self.axis == "heads":
+            group = spec.num_heads // spec.num_kv_heads
+            keeps_whole = not (whole % self.size or (self.size % group and group % self.size))
+        else:
+            keeps_whole = _keeps_copies_whole(spec, self.size)
+        return self._part(spec, self.size) if keeps_whole else None
+
+    def beside(self, spec: AttentionSpec) -> AttentionSpec | None:
+        rest = length_of(spec, self.axis) % self.size
+        return self._part(spec, rest) if rest else None
+
+    def own_bytes(self, spec: AttentionSpec) -> int:
+        """Bytes of what the loop holds beside the call of a part: that call's operands and results,
+        and the sums of gradients."""
+        inner = self._part(spec, self.size)
+        held: list[tuple[tuple[int, ...], Any]]
+        held = [(x.shape, x.dtype) for x in inner.operands if self._division(spec, x.name)]
+        held += [(x.shape, x.dtype) for x in inner.results]
+        for name, x in zip(spec.result_names, spec.results, strict=True):
+            if self._is_summed(spec, name) and x.dtype != _wide(x.dtype):
+                held.append((x.shape, _wide(x.dtype)))
+        return sum(prod(shape) * jnp.dtype(dtype).itemsize for shape, dtype in held)
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner, rest = self.inner(spec), self.beside(spec)
+        assert inner is not None
+        results = dict(zip(spec.result_names, spec.results, strict=True))
+        state = {
+            name: jnp.zeros(x.shape, _wide(x.dtype))
+            if self._is_summed(spec, name)
+            else lax.empty(x.shape, x.dtype)
+            for name, x in results.items()
+        }
+
+        def after(state: Arrays, first: Index, part: AttentionSpec, compute: Compute) -> Arrays:
+            found = compute(part, self._operands(spec, operands, first, part))
+            return {
+                name: self._with(spec, name, x, found[name].astype(x.dtype), first, part)
+                for name, x in state.items()
+            }
+
+        def next_part(state: Arrays, number: jax.Array) -> tuple[Arrays, None]:
+            return after(state, number * self.size, inner, calls.kernel), None
+
+        whole = length_of(spec, self.axis) // self.size
+        state, _ = lax.scan(next_part, state, jnp.arange(whole, dtype=jnp.int32))
+        if rest is not None:
+            state = after(state, whole * self.size, rest, calls.beside)
+        return {name: x.astype(results[name].dtype) for name, x in state.items()}
+
+    def _part(self, spec: AttentionSpec, size: int) -> AttentionSpec:
+        """The call of so many batch rows or heads."""
+        arrays: dict[str, tuple[tuple[int, ...], str]] = {}
+        for x in spec.operands:
+            if division := self._division(spec, x.name):
+                shape = list(x.shape)
+                shape[division.axis] = division.length(size)
+                arrays[x.name] = (tuple(shape), x.dtype)
+        if spec.has("dropout_key") and not spec.has("dropout_start"):
+            arrays["dropout_start"] = ((spec.shape("dropout_key")[0], 2), "int32")
+        return changed(spec, arrays=arrays, same_lengths=spec.options.same_lengths)
+
+    def _operands(
+        self, spec: AttentionSpec, operands: Arrays, first: Index, part: AttentionSpec
+    ) -> Arrays:
+        """The operands of a part that begins with batch row or head `first`."""
+        taken, size = dict(operands), length_of(part, self.axis)
+        for name, x in operands.items():
+            if division := self._division(spec, name):
+                taken[name] = division.take(x, first, size)
+        if part.has("dropout_start") and "dropout_start" not in taken:
+            taken["dropout_start"] = jnp.zeros(part.shape("dropout_start"), jnp.int32)
+        for name in (x for x in _STARTS if x in taken):
+            column = 0 if self.axis == "batch" else 1
+            taken[name] = taken[name].at[:, column].add(self._moved(spec, name, first))
+        return taken
+
+    def _moved(self, spec: AttentionSpec, name: str, first: Index) -> Index:
+        """By how much a part's first row or head lies after that of its entry of an operand."""
+        if self.axis == "heads":
+            return first
+        division = self._division(spec, name) if spec.has(name) else None
+        return first if division is None else first % division.rows
+
+    def _with(
+        self,
+        spec: AttentionSpec,
+        name: str,
+        x: jax.Array,
+        found: jax.Array,
+        first: Index,
+        part: AttentionSpec,
+    ) -> jax.Array:
+        """A result with what a part found for it."""
+        division = self._division(spec, name)
+        if division is None:
+            return x + found
+        if self._is_summed(spec, name):
+            found = division.take(x, first, length_of(part, self.axis)) + found
+        return lax.dynamic_update_slice_in_dim(x, found, division.start(first), division.axis)
+
+    def _is_summed(self, spec: AttentionSpec, name: str) -> bool:
+        """Whether several parts have a share in an entry of a gradient."""
+        division = self._division(spec, name)
+        return spec.is_backward and (division is None or division.rows > self.size)
+
+    def _division(self, spec: AttentionSpec, name: str) -> _Division | None:
+        """How parts divide an operand or result; None: they share all of it."""
+        shape = spec.shape(name) if spec.has(name) else None
+        if self.axis == "batch":
+            entries = spec.batch if shape is None else shape[0]
+            return None if entries == 1 else _Division(0, spec.batch // entries)
+        for axis, letter in enumerate(LAYOUTS.get(name, "").split()):
+            if letter == "k":
+                return _Division(axis, spec.num_heads // spec.num_kv_heads)
+            if letter == "n" and (shape is None or shape[axis] > 1):
+                return _Division(axis, 1)
+        return None
+
+
+@dataclass(frozen=True)
+class _Division:
+    """One axis of an array, divided among the parts."""
+
+    axis: int
+    rows: int
+    """Batch rows, or query heads, to which each entry belongs."""
+
+    def start(self, first: Index) -> Index:
+        return first // self.rows
+
+    def length(self, size: int) -> int:
+        return max(size // self.rows, 1)
+
+    def take(self, x: jax.Array, first: Index, size: int) -> jax.Array:
+        return lax.dynamic_slice_in_dim(x, self.start(first), self.length(size), self.axis)
+
+
+def length_of(spec: AttentionSpec, axis: Axis) -> int:
+    """What there is to divide: batch rows or query heads."""
+    return spec.batch if axis == "batch" else spec.num_heads
+
+
+def _keeps_copies_whole(spec: AttentionSpec, size: int) -> bool:
+    """Whether each part of a batch has whole entries, or one, of what some of its rows share."""
+    if spec.has("dropout_key") and spec.shape("dropout_key")[0] > 1:
+        return False
+    numbers = {x.shape[0] for x in spec.operands} - {1, spec.batch}
+    each = [spec.batch // number for number in numbers]
+    is_whole = all(size % rows == 0 or rows % size == 0 for rows in each)
+    return is_whole and not (numbers and spec.batch % size)
+
+
+def _wide(dtype: Any) -> np.dtype:
+    return np.promote_types(jnp.dtype(dtype), np.float32)

@@ -1,0 +1,70 @@
+"""How much memory a device has."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jax
+
+from attn_dispatch.devices.device import Device
+
+_GIB = 2**30
+
+_OF_PRODUCTS = {
+    "A100": 80,
+    "L4": 22,
+    "L40": 45,
+    "L40S": 45,
+    "RTX 4090": 24,
+    "H100": 80,
+    "H200": 139,
+    "GH200": 95,
+    "B200": 179,
+    "GB200": 184,
+    "B300": 268,
+    "GB300": 268,
+    "RTX 5090": 32,
+    "MI300": 128,
+    "MI300A": 128,
+    "MI300X": 192,
+    "MI325X": 256,
+    "MI350": 288,
+    "MI350X": 288,
+    "MI355X": 288,
+}
+"""GiB by the name of a product; of several sizes the most usual, of a series the least."""
+
+_UNKNOWN = 40 * _GIB
+"""What is taken for the memory of a device of which nothing is known."""
+
+
+def memory_bytes(device: Device) -> int:
+    """The device's memory in bytes, as its name or its properties have it.
+
+    Every process has to come to one number, or programs of many devices would differ: so what is
+    free, and what JAX has taken for itself, do not count.
+    """
+    if found := re.search(r"(\d+) ?GB", device.name):
+        return int(found[1]) * _GIB
+    products = sorted(_OF_PRODUCTS, key=len, reverse=True)
+    named = next((x for x in products if re.search(rf"\b{x}\b", device.name)), None)
+    if named is not None:
+        return _OF_PRODUCTS[named] * _GIB
+    if device.properties is not None:
+        size = json.loads(device.properties).get("totalGlobalMem")
+        if isinstance(size, int) and size > 0:
+            return size
+    return _reported(device) or _UNKNOWN
+
+
+def _reported(device: Device) -> int:
+    """What JAX says that it may allocate on a device that is here; 0 where it does not."""
+    if not device.is_present or device.platform not in ("cuda", "rocm"):
+        return 0
+    try:
+        here = jax.local_devices(backend=device.platform)
+        stats = here[0].memory_stats() if here else None
+    except (RuntimeError, NotImplementedError):
+        return 0
+    return int((stats or {}).get("bytes_limit", 0))

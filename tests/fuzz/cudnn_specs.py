@@ -1,0 +1,283 @@
+"""Attributes of cuDNN's custom calls, drawn from real ones: refused by name, or taken whole.
+
+What is taken has its buffers' sizes computed again here, in Python's integers, from the shapes of
+cuda_backend/buffers.h. Some of what is taken is planned by cuDNN as well.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any
+
+from attn_dispatch.cudnn import rules
+from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.devices.target import parse
+from fuzz.hostile_specs import BIASED, MODDED, MODDED_BACKWARD, PACKED, PACKED_BACKWARD, PAGED
+from fuzz.hostile_specs import library as native_library
+from plan_cases import ARCHS, CASES
+
+Attributes = dict[str, Any]
+Sizes = list[tuple[str, int]]
+
+PLANNED = 16
+"""One of so many draws is planned by cuDNN if it is taken."""
+_MOST_PLANNED_NODES = 40
+"""Of larger programs cuDNN takes seconds."""
+
+_LABELS = [(label, direction) for label in CASES for direction in ("forward", "backward")]
+_WRITTEN = [BIASED, PAGED, PACKED, PACKED_BACKWARD, MODDED, MODDED_BACKWARD]
+
+_INTEGERS = [
+    -(2**63), -(2**31), -3, -1, 0, 1, 2, 3, 7, 8, 16, 63, 64, 100, 256, 65535, 65536, 2**20,
+    2**31 - 1, 2**31, 2**32, 2**40, 2**61, 2**62, 2**63 - 1, 2**64,
+]  # fmt: skip
+_FLOATS = [math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-40, 0.5, 0.999, 1.0, 2.0, 3e38, 1e300]
+_WORDS = ["", "float16", "bfloat16", "float32", "junk", "int8", "6 STAGES=1", "é", "f0 = neg x"]
+_OTHER_TYPES = [None, True, 0, 1.5, "2", [1], {}, b"bfloat16"]
+_TOKENS = [
+    "x", "t", "s", "g", "o0", "o1", "o99", "f0", "i1", "p2", "f999", "=", "neg", "add", "select",
+    "lt", "pow", "convert", "#1", "#1.5", "#-inf", "#nan", "#", "#1e999", "#zz", "", "f", "junk",
+]  # fmt: skip
+_FULL = {"bias_batch": "batch", "bias_heads": "num_heads", "bias_rows": "seq_len_q"}
+_ARRAY_AXES = ("batch", "num_heads", "seq_len_q", "seq_len_kv")
+
+
+@lru_cache(maxsize=256)
+def real(i: int) -> tuple[Attributes, ...]:
+    """The ways in which a real call is said to cuDNN."""
+    label, direction = _LABELS[i]
+    spec = CASES[label].spec(direction)
+    if rules.not_supported_reasons(spec):
+        return ()
+    return tuple(asdict(call) for call in calls_of(spec))
+
+
+def drawn(dice: random.Random) -> Attributes:
+    """A real call with none, one or several of its attributes changed."""
+    ways = real(dice.randrange(len(_LABELS))) or tuple(_WRITTEN)
+    return changed(dice, dice.choice(ways))
+
+
+def changed(dice: random.Random, real_one: Attributes) -> Attributes:
+    attributes = dict(real_one)
+    for _ in range(dice.choice((0, 1, 1, 1, 2, 2, 3, 6))):
+        dice.choice(_CHANGES)(dice, attributes)
+    return attributes
+
+
+def _change_value(dice: random.Random, x: Attributes) -> None:
+    name = dice.choice(list(x))
+    if isinstance(x[name], bool):
+        x[name] = not x[name]
+    elif isinstance(x[name], int):
+        x[name] = _integer(dice, x[name], x)
+    elif isinstance(x[name], float):
+        x[name] = dice.choice(_FLOATS)
+    elif name in ("score_nodes", "gradient_nodes") and x[name]:
+        x[name] = _nodes(dice, x[name])
+    elif name == "node_arrays" and x[name]:
+        x[name] = _arrays(dice, x[name])
+    else:
+        x[name] = dice.choice(_WORDS)
+
+
+def _integer(dice: random.Random, value: int, x: Attributes) -> int:
+    others = [y for y in x.values() if type(y) is int]
+    near = [value - 1, value + 1, 2 * value, value // 2, value - 8, value + 8, -value]
+    return dice.choice(dice.choice((_INTEGERS, near, others)))
+
+
+def _change_extent(dice: random.Random, x: Attributes) -> None:
+    """An extent, and whatever else is the same in a call that is right: often another right one."""
+    name = dice.choice(("batch", "num_heads", "seq_len_q", "seq_len_kv", "page_size", "num_pages"))
+    if name not in x or type(x[name]) is not int:
+        return
+    before, after = x[name], _integer(dice, x[name], x)
+    for other in (name, *(y for y, full in _FULL.items() if full == name)):
+        if x.get(other) == before:
+            x[other] = after
+    if name == "num_heads" and x.get("num_kv_heads") == before:
+        x["num_kv_heads"] = after
+    heads_first = {"seq_len_q": "head_rows_q", "seq_len_kv": "head_rows_kv"}.get(name)
+    if heads_first and x.get(heads_first) == before:
+        x[heads_first] = after
+    if name in _ARRAY_AXES and isinstance(x.get("node_arrays"), str):
+        place = 1 + _ARRAY_AXES.index(name)
+        arrays = [y.split() for y in x["node_arrays"].split(",")]
+        for words in arrays:
+            if len(words) == 5 and words[place] == str(before):
+                words[place] = str(after)
+        x["node_arrays"] = ", ".join(" ".join(words) for words in arrays)
+
+
+def _change_type(dice: random.Random, x: Attributes) -> None:
+    x[dice.choice(list(x))] = dice.choice(_OTHER_TYPES)
+
+
+def _drop(dice: random.Random, x: Attributes) -> None:
+    del x[dice.choice(list(x))]
+
+
+def _add(dice: random.Random, x: Attributes) -> None:
+    x[dice.choice(("surplus", "Batch", "batch ", "scales"))] = dice.choice(_OTHER_TYPES)
+
+
+def _take_another(dice: random.Random, x: Attributes) -> None:
+    """Some attributes of another real call."""
+    other = dice.choice(real(dice.randrange(len(_LABELS))) or tuple(_WRITTEN))
+    for name in dice.sample(list(other), dice.randrange(1, 6)):
+        x[name] = other[name]
+
+
+_CHANGES: list[Callable[[random.Random, Attributes], None]] = [
+    *[_change_value] * 6, *[_change_extent] * 4, _take_another, _change_type, _drop, _add,
+]  # fmt: skip
+
+
+def _nodes(dice: random.Random, text: str) -> str:
+    nodes = [x.split() for x in text.split(";")]
+    i = dice.randrange(len(nodes))
+    match dice.randrange(9):
+        case 0:
+            del nodes[i]
+        case 1:
+            nodes.insert(i, nodes[dice.randrange(len(nodes))])
+        case 2:
+            dice.shuffle(nodes)
+        case 3:
+            nodes[i] = nodes[i][: dice.randrange(len(nodes[i]) + 1)]
+        case 4:
+            nodes[i] = [*nodes[i], dice.choice(_TOKENS)]
+        case 5:  # the same program of other names
+            return text.replace("f", "f7") if "floor" not in text else text
+        case 6:
+            extra = [
+                f"f{1000 + j} = neg {f'f{999 + j}' if j else 'x'}".split()
+                for j in range(dice.choice((3, 250, 300, 3000)))
+            ]
+            nodes = [*extra, *nodes]
+        case _:
+            nodes[i] = list(nodes[i])
+            if nodes[i]:
+                nodes[i][dice.randrange(len(nodes[i]))] = dice.choice(_TOKENS)
+    return "; ".join(" ".join(x) for x in nodes)
+
+
+def _arrays(dice: random.Random, text: str) -> str:
+    arrays = [x.split() for x in text.split(",")]
+    words = dice.choice(arrays)
+    match dice.randrange(5):
+        case 0:
+            arrays.append(list(words))
+        case 1:
+            arrays.remove(words)
+        case 2:
+            words.pop()
+        case 3:
+            words[0] = dice.choice("fidx")
+        case _:
+            words[dice.randrange(len(words))] = str(dice.choice([*_INTEGERS, "z", "1.5", ""]))
+    return ", ".join(" ".join(x) for x in arrays)
+
+
+def draw(seed: int) -> str:
+    dice = random.Random(f"cudnn specs {seed}")
+    attributes, native = drawn(dice), native_library()
+    arch = dice.choice(ARCHS)
+    try:
+        operands, results = native.buffers(attributes)
+    except native.CudnnError as error:
+        return f"refused: {named(error, attributes)}"
+    check(attributes, operands, results)
+    programs = attributes["score_nodes"] + attributes["gradient_nodes"]
+    if seed % PLANNED or programs.count("=") > _MOST_PLANNED_NODES:
+        return "taken"
+    try:
+        native.plan(attributes, parse(arch).properties)
+    except native.CudnnError as error:
+        assert error.code in ("unsupported", "finalize failed"), (error.code, str(error))
+        return "cuDNN has no plan"
+    return "planned"
+
+
+def named(error: Exception, attributes: Attributes) -> str:
+    """The attribute that a refusal names first."""
+    assert error.code == "wrong call", (error.code, str(error))  # type: ignore[attr-defined]
+    message = str(error)
+    names = [x for x in {*attributes, *MODDED} if x and x in message]
+    assert names and len(message) < 2000, message
+    return min(names, key=lambda x: (message.index(x), -len(x)))
+
+
+def check(x: Attributes, operands: Sizes, results: Sizes) -> None:
+    """The sizes are those of what the kernel touches, and values are such that it touches that."""
+    assert (operands, results) == sizes(x)
+    assert all(0 < size < 2**47 for _, size in (*operands, *results))
+    assert x["bias_batch"] in (1, x["batch"]) and x["bias_heads"] in (1, x["num_heads"])
+    assert x["bias_rows"] in (1, x["seq_len_q"]) and x["num_heads"] % x["num_kv_heads"] == 0
+    assert 0 <= x["dropout_rate"] < 1 and math.isfinite(x["scale"])
+    assert -1 <= min(x["window_left"], x["window_right"])
+    for array in _node_arrays(x):
+        extents = [int(y) for y in array[1:]]
+        assert all(y in (1, x[axis]) for y, axis in zip(extents, _ARRAY_AXES, strict=True))
+    if x["has_lengths"] and not x["packed_rows_q"]:
+        assert x["packed_rows_kv"] == 0
+    nodes = [y.split() for y in x["score_nodes"].split(";") if y]
+    assert len(nodes) <= 256 and all(4 <= len(y) <= 6 for y in nodes)
+
+
+def sizes(x: Attributes) -> tuple[Sizes, Sizes]:
+    """Operands and results, each with its bytes, as the shapes in buffers.h make them."""
+    b, n, k = x["batch"], x["num_heads"], x["num_kv_heads"]
+    t, s, h, v = x["seq_len_q"], x["seq_len_kv"], x["head_dim"], x["head_dim_v"]
+    rows_q, rows_kv = x["packed_rows_q"] or b * t, x["packed_rows_kv"] or b * s
+    keys = x["num_pages"] * x["page_size"] if x["page_size"] else rows_kv
+    statistic = 4 * rows_q * n
+    operands: Sizes = []
+    if x["clears_rows"]:
+        operands.append(("flags_q", rows_q * (n if x["head_rows_q"] else 1)))
+        if x["backward"]:
+            operands.append(("flags_kv", rows_kv * (k if x["head_rows_kv"] else 1)))
+    operands += [("query", 2 * rows_q * n * h)]
+    operands += [("key", 2 * keys * k * h), ("value", 2 * keys * k * v)]
+    if x["backward"]:
+        operands += [("out", 2 * rows_q * n * v), ("lse", statistic)]
+        operands += [("out_grad", 2 * rows_q * n * v)]
+    if x["has_lengths"]:
+        operands += [("lengths_q", 4 * b), ("lengths_kv", 4 * b)]
+    if x["packed_rows_q"]:
+        has_statistics = x["backward"] or x["needs_lse"] or x["needs_max"]
+        kinds = ["query", "key", "value", "out", *(["lse"] if has_statistics else [])]
+        operands += [(f"offsets_{kind}", 4 * (b + 1)) for kind in kinds]
+    if x["page_size"]:
+        table = 4 * b * -(-s // x["page_size"])
+        operands += [("page_table", table)]
+        operands += [("value_table", table)] if x["has_value_table"] else []
+    if x["bias_dtype"]:
+        pairs = x["bias_batch"] * x["bias_heads"] * x["bias_rows"] * (-(-s // 8) * 8)
+        operands.append(("bias", pairs * (4 if x["bias_dtype"] == "float32" else 2)))
+    operands += [
+        (f"o{i}", 4 * math.prod(int(y) for y in array[1:]))
+        for i, array in enumerate(_node_arrays(x))
+    ]
+    operands += [("sinks", 4 * n)] if x["has_sinks"] else []
+    operands += [("seed", 8), ("seed_offset", 8)] if x["dropout_rate"] else []
+    if x["backward"]:
+        results = [("dq", 2 * rows_q * n * h), ("dk", 2 * rows_kv * k * h)]
+        results += [("dv", 2 * rows_kv * k * v)]
+        if x["needs_dbias"]:
+            results.append(("dbias", 2 * x["bias_batch"] * x["bias_heads"] * t * s))
+        return operands, results
+    results = [("out", 2 * rows_q * n * v)]
+    results += [("lse", statistic)] if x["needs_lse"] else []
+    results += [("row_max", statistic), ("row_sum", statistic)] if x["needs_max"] else []
+    results += [("keep", 4 * b * n * t * s)] if x["needs_keep"] else []
+    return operands, results
+
+
+def _node_arrays(x: Attributes) -> list[list[str]]:
+    return [array.split() for array in x["node_arrays"].split(",") if array]

@@ -1,0 +1,51 @@
+"""Drawn attributes of cuDNN's custom calls: refused by name, or taken with their sizes right."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import pytest
+
+from attn_dispatch.cudnn import arrays, rules
+from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.devices import native as native_libraries
+from backend import needs_cudnn
+from fuzz.child import DRAWS, outcomes
+from plan_cases import CASES
+
+pytestmark = needs_cudnn
+
+_PLAN_SECONDS = 60.0
+"""The longest that cuDNN may take for a plan, on a machine that does other things as well."""
+
+
+def test_drawn_attributes():
+    found = outcomes("fuzz.cudnn_specs", range(DRAWS or 240), seconds=_PLAN_SECONDS)
+    assert found["taken"] > 40 and found["planned"] > 0
+    assert len([x for x in found if x.startswith("refused: ")]) > 12, found
+    print(dict(found.most_common()))
+
+
+def _bytes(x: jax.ShapeDtypeStruct) -> int:
+    return math.prod(x.shape) * x.dtype.itemsize
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_sizes_are_those_of_the_arrays_that_are_passed(direction: str):
+    native = native_libraries.load(native_libraries.CUDA)
+    seen = 0
+    for label, case in CASES.items():
+        spec = case.spec(direction)
+        if rules.not_supported_reasons(spec):
+            continue
+        call = calls_of(spec)[seen % len(calls_of(spec))]
+        operands, results = native.buffers(vars(call))
+        avals = {x.name: jax.ShapeDtypeStruct(x.shape, x.dtype) for x in spec.operands}
+        of = arrays.backward_operands if direction == "backward" else arrays.forward_operands
+        passed = jax.eval_shape(lambda xs, of=of, s=spec, c=call: of(s, c, xs), avals)
+        shapes = arrays.backward_shapes if direction == "backward" else arrays.forward_shapes
+        assert [size for _, size in operands] == [_bytes(x) for x in passed], label
+        assert dict(results) == {name: _bytes(x) for name, x in shapes(call).items()}, label
+        seen += 1
+    assert seen > 30
