@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    whole = parser(only=arguments[0] if arguments else "")
+    whole = parser(only=next((x for x in arguments if x in _COMMANDS), ""))
     _check_command(whole, arguments)
     chosen, unknown = whole.parse_known_args(_with_negative_values(arguments))
     if unknown:
