@@ -33,8 +33,8 @@ from test_cudnn_arrays import check, known, poisoned, rules, to_jax
 from test_rewrites import by_xla, specs_of
 
 SEED = int(os.environ.get("ATTN_DISPATCH_TEST_SEED", "50000"))
-DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or 60
-DRAWS_BY_XLA = DRAWS // 6
+DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or 18
+DRAWS_BY_XLA = DRAWS // 3
 
 Arrays = dict[str, Any]
 
@@ -119,9 +119,9 @@ def judge(case: Case, seed: int, chain_of: Callable[..., Chain] = chain_of) -> s
     return found
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", range(2))
 def test_drawn_calls(part: int):
-    found = [judge(drawn(seed), seed) for seed in range(part, DRAWS, 6)]
+    found = [judge(drawn(seed), seed) for seed in range(part, DRAWS, 2)]
     assert sum(map(bool, found)) > len(found) // 4
 
 

@@ -21,7 +21,6 @@ from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES
 from attn_dispatch.core.rewrites.mods_as_arrays import SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
 
-
 _TRIED = (*REWRITES, *ONE_BY_ONE)
 
 
