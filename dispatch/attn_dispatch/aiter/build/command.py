@@ -16,7 +16,7 @@ from attn_dispatch.aiter.build.generate import Filters, Sources, generate
 from attn_dispatch.aiter.build.ninja import Library
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.progress import waiting
-from attn_dispatch.terminal.wrong import at_least
+from attn_dispatch.terminal.wrong import at_least, said
 
 _DESCRIPTION = """\
 Build AITER's attention libraries for AMD GPUs from the sources in the amd-aiter wheel, together
@@ -109,8 +109,8 @@ def main(args: argparse.Namespace) -> None:
         )
         for arch in dict.fromkeys(args.archs):
             build(arch, root / arch, filters, args.jobs or default_jobs())
-    except BuildError as error:
-        sys.exit(f"error: {error}")
+    except (BuildError, OSError) as error:
+        sys.exit(f"error: {said(error)}")
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on from here.", file=sys.stderr)
         sys.exit(130)
