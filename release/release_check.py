@@ -56,7 +56,8 @@ def main() -> None:
 
 
 def _can_compile(plugin: Plugin, table: Record) -> bool:
-    hip = any(Path(x, "include/hip/hip_runtime_api.h").exists() for x in ("/opt/rocm", "/usr"))
+    roots = (*filter(None, [os.environ.get("ROCM_PATH")]), "/opt/rocm", "/usr")
+    hip = any(Path(x, "include/hip/hip_runtime_api.h").exists() for x in roots)
     if plugin.library == "_rocm" and not hip:
         table.leave_out(plugin.name, "needs HIP's headers (Debian: libamdhip64-dev)")
         return False

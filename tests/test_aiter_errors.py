@@ -226,14 +226,28 @@ class TestMissing:
         build_record(compile_check_only=True).write(folder)
         assert "built without ROCm" in load().unusable
 
+    def test_its_library(self, folder):
+        folder.mkdir()
+        build_record().write(folder)
+        assert f"library is missing, or no file: {folder / ADAPTER}; run" in load().unusable
+        os.mkfifo(folder / ADAPTER)
+        assert "library is missing, or no file" in load().unusable
+
+    def test_a_build_for_another_architecture(self, folder):
+        folder.mkdir()
+        build_record(arch="gfx950").write(folder)
+        assert f"{folder} has AITER dev18 for gfx950: run `attn-dispatch" in load().unusable
+
     def test_asm_kernels(self, folder):
         folder.mkdir()
+        (folder / ADAPTER).touch()
         build_record().write(folder)
         assert "AITER's ASM kernels are missing from" in load().unusable
         assert "build-aiter" in load().unusable
 
     def test_everything_is_there(self, folder):
         (folder / "hsa" / "gfx942" / "fmha_v3_fwd").mkdir(parents=True)
+        (folder / ADAPTER).touch()
         build_record().write(folder)
         before = dict(os.environ)
         assert load().is_usable and load().path == str(folder / ADAPTER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import sys
@@ -57,6 +58,15 @@ def test_wrong_arguments(capsys, arguments, sentence):
 def test_a_comma_would_be_two_filters(tmp_path):
     with pytest.raises(SystemExit, match="error: a filter cannot hold a comma, got 'd64,d128'"):
         _run("--arch", "gfx942", "--out", str(tmp_path), "--filter", "d64,d128")
+
+
+@needs_ninja
+def test_a_file_where_a_folder_is_wanted(unpacked, tmp_path, monkeypatch):
+    tools, _ = fake_aiter.make_toolchain(tmp_path)
+    monkeypatch.setattr(toolchain, "find", lambda arch, work: tools)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match=r"error: .*/file/gfx942/work.*: not a directory"):
+        _run("--arch", "gfx942", "--out", str(tmp_path / "file"))
 
 
 def test_no_wheel(tmp_path, monkeypatch):
@@ -132,11 +142,30 @@ def test_record(tmp_path):
     assert aiter_folder.read(tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"arch": "gfx942", "colour": 1}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"arch": "gfx942", "colour": 1}', "[" * 100_000, "\0", '"x"']
+)
 def test_unreadable_record(tmp_path, text):
     (tmp_path / "build.json").write_text(text)
     with pytest.raises(ValueError, match=r"not a record .* build again with: attn-dispatch build"):
         aiter_folder.read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "file for its folder"])
+def test_a_record_that_is_no_file(tmp_path, kind):
+    folder, why = tmp_path / "gfx942", {
+        "folder": "expected a file, got a folder",
+        "pipe": "expected a file, got a pipe or a device",
+        "file for its folder": "Not a directory; ATTN_DISPATCH_AITER names a folder",
+    }  # fmt: skip
+    if kind == "file for its folder":
+        folder.write_text("")
+    else:
+        folder.mkdir()
+        make = os.mkfifo if kind == "pipe" else os.mkdir
+        make(folder / "build.json")
+    with pytest.raises(ValueError, match=rf"gfx942/build.json cannot be read: {why[kind]}"):
+        aiter_folder.read(folder)
 
 
 def test_libraries_of_two_architectures_have_no_name_in_common():

@@ -105,6 +105,49 @@ def test_version_of_hip():
         toolchain.hip_version("clang")
 
 
+HIPCC = "#!/bin/sh\ncat <<'EOF'\n{}\nEOF\n"
+OF_AMD = "HIP version: 6.4.43482-0f2d60242\nAMD clang version 19.0.0git (/llvm f2d)\nTarget: x86_64"
+
+
+def make_hipcc(folder, text):
+    hipcc = folder / "bin" / "hipcc"
+    hipcc.parent.mkdir(parents=True)
+    hipcc.write_text(HIPCC.format(text))
+    hipcc.chmod(0o755)
+    return str(hipcc)
+
+
+def test_hipcc_of_rocm_path_comes_first(tmp_path, monkeypatch):
+    named, first = (make_hipcc(tmp_path / x, OF_AMD) for x in ("named", "first"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/first/bin:/usr/bin:/bin")
+    monkeypatch.delenv("ROCM_PATH", raising=False)
+    assert toolchain.find("gfx942", tmp_path).link == (first,)
+    monkeypatch.setenv("ROCM_PATH", f"{tmp_path}/named")
+    found = toolchain.find("gfx942", tmp_path)
+    assert found.link == (named,) and found.compile[0] == named
+    assert found.description == "hipcc of HIP 6.4.43482" and not found.compile_check_only
+    assert "-mllvm=-amdgpu-function-calls=false" in found.compile
+    monkeypatch.setenv("ROCM_PATH", f"{tmp_path}/nowhere")
+    with pytest.raises(BuildError, match=r"ROCM_PATH=.*/nowhere holds no bin/hipcc; set it to"):
+        toolchain.find("gfx942", tmp_path)
+
+
+def test_a_clang_that_is_not_amds(tmp_path, monkeypatch):
+    make_hipcc(tmp_path / "rocm", OF_AMD.replace("AMD clang version 19.0.0git", "clang version 20"))
+    monkeypatch.setenv("ROCM_PATH", f"{tmp_path}/rocm")
+    found = toolchain.find("gfx942", tmp_path)
+    assert found.description.endswith("a clang that is not AMD's (clang version 20 (/llvm f2d))")
+    assert "-O3" in found.compile
+    assert not any("amdgpu-function-calls" in flag for flag in found.compile)
+
+
+def test_a_hip_that_is_too_old(tmp_path, monkeypatch):
+    make_hipcc(tmp_path / "rocm", "HIP version: 5.2.21153-0\nDebian clang version 15.0.6")
+    monkeypatch.setenv("ROCM_PATH", f"{tmp_path}/rocm")
+    with pytest.raises(BuildError, match=r"is the hipcc of HIP 5\.2\.21153, and AITER needs"):
+        toolchain.find("gfx942", tmp_path)
+
+
 def test_flags_the_compiler_does_not_know_are_left_out(tmp_path):
     compiler = tmp_path / "compiler"
     compiler.write_text('#!/bin/sh\ncase "$*" in *new*) echo unknown >&2; exit 1;; esac\n')

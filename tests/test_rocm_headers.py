@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sysconfig
@@ -15,7 +16,11 @@ from emulator.build import REPOSITORY
 
 ROCM_BACKEND = REPOSITORY / "rocm_backend"
 HIP = next(
-    (x for x in map(Path, ("/opt/rocm", "/usr")) if (x / "include/hip/hip_runtime_api.h").exists()),
+    (
+        x
+        for x in map(Path, (os.environ.get("ROCM_PATH", "/opt/rocm"), "/opt/rocm", "/usr"))
+        if (x / "include/hip/hip_runtime_api.h").exists()
+    ),
     None,
 )
 SOURCES = ("module", "handlers", "fill", "fill_split_kv", "call_site", "check", "library")

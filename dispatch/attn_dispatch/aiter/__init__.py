@@ -96,7 +96,12 @@ def library_lines() -> list[str]:
     lines = []
     for arch in aiter_folder.ARCHS:
         folder = aiter_folder.folder(arch)
-        if build := aiter_folder.read(folder):
+        try:
+            build = aiter_folder.read(folder)
+        except ValueError as error:
+            lines.append(f"AITER for {arch}: {error}")
+            continue
+        if build:
             kind = ", to check that it compiles" if build.compile_check_only else ""
             lines.append(f"AITER {build.wheel_version} for {arch}{kind} [{folder}]")
     return lines or [f"AITER: not built here [{aiter_folder.root()}]"]

@@ -8,8 +8,11 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
+
+from attn_dispatch.files import reading
 
 GENERATION = "dev18"
 """Of AITER's C++ interface, which changes from version to version."""
@@ -18,6 +21,7 @@ ARCHS = ("gfx942", "gfx950")
 ADAPTER = "libattn_dispatch_aiter.so"
 
 _RECORD = "build.json"
+_MOST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class AiterBuild:
 def root() -> Path:
     """$ATTN_DISPATCH_AITER, else a folder of the user's. One subfolder for each architecture."""
     if chosen := os.environ.get("ATTN_DISPATCH_AITER"):
-        return Path(chosen)
+        return Path(chosen).expanduser()
     try:
         data = platformdirs.user_data_path("attn-dispatch")
     except RuntimeError:  # of users that have no home: what Python's environment is in
@@ -75,18 +79,35 @@ def read(folder: Path) -> AiterBuild | None:
     """The finished build in `folder`, or None where there is none.
 
     Raises:
-      ValueError: if there is a record that this version cannot read.
+      ValueError: if there is something that this version cannot read; it says what.
     """
     path = folder / _RECORD
     try:
-        return AiterBuild(**json.loads(path.read_text(encoding="utf-8")))
+        facts = reading.json_file(path, _MOST_BYTES, is_kept=True)
+        return _build_of(facts)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except OSError as error:
+        why = error.strerror or str(error)
+        if isinstance(error, NotADirectoryError):
+            why += "; ATTN_DISPATCH_AITER names a folder, with one for each architecture in it"
+        raise ValueError(f"{path} cannot be read: {why}") from error
+    except ValueError as error:
         raise ValueError(
             f"{path} is not a record this version can read ({error}); build again with: "
             f"attn-dispatch build-aiter --arch {folder.name}"
         ) from error
+
+
+def _build_of(facts: Any) -> AiterBuild:
+    fields = {x.name: x.type for x in dataclasses.fields(AiterBuild)}
+    if not isinstance(facts, dict) or facts.keys() != fields.keys():
+        got = ", ".join(map(str, facts))[:200] if isinstance(facts, dict) else type(facts).__name__
+        raise ValueError(f"expected an object with {', '.join(fields)}, got {got or 'none'}")
+    for name, kind in fields.items():
+        if type(facts[name]).__name__ != kind:
+            raise ValueError(f"expected {kind} as {name}, got {str(facts[name])[:80]!r}")
+    return AiterBuild(**facts)
 
 
 def forget(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
@@ -49,6 +50,9 @@ def load(backend: ModuleType, arch: str) -> AiterLibrary:
             str(path),
             f"AITER is not built for {arch}: {remedy} ({folder} has no finished build)",
         )
+    if build.arch != arch or build.generation != aiter_folder.GENERATION:
+        built = f"AITER {build.generation} for {build.arch}"
+        return AiterLibrary(None, str(path), f"{folder} has {built}: {remedy}")
     if build.compile_check_only:
         return AiterLibrary(
             None,
@@ -56,8 +60,11 @@ def load(backend: ModuleType, arch: str) -> AiterLibrary:
             f"{folder} was built without ROCm, to check that it compiles: {remedy} with ROCm "
             "installed",
         )
+    if not os.path.isfile(path):  # to open a pipe would wait
+        missing = f"AITER's library is missing, or no file: {path}; {remedy}"
+        return AiterLibrary(None, str(path), missing)
     kernels = aiter_folder.asm_folder(folder, arch)
-    if not kernels.is_dir():
+    if not os.path.isdir(kernels):  # of a folder that may not be looked into: False
         missing = f"AITER's ASM kernels are missing from {kernels}: {remedy}"
         return AiterLibrary(None, str(path), missing)
     if error := backend.load_aiter(str(path), arch):

@@ -41,10 +41,15 @@ def common(hip: tuple[int, ...]) -> list[str]:
 
 def upstream_clang() -> list[str]:
     """The flags for a clang that is not ROCm's, as with the newest HIP but for what it lacks."""
-    return [flag for flag in common((7, 0, 0)) if not flag.startswith(_ROCM_ONLY)]
+    return without_amd_only(common((7, 0, 0)))
 
 
-_ROCM_ONLY = (
+def without_amd_only(wanted: list[str]) -> list[str]:
+    """The flags but for those that AMD's clang alone can use."""
+    return [flag for flag in wanted if not flag.startswith(_AMD_ONLY)]
+
+
+_AMD_ONLY = (
     # With these upstream's clang 22 spends over ten minutes on a file instead of half a minute.
     "-mllvm=-amdgpu-early-inline-all",
     "-mllvm=-amdgpu-function-calls",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from attn_dispatch.aiter.build import debian, flags
 from attn_dispatch.aiter.build.errors import BuildError
+
+_OLDEST_HIP = (6, 0, 0)  # CK needs vectors that are trivially copyable
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,38 @@ class Toolchain:
 
 def find(arch: str, work: Path) -> Toolchain:
     """hipcc where ROCm is installed, else Debian's clang and HIP; `work` keeps what that needs."""
-    if hipcc := shutil.which("hipcc") or shutil.which("/opt/rocm/bin/hipcc"):
+    if hipcc := _hipcc():
         return _rocm(hipcc, arch, work)
     return _clang(arch, work)
 
 
+def _hipcc() -> str | None:
+    """That of $ROCM_PATH, else the first on PATH, else that of /opt/rocm; None if there is none."""
+    if root := os.environ.get("ROCM_PATH"):
+        if found := shutil.which(str(Path(root, "bin", "hipcc"))):
+            return found
+        raise BuildError(
+            f"ROCM_PATH={root} holds no bin/hipcc; set it to ROCm's folder, or unset it"
+        )
+    return shutil.which("hipcc") or shutil.which("/opt/rocm/bin/hipcc")
+
+
 def _rocm(hipcc: str, arch: str, work: Path) -> Toolchain:
-    version = hip_version(output_of(hipcc, "--version"))
-    command = (hipcc, "-x", "hip", f"--offload-arch={arch}")
-    known, unknown = _known_flags(command, flags.common(version), work)
+    text = output_of(hipcc, "--version")
+    version = hip_version(text)
     name = f"hipcc of HIP {'.'.join(map(str, version))}"
+    if version < _OLDEST_HIP:
+        raise BuildError(
+            f"{hipcc} is the {name}, and AITER needs ROCm 6 or newer; install it, and put its bin "
+            "folder first on PATH or name ROCm's folder in ROCM_PATH"
+        )
+    wanted = flags.common(version)
+    if not is_amd_clang(text):
+        # A distribution's HIP with upstream's clang. What it builds runs, compiled less well.
+        name += f" with a clang that is not AMD's ({clang_line(text)})"
+        wanted = flags.without_amd_only(wanted)
+    command = (hipcc, "-x", "hip", f"--offload-arch={arch}")
+    known, unknown = _known_flags(command, wanted, work)
     return Toolchain(name, (*command, *known), (hipcc,), False, unknown)
 
 
@@ -47,14 +72,29 @@ def _clang(arch: str, work: Path) -> Toolchain:
     clang = debian.find_clang()
     command = (*debian.command(clang, work), f"--offload-arch={arch}")
     known, unknown = _known_flags(command, flags.upstream_clang(), work)
-    version = output_of(clang, "--version").splitlines()[0]
+    version = output_of(clang, "--version")
+    if is_amd_clang(version):
+        raise BuildError(
+            f"{clang} is AMD's clang, and there is no hipcc: put ROCm's bin folder on PATH, or "
+            "name ROCm's folder in ROCM_PATH"
+        )
     return Toolchain(
-        f"{version} with Debian's HIP {debian.HIP_VERSION}",
+        f"{clang_line(version)} with Debian's HIP {debian.HIP_VERSION}",
         (*command, *known),
         (clang, "-lamdhip64"),
         compile_check_only=True,
         unknown_flags=unknown,
     )
+
+
+def is_amd_clang(text: str) -> bool:
+    """Whether what --version prints is of AMD's own clang, which knows flags of its own."""
+    return "AMD clang" in text
+
+
+def clang_line(text: str) -> str:
+    """The line of --version that names the clang."""
+    return next((x.strip() for x in text.splitlines() if "clang version" in x), "unknown")
 
 
 def hip_version(text: str) -> tuple[int, ...]:
