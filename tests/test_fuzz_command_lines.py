@@ -8,5 +8,5 @@ def test_drawn_command_lines():
     found = outcomes("fuzz.command_lines", range(DRAWS or 250), seconds=60.0)
     for command in cli.names():
         assert found[f"{command}: usage"] + found[f"{command}: an error"] > 0, command
-    for command in ("explain", "mask", "plan", "info", "completion", "verify"):
+    for command in ("explain", "mask", "info", "completion", "verify"):
         assert found[f"{command}: done"] > 0, command
