@@ -4,7 +4,8 @@
 # make finetune  the model of the demo, trained further on Python's manual
 # make test    the whole test suite; builds the CUDA library, which plans without a GPU
 # make test-older    tests/integrations with older frameworks and the oldest JAX
-# make soak    20,000 drawn calls and every named one on XLA, and every plan: for a night
+# make soak    20,000 drawn calls and every named one on XLA, every plan, and 20,000 hostile inputs of
+#              each kind: for a night
 # make sanitize    the C++ built with ASan + UBSan and with TSan, under tests; writes tests/results/sanitize.md
 # make sanitize-quick    a small part of that, in minutes
 # make docs    the docs as a site, in build/site; a warning is an error
@@ -77,11 +78,13 @@ test-older: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/framework-package
 	JAX_PLATFORMS=cpu PYTHONPATH=$(CURDIR)/$(VENV)/older-frameworks \
 	  $(BIN)/python -m pytest tests/integrations -W ignore::DeprecationWarning
 
-soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12
+soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12 $(VENV)/amd-aiter
 	ATTN_DISPATCH_TEST_DRAWS=20000 ATTN_DISPATCH_TEST_EVERY_SIZE=1 \
 	  $(BIN)/python -m pytest -n auto tests/test_draws.py tests/test_conformance_xla.py
 	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
 	  ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest tests/test_planning.py
+	ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter ATTN_DISPATCH_TEST_FUZZ=20000 \
+	  $(BIN)/python -m pytest -n auto $(wildcard tests/test_fuzz_*.py)
 
 SANITIZE := ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter $(BIN)/python tests/sanitize.py
 sanitize: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/amd-aiter
