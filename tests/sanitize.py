@@ -251,7 +251,7 @@ def _cudnn() -> str:
 
 
 def _cudnn_folder() -> str:
-    """cuDNN opens its parts beside itself; sanitizers open them in its place, and look elsewhere."""
+    """cuDNN opens its parts beside itself; sanitizers do so in its place, and look elsewhere."""
     return os.path.dirname(_cudnn())
 
 
