@@ -81,11 +81,11 @@ auto ask(const py::dict& attributes, Function&& function) {
 }
 
 // A plan takes a second at most, and where it hangs the user has waited long enough.
-constexpr std::chrono::seconds kLongestEnd{10};
+constexpr int64_t kLongestEnd = 10'000;  // milliseconds
 
-void before_exit(double seconds) {
+void before_exit(int64_t milliseconds) {
   py::gil_scoped_release release;
-  refuse_visits_and_wait(std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds)));
+  refuse_visits_and_wait(std::chrono::milliseconds(milliseconds));
 }
 
 std::map<std::string, py::capsule> capsules(const std::map<std::string, void*>& addresses) {
@@ -206,7 +206,7 @@ PYBIND11_MODULE(_cuda, m) {
       "take_remade_plans",
       [] { return value_or_throw(visiting([] { return take_remade_plans(); })); },
       "Key -> line of imported plans that did not load and were made anew; each only once.");
-  m.def("before_exit", &before_exit, py::arg("seconds"),
+  m.def("before_exit", &before_exit, py::arg("milliseconds"),
         "Let no other thread plan any more, and wait this long for those that do.");
   m.def(
       "end_with_parent", [] { return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0; },
@@ -224,5 +224,5 @@ PYBIND11_MODULE(_cuda, m) {
         "The driver's numbers of the devices that JAX uses here.");
 
   notice_forks();
-  py::module_::import("atexit").attr("register")(m.attr("before_exit"), kLongestEnd.count());
+  py::module_::import("atexit").attr("register")(m.attr("before_exit"), kLongestEnd);
 }

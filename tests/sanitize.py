@@ -158,8 +158,9 @@ def thread_check(
     program = FOLDER / name
     build = [_compiler(), "-std=c++17", "-O1", *COMMON, *THREAD, "-pthread", f"-I{BACKEND}"]
     build += [*map(str, sources), *flags, "-o", str(program)]
-    options = f"halt_on_error=1 suppressions={TESTS / 'sanitized' / 'thread.supp'}"
-    yield run(f"{name}, TSan", [build, [str(program), *arguments]], TSAN_OPTIONS=options)
+    options = f"suppressions={TESTS / 'sanitized' / 'thread.supp'}"
+    commands = [build, [str(program), *arguments]]
+    yield run(f"{name}, TSan", commands, TSAN_OPTIONS=options, LD_LIBRARY_PATH=_cudnn_folder())
 
 
 def pytest(tests: Tests, *, quick: bool, **environment: str) -> Outcome:
@@ -177,9 +178,7 @@ def pytest(tests: Tests, *, quick: bool, **environment: str) -> Outcome:
         LD_PRELOAD=preloaded,
         ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",
         UBSAN_OPTIONS="print_stacktrace=1",
-        # cuDNN opens its parts from its own folder. The sanitizer opens them in its place, and
-        # would look elsewhere.
-        LD_LIBRARY_PATH=os.path.dirname(_cudnn()),
+        LD_LIBRARY_PATH=_cudnn_folder(),
         PYTHONPATH=os.pathsep.join([str(TESTS / "sanitized"), *([before] if before else [])]),
         ATTN_DISPATCH_TEST_FUZZ=str(tests.quick_draws if quick else tests.draws),
         **environment,
@@ -249,6 +248,11 @@ def _runtime(name: str) -> str:
 def _cudnn() -> str:
     code = "from attn_dispatch.cudnn import library; print(library._locate())"
     return _said([sys.executable, "-c", code])
+
+
+def _cudnn_folder() -> str:
+    """cuDNN opens its parts beside itself; sanitizers do so in its place, and look elsewhere."""
+    return os.path.dirname(_cudnn())
 
 
 def _said(command: list[str]) -> str:

@@ -78,7 +78,9 @@ def run(code: str, cudnn: str | Path = CUDNN) -> subprocess.CompletedProcess[str
     return subprocess.run([*command, str(cudnn)], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("end", ["sys.exit(3)", "raise SystemExit(3)", "native.before_exit(60)"])
+@pytest.mark.parametrize(
+    "end", ["sys.exit(3)", "raise SystemExit(3)", "native.before_exit(60_000)"]
+)
 def test_exit_while_threads_plan(end: str):
     """The exit waits for the plans that are begun, and lets nobody begin another."""
     done = run(f"load()\nstart_planning()\n{end}\nsys.exit(3)")
@@ -87,7 +89,7 @@ def test_exit_while_threads_plan(end: str):
 
 def test_exit_with_a_thread_that_does_not_come_back():
     """After a limit the process ends without it, and without the destructors of cuDNN."""
-    done = run("load()\nstart_planning()\nnative.before_exit(0.001)\nprint('end')\nsys.exit(3)")
+    done = run("load()\nstart_planning()\nnative.before_exit(1)\nprint('end')\nsys.exit(3)")
     assert (done.returncode, done.stdout, done.stderr) == (3, "end\n", "")
 
 
