@@ -5,6 +5,8 @@
 # make test    the whole test suite; builds the CUDA library, which plans without a GPU
 # make test-older    tests/integrations with older frameworks and the oldest JAX
 # make soak    20,000 drawn calls and every named one on XLA, and every plan: for a night
+# make sanitize    the C++ built with ASan + UBSan and with TSan, under tests; writes tests/results/sanitize.md
+# make sanitize-quick    a small part of that, in minutes
 # make docs    the docs as a site, in build/site; a warning is an error
 # make lint    ruff, pyright, clang-format
 # make wheels    the package and its libraries as wheels, in build/release/dist
@@ -41,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
-.PHONY: demo serve train finetune test test-older soak docs lint wheels release-check clean
+.PHONY: demo serve train finetune test test-older soak sanitize sanitize-quick docs lint wheels release-check clean
 
 ifeq ($(HAS_NVIDIA),yes)
 demo serve train finetune: $(VENV)/cuda-library
@@ -80,6 +82,13 @@ soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12
 	  $(BIN)/python -m pytest -n auto tests/test_draws.py tests/test_conformance_xla.py
 	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
 	  ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest tests/test_planning.py
+
+SANITIZE := ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter $(BIN)/python tests/sanitize.py
+sanitize: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/amd-aiter
+	$(SANITIZE) --write
+
+sanitize-quick: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/amd-aiter
+	$(SANITIZE) --quick
 
 docs: $(VENV)/pure-python $(VENV)/docs-packages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -11,6 +11,7 @@ heads. The largest call runs by the default alone: as one it would need 137 GB o
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,25 +99,27 @@ def compiled(arrays: list[jax.Array], name: str, steps: tuple[InParts, ...]) -> 
         return step.lower(*arrays).compile()
 
 
-def bias_error(arrays: list[jax.Array], found: jax.Array) -> float:
-    """The largest error of the bias's gradient in some heads, as a part of its largest entry."""
+@jax.jit
+def exact(head: jax.Array, arrays: list[jax.Array]) -> jax.Array:
+    """The gradient of the bias of a head, in float32."""
     out_grad, q, k, v, bias = arrays
 
-    @jax.jit
-    def exact(head: jax.Array) -> jax.Array:
-        def with_row(total: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
-            do, qr, kr, vr = (x[row, :, head].astype(jnp.float32) for x in (out_grad, q, k, v))
-            with jax.default_matmul_precision("float32"):
-                scores = HEAD_DIM**-0.5 * qr @ kr.T + bias[0, head].astype(jnp.float32)
-                p, dp = jax.nn.softmax(scores), do @ vr.T
-            return total + p * (dp - (p * dp).sum(-1, keepdims=True)), None
+    def with_row(total: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+        do, qr, kr, vr = (x[row, :, head].astype(jnp.float32) for x in (out_grad, q, k, v))
+        with jax.default_matmul_precision("float32"):
+            scores = HEAD_DIM**-0.5 * qr @ kr.T + bias[0, head].astype(jnp.float32)
+            p, dp = jax.nn.softmax(scores), do @ vr.T
+        return total + p * (dp - (p * dp).sum(-1, keepdims=True)), None
 
-        zeros = jnp.zeros(bias.shape[2:], jnp.float32)
-        return jax.lax.scan(with_row, zeros, jnp.arange(q.shape[0]))[0]
+    zeros = jnp.zeros(bias.shape[2:], jnp.float32)
+    return jax.lax.scan(with_row, zeros, jnp.arange(q.shape[0]))[0]
 
+
+def bias_error(arrays: list[jax.Array], found: jax.Array) -> float:
+    """The largest error of the bias's gradient in some heads, as a part of its largest entry."""
     errors = []
     for head in range(0, HEADS, HEADS // _LOOKED_AT):
-        right = exact(jnp.int32(head))
+        right = exact(jnp.int32(head), arrays)
         worst = jnp.abs(found[0, head].astype(jnp.float32) - right).max()
         errors.append(float(worst / jnp.abs(right).max()))
     return max(errors)
@@ -136,6 +139,7 @@ def measure(cell: Cell, rounds: int, seconds: float) -> list[dict[str, Any]]:
             found = program(*arrays)
             row["bias_error"] = bias_error(arrays, found[3])
             del found
+            print(f"  {name}: {row['temporary_bytes'] / 1e9:.2f} GB", file=sys.stderr, flush=True)
         except Exception as error:  # out of memory, for example: the others go on
             row["failed"] = str(error).splitlines()[0][:200]
             continue

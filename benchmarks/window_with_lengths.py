@@ -1,7 +1,7 @@
 """Speed of a window beside lengths, both counted from the bottom right, and of other forms of it.
 
 usage: python benchmarks/window_with_lengths.py [--rounds N] [--seconds S] [--out FOLDER]
-       [--cells long,short,batch,decode] [--implementations cudnn,flash]
+       [--cells long,short,batch,few] [--implementations cudnn,flash]
        python benchmarks/window_with_lengths.py --check
 
 One GPU; bfloat16, 32 query and 8 key/value heads of 128, a window of (4095, 0), forward alone and

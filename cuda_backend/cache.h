@@ -62,6 +62,17 @@ class OnceCache {
     return future.get();
   }
 
+  // Puts this value in the place of the one under `key`, or of the build of it, if there is either.
+  void replace(const std::string& key, T value) {
+    std::promise<Value> promise;
+    promise.set_value(std::move(value));
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (auto found = index_.find(key); found != index_.end()) {
+      found->second->future = promise.get_future().share();
+      found->second->build_number = ++builds_;
+    }
+  }
+
   bool has(const std::string& key) const {
     std::lock_guard<std::mutex> lock(mutex_);
     return index_.count(key) != 0;

@@ -18,6 +18,7 @@
 #include "plan.h"
 #include "spec.h"
 #include "status.h"
+#include "visit.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -94,6 +95,8 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(ffi::Dictionary attributes) 
   if (!spec.ok()) return ffi::Unexpected(to_ffi(spec.status));
   auto buffers = buffers_of(spec.value);
   if (!buffers.ok()) return ffi::Unexpected(to_ffi(buffers.status));
+  Visit visit;
+  if (!visit.status().ok()) return ffi::Unexpected(to_ffi(visit.status()));
   auto properties = device_properties(first_local_device);
   if (!properties.ok()) return ffi::Unexpected(to_ffi(properties.status));
   auto plan = plan_to_run(spec.value, properties.value);
@@ -104,6 +107,8 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(ffi::Dictionary attributes) 
 // Loading a plan and making a handle happen here, before any command buffer is captured.
 ffi::Error Initialize(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::RemainingArgs,
                       ffi::RemainingRets, ffi::Dictionary) {
+  Visit visit;
+  if (!visit.status().ok()) return to_ffi(visit.status());
   auto plan = site->on_device(ordinal);
   if (!plan.ok()) return to_ffi(plan.status);
   if (site->spec().clears_rows) {

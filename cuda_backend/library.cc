@@ -1,7 +1,10 @@
 #include "library.h"
 
 #include <dlfcn.h>
+#include <glob.h>
+#include <sys/stat.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -19,18 +22,24 @@ namespace {
 constexpr int64_t kOldestVersion = 91200;
 constexpr int64_t kFirstUnknownVersion = 100000;
 
-struct Library {
-  std::mutex mutex;
-  void* cudnn = nullptr;
-  void* driver = nullptr;
-  bool driver_is_stand_in = false;
-  int64_t version = 0;
+struct Driver {
+  void* handle;
+  bool is_stand_in;
+};
+
+struct Cudnn {
+  void* handle;
+  int64_t version;
   std::string path;
 };
 
-// Leaked on purpose, like every singleton here: threads may outlive static destruction.
-Library& library() {
-  static auto* instance = new Library;
+// Each is written once, whole, by a thread that holds the mutex, and read without it. Leaked on
+// purpose, like every singleton here: threads may outlive static destruction.
+std::atomic<const Driver*> driver{nullptr};
+std::atomic<const Cudnn*> cudnn{nullptr};
+
+std::mutex& loading() {
+  static auto* instance = new std::mutex;
   return *instance;
 }
 
@@ -55,23 +64,47 @@ void* open_stand_in(const std::string& name) {
   return dlopen(beside_this_library("libattn_dispatch_" + name + ".so").c_str(), RTLD_NOW);
 }
 
-Status load_driver(Library& lib) {
-  if (lib.driver) return {};
-  lib.driver = dlopen("libcuda.so.1", RTLD_NOW);
-  if (lib.driver) return {};
+Status load_driver() {
+  if (driver.load()) return {};
+  if (void* handle = dlopen("libcuda.so.1", RTLD_NOW)) {
+    driver = new Driver{handle, /*is_stand_in=*/false};
+    return {};
+  }
   return {Code::kLibrary, "no CUDA driver library could be loaded: " + loader_error()};
 }
 
-Status load_stand_ins(Library& lib, const std::string& why) {
-  lib.driver = open_stand_in("no_driver");
-  if (!lib.driver) {
+Status load_stand_ins(const std::string& why) {
+  void* handle = open_stand_in("no_driver");
+  if (!handle) {
     return {Code::kLibrary, "cuDNN needs a CUDA driver library even to plan: " + why +
                                 "; nor could the stand-in: " + loader_error()};
   }
-  lib.driver_is_stand_in = true;
+  driver = new Driver{handle, /*is_stand_in=*/true};
   // Planning asks cuBLASLt for its version and aborts the process where there is none.
   for (const char* major : {"12", "13"}) open_stand_in(std::string("no_cublaslt") + major);
   return {};
+}
+
+// cuDNN is several libraries: libcudnn.so.9 opens the others when it is first asked something, and
+// ends the process if there is no libcudnn_graph. It looks for that beside itself, then where the
+// loader looks. Other missing ones are errors that it reports.
+Status open_graph_library(const std::string& cudnn_path, void** handle) {
+  const std::string name = "libcudnn_graph.so";
+  const std::string beside = cudnn_path.substr(0, cudnn_path.rfind('/') + 1) + name;
+  std::vector<std::string> candidates = {beside + ".9", beside};
+  glob_t found{};
+  if (glob((beside + ".9.*").c_str(), 0, nullptr, &found) == 0) {
+    candidates.insert(candidates.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
+  globfree(&found);
+  candidates.insert(candidates.end(), {name + ".9", name});
+  std::string why;
+  for (const std::string& candidate : candidates) {
+    *handle = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (*handle) return {};
+    if (const std::string error = loader_error(); why.empty()) why = error;
+  }
+  return {Code::kLibrary, "cuDNN at " + cudnn_path + " is not whole: " + why};
 }
 
 template <typename Function>
@@ -113,61 +146,71 @@ cudnnHandle_t take_free_handle(int32_t device) {
 }  // namespace
 
 bool has_driver() {
-  Library& lib = library();
-  std::lock_guard<std::mutex> lock(lib.mutex);
-  return load_driver(lib).ok() && !lib.driver_is_stand_in;
+  std::lock_guard<std::mutex> lock(loading());
+  return load_driver().ok() && !driver.load()->is_stand_in;
 }
 
 Result<int64_t> load_cudnn(const std::string& path, bool allow_stand_ins) {
-  Library& lib = library();
-  std::lock_guard<std::mutex> lock(lib.mutex);
-  if (lib.version) return lib.version;
-  if (Status driver = load_driver(lib); !driver.ok()) {
-    if (!allow_stand_ins) return driver;
-    ATTN_RETURN_IF_ERROR(load_stand_ins(lib, driver.message));
+  std::lock_guard<std::mutex> lock(loading());
+  if (const Cudnn* loaded = cudnn) return loaded->version;
+  if (Status status = load_driver(); !status.ok()) {
+    if (!allow_stand_ins) return status;
+    ATTN_RETURN_IF_ERROR(load_stand_ins(status.message));
+  }
+  // The loader would wait for somebody to write to a pipe.
+  struct stat file_status{};
+  if (path.find('/') != std::string::npos && stat(path.c_str(), &file_status) == 0 &&
+      !S_ISREG(file_status.st_mode)) {
+    return Status{Code::kLibrary, "cuDNN could not be loaded: " + path + " is not a file"};
   }
   // Never RTLD_GLOBAL: nothing of cuDNN's is meant for the symbol lookups of other libraries.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) return Status{Code::kLibrary, "cuDNN could not be loaded: " + loader_error()};
-  auto* get_version = symbol<size_t()>(handle, "cudnnGetVersion");
-  const auto version = get_version ? static_cast<int64_t>(get_version()) : 0;
-  if (version < kOldestVersion || version >= kFirstUnknownVersion) {
-    // Another one may be asked for next, and must not be answered with this one for its name.
+  void* graph = nullptr;
+  // Another one may be asked for next, and must not be answered with this one for its name.
+  const auto refuse = [&](const std::string& message) {
+    if (graph) dlclose(graph);
     dlclose(handle);
-    if (!get_version) return Status{Code::kLibrary, path + " has no cudnnGetVersion: not a cuDNN"};
-    return Status{Code::kLibrary, "cuDNN " + std::to_string(version) + " at " + path +
-                                      " is out of range: expected at least " +
-                                      std::to_string(kOldestVersion) + " and below " +
-                                      std::to_string(kFirstUnknownVersion)};
+    return Status{Code::kLibrary, message};
+  };
+  auto* get_version = symbol<size_t()>(handle, "cudnnGetVersion");
+  if (!get_version) return refuse(path + " has no cudnnGetVersion: not a cuDNN");
+  const std::string file = file_of(reinterpret_cast<void*>(get_version));
+  if (Status status = open_graph_library(file, &graph); !status.ok()) return refuse(status.message);
+  const auto version = static_cast<int64_t>(get_version());
+  if (version < kOldestVersion || version >= kFirstUnknownVersion) {
+    return refuse("cuDNN " + std::to_string(version) + " at " + path +
+                  " is out of range: expected at least " + std::to_string(kOldestVersion) +
+                  " and below " + std::to_string(kFirstUnknownVersion));
   }
-  lib.cudnn = cudnn_frontend::cudnn_dlhandle = handle;
-  lib.path = file_of(reinterpret_cast<void*>(get_version));
-  return lib.version = version;
+  cudnn_frontend::cudnn_dlhandle = handle;
+  cudnn = new Cudnn{handle, version, file};
+  return version;
 }
 
 int64_t cudnn_version() {
-  std::lock_guard<std::mutex> lock(library().mutex);
-  return library().version;
+  const Cudnn* loaded = cudnn;
+  return loaded ? loaded->version : 0;
 }
 
 std::string cudnn_path() {
-  std::lock_guard<std::mutex> lock(library().mutex);
-  return library().path;
+  const Cudnn* loaded = cudnn;
+  return loaded ? loaded->path : "";
 }
 
 bool driver_is_stand_in() {
-  std::lock_guard<std::mutex> lock(library().mutex);
-  return library().driver_is_stand_in;
+  const Driver* loaded = driver;
+  return loaded && loaded->is_stand_in;
 }
 
 Result<cudnnHandle_t> thread_handle(int32_t device_ordinal, cudaStream_t stream) {
   thread_local ThreadHandles mine;
-  void* cudnn = library().cudnn;
-  if (!cudnn) return Status{Code::kLibrary, "cuDNN is not loaded"};
+  const Cudnn* loaded = cudnn;
+  if (!loaded) return Status{Code::kLibrary, "cuDNN is not loaded"};
   cudnnHandle_t& handle = mine.by_device[device_ordinal];
   if (!handle) handle = take_free_handle(device_ordinal);
   if (!handle) {
-    static auto* create = symbol<int(cudnnHandle_t*)>(cudnn, "cudnnCreate");
+    static auto* create = symbol<int(cudnnHandle_t*)>(loaded->handle, "cudnnCreate");
     if (int status = create ? create(&handle) : -1; status != 0) {
       handle = nullptr;
       return Status{Code::kDevice, "cudnnCreate failed on device " +
@@ -175,7 +218,8 @@ Result<cudnnHandle_t> thread_handle(int32_t device_ordinal, cudaStream_t stream)
                                        std::to_string(status)};
     }
   }
-  static auto* set_stream = symbol<int(cudnnHandle_t, cudaStream_t)>(cudnn, "cudnnSetStream");
+  static auto* set_stream =
+      symbol<int(cudnnHandle_t, cudaStream_t)>(loaded->handle, "cudnnSetStream");
   if (int status = set_stream ? set_stream(handle, stream) : -1; status != 0) {
     return Status{Code::kDevice, "cudnnSetStream failed with status " + std::to_string(status)};
   }
@@ -183,8 +227,8 @@ Result<cudnnHandle_t> thread_handle(int32_t device_ordinal, cudaStream_t stream)
 }
 
 void* driver_symbol(const char* name) {
-  void* driver = library().driver;
-  return driver ? dlsym(driver, name) : nullptr;
+  const Driver* loaded = driver;
+  return loaded ? dlsym(loaded->handle, name) : nullptr;
 }
 
 Status fill(void* address, uint8_t value, size_t bytes, cudaStream_t stream) {

@@ -1,6 +1,10 @@
 // attn_dispatch._cuda: what Python needs of this library, and nothing of attention's meaning.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <sys/prctl.h>
+
+#include <chrono>
+#include <csignal>
 
 #include "buffers.h"
 #include "handlers.h"
@@ -9,6 +13,7 @@
 #include "python_attributes.h"
 #include "spec.h"
 #include "status.h"
+#include "visit.h"
 
 namespace py = pybind11;
 using namespace attn_dispatch;
@@ -30,6 +35,59 @@ T value_or_throw(Result<T> result) {
 
 SdpaSpec spec_from(const py::dict& attributes) { return value_or_throw(spec_of(attributes)); }
 
+// Python's form of text that may hold a file's name, which need not be UTF-8.
+py::str text_of(const std::string& bytes) {
+  return py::reinterpret_steal<py::str>(
+      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogateescape"));
+}
+
+std::string path_from(const py::object& path) {
+  PyObject* bytes = nullptr;
+  if (!PyUnicode_FSConverter(path.ptr(), &bytes)) throw py::error_already_set();
+  return py::reinterpret_steal<py::bytes>(bytes);
+}
+
+// Releases the interpreter's lock. Its holder's visit ends after it: the process must not end
+// before the thread is back in the interpreter.
+class Unlocked {
+ public:
+  explicit Unlocked(Visit& visit) : visit_(visit), state_(PyEval_SaveThread()) {}
+  ~Unlocked() {
+    visit_.return_to_interpreter();
+    PyEval_RestoreThread(state_);
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  Visit& visit_;
+  PyThreadState* state_;
+};
+
+// What `function` returns, which takes no Python object and may take long.
+template <typename Function>
+auto visiting(Function&& function) {
+  Visit visit;
+  if (!visit.status().ok()) throw CudnnError(visit.status());
+  Unlocked unlocked(visit);
+  return function();
+}
+
+// The same of something that may fail, asked about a call.
+template <typename Function>
+auto ask(const py::dict& attributes, Function&& function) {
+  const SdpaSpec spec = spec_from(attributes);
+  return value_or_throw(visiting([&] { return function(spec); }));
+}
+
+// A plan takes a second at most, and where it hangs the user has waited long enough.
+constexpr std::chrono::seconds kLongestEnd{10};
+
+void before_exit(double seconds) {
+  py::gil_scoped_release release;
+  refuse_visits_and_wait(std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds)));
+}
+
 std::map<std::string, py::capsule> capsules(const std::map<std::string, void*>& addresses) {
   std::map<std::string, py::capsule> result;
   for (const auto& [name, address] : addresses) result.emplace(name, py::capsule(address));
@@ -47,82 +105,78 @@ PYBIND11_MODULE(_cuda, m) {
     try {
       if (pending) std::rethrow_exception(pending);
     } catch (const CudnnError& e) {
-      py::object error = py::reinterpret_borrow<py::object>(error_type)(e.what());
+      py::object error = py::reinterpret_borrow<py::object>(error_type)(text_of(e.what()));
       error.attr("code") = e.code;
       PyErr_SetObject(error_type, error.ptr());
     }
   });
 
-  m.def("has_driver", &has_driver, "Whether the CUDA driver's own library can be loaded here.");
+  m.def(
+      "has_driver", [] { return visiting([] { return has_driver(); }); },
+      "Whether the CUDA driver's own library can be loaded here.");
   m.def(
       "load_cudnn",
-      [](const std::string& path, bool allow_stand_ins) {
-        return value_or_throw(load_cudnn(path, allow_stand_ins));
+      [](const py::object& path, bool allow_stand_ins) {
+        const std::string file = path_from(path);
+        return value_or_throw(visiting([&] { return load_cudnn(file, allow_stand_ins); }));
       },
-      py::arg("path"), py::arg("allow_stand_ins") = false, py::call_guard<py::gil_scoped_release>(),
+      py::arg("path"), py::arg("allow_stand_ins") = false,
       "Load libcudnn.so.9 from a name or path; the first success is final. Returns its version.");
   m.def("cudnn_version", &cudnn_version,
         "Version of the loaded cuDNN, 91900 for 9.19.0; 0 if none.");
-  m.def("cudnn_path", &cudnn_path, "The file that cuDNN was loaded from; empty if none.");
+  m.def(
+      "cudnn_path", [] { return text_of(cudnn_path()); },
+      "The file that cuDNN was loaded from; empty if none.");
   m.def("driver_is_stand_in", &driver_is_stand_in,
         "Whether no CUDA driver is here, so that plans can be made but not run.");
   m.def(
       "device_properties",
-      [](int32_t ordinal) { return value_or_throw(device_properties(ordinal)); },
-      py::arg("ordinal"), py::call_guard<py::gil_scoped_release>(),
-      "cuDNN's device properties of a present device, as JSON.");
+      [](int32_t ordinal) {
+        return value_or_throw(visiting([&] { return device_properties(ordinal); }));
+      },
+      py::arg("ordinal"), "cuDNN's device properties of a present device, as JSON.");
   m.def(
       "plan",
       [](const py::dict& attributes, const std::string& properties) {
-        const SdpaSpec spec = spec_from(attributes);
-        Result<std::shared_ptr<const Plan>> plan;
-        {
-          py::gil_scoped_release release;
-          plan = plan_for(spec, properties);
-        }
-        const auto& value = value_or_throw(std::move(plan));
-        return py::make_tuple(value->engine, value->workspace_bytes);
+        const auto plan = ask(attributes, [&](auto& spec) { return plan_for(spec, properties); });
+        return py::make_tuple(plan->engine, plan->workspace_bytes);
       },
       py::arg("attributes"), py::arg("device_properties"),
       "Plan a call; returns (engine, workspace bytes) or raises CudnnError with cuDNN's reason.");
   m.def(
       "plan_key",
       [](const py::dict& attributes, const std::string& properties) {
-        return value_or_throw(plan_key(spec_from(attributes), properties));
+        return ask(attributes, [&](auto& spec) { return plan_key(spec, properties); });
       },
       py::arg("attributes"), py::arg("device_properties"),
       "All that the plan of a call depends on.");
   m.def(
       "has_plan",
       [](const py::dict& attributes, const std::string& properties) {
-        return value_or_throw(has_plan(spec_from(attributes), properties));
+        return ask(attributes, [&](auto& spec) { return has_plan(spec, properties); });
       },
       py::arg("attributes"), py::arg("device_properties"),
       "Whether this process has planned the call, or refused it.");
   m.def(
       "export_plan",
       [](const py::dict& attributes, const std::string& properties) {
-        return value_or_throw(export_plan(spec_from(attributes), properties));
+        return ask(attributes, [&](auto& spec) { return export_plan(spec, properties); });
       },
       py::arg("attributes"), py::arg("device_properties"),
       "The plan of a call, as a line of JSON.");
   m.def(
       "import_plan",
       [](const py::dict& attributes, const std::string& properties, const std::string& line) {
-        if (Status status = import_plan(spec_from(attributes), properties, line); !status.ok()) {
-          throw CudnnError(status);
-        }
+        const SdpaSpec spec = spec_from(attributes);
+        const Status status = visiting([&] { return import_plan(spec, properties, line); });
+        if (!status.ok()) throw CudnnError(status);
       },
       py::arg("attributes"), py::arg("device_properties"), py::arg("line"),
       "Take such a line for the plan of a call; a CudnnError if it is not.");
   m.def(
       "engines",
       [](const py::dict& attributes, const std::string& properties) {
-        const SdpaSpec spec = spec_from(attributes);
-        py::gil_scoped_release release;
-        Result<std::string> engines = engines_for(spec, properties);
-        py::gil_scoped_acquire acquire;
-        return value_or_throw(std::move(engines));
+        return ask(attributes, [&](auto& spec) { return engines_for(spec, properties); });
       },
       py::arg("attributes"), py::arg("device_properties"),
       "The engines that cuDNN proposes for a call and the values of their knobs, as JSON.");
@@ -140,7 +194,7 @@ PYBIND11_MODULE(_cuda, m) {
       py::arg("attributes"),
       "(operands, results) of a call but for the workspace, each (name, bytes); takes no cuDNN.");
   m.def("plan_cache_stats", [] {
-    const CacheStats stats = plan_cache_stats();
+    const CacheStats stats = visiting([] { return plan_cache_stats(); });
     py::dict result;
     result["size"] = stats.size;
     result["capacity"] = stats.capacity;
@@ -148,6 +202,15 @@ PYBIND11_MODULE(_cuda, m) {
     result["hits"] = stats.hits;
     return result;
   });
+  m.def(
+      "take_remade_plans",
+      [] { return value_or_throw(visiting([] { return take_remade_plans(); })); },
+      "Key -> line of imported plans that did not load and were made anew; each only once.");
+  m.def("before_exit", &before_exit, py::arg("seconds"),
+        "Let no other thread plan any more, and wait this long for those that do.");
+  m.def(
+      "end_with_parent", [] { return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0; },
+      "Have this process ended with the thread that started it, even while it is stopped.");
   m.def(
       "ffi_handlers", [] { return capsules(ffi_handlers()); },
       "Stage name -> capsule, for jax.ffi.register_ffi_target.");
@@ -159,4 +222,7 @@ PYBIND11_MODULE(_cuda, m) {
       "type_id and type_info capsules, for jax.ffi.register_ffi_type.");
   m.def("set_local_devices", &set_local_devices, py::arg("ordinals"),
         "The driver's numbers of the devices that JAX uses here.");
+
+  notice_forks();
+  py::module_::import("atexit").attr("register")(m.attr("before_exit"), kLongestEnd.count());
 }

@@ -2,7 +2,9 @@
 
 #include <cudnn_frontend.h>
 
+#include <algorithm>
 #include <array>
+#include <mutex>
 #include <numeric>
 #include <string_view>
 
@@ -11,6 +13,7 @@
 #include "failure.h"
 #include "graph.h"
 #include "known_bad.h"
+#include "remake.h"
 #include "wrong_value.h"
 
 namespace attn_dispatch {
@@ -22,6 +25,8 @@ namespace {
 // A plan is some 100 KB of host memory, a loaded one as much on the device.
 constexpr size_t kPlanCapacity = 1024;
 constexpr size_t kLoadedCapacity = 1024;
+
+constexpr size_t kLongestLine = size_t{1} << 26;
 
 using PlanCache = OnceCache<std::shared_ptr<const Plan>>;
 using LoadedCache = OnceCache<std::shared_ptr<const LoadedPlan>>;
@@ -35,6 +40,17 @@ PlanCache& plan_cache() {
 
 LoadedCache& loaded_cache() {
   static auto* instance = new LoadedCache(kLoadedCapacity);
+  return *instance;
+}
+
+// Of plans that were imported and made anew since, until somebody takes them.
+struct Remade {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const Plan>> by_key;
+};
+
+Remade& remade() {
+  static auto* instance = new Remade;
   return *instance;
 }
 
@@ -113,11 +129,28 @@ bool from_hex(std::string_view text, std::vector<uint8_t>& bytes) {
   return wrong >= 0;
 }
 
-// What the graph has to know of a device, from its properties.
-Result<DeviceFacts> device_facts(const Json& properties) {
+// Device properties come from files as well: no more than a page, a list or two in it, and what the
+// graph has to know.
+Result<Json> read_properties(const std::string& text) {
+  constexpr size_t kMostBytes = 1 << 16;
+  constexpr ptrdiff_t kMostLists = 64;  // each may be inside another: a depth
+  const Status wrong{Code::kWrongCall,
+                     "expected device properties as a JSON object with deviceVer"};
+  if (text.size() > kMostBytes || std::count(text.begin(), text.end(), '[') > kMostLists ||
+      std::count(text.begin(), text.end(), '{') > kMostLists) {
+    return wrong;
+  }
+  Json read = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!read.is_object() || !read.contains("deviceVer")) return wrong;
+  return read;
+}
+
+Result<DeviceFacts> device_facts(const std::string& properties) {
+  const auto read = read_properties(properties);
+  if (!read.ok()) return read.status;
   const auto number = [&](const char* name) -> int64_t {
-    const auto found = properties.find(name);
-    return found != properties.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+    const auto found = read.value.find(name);
+    return found != read.value.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
   };
   constexpr int64_t kMost = 1 << 20;
   for (const char* name : {"deviceVer", "multiProcessorCount"}) {
@@ -141,10 +174,50 @@ Status check_pointers(const SdpaSpec& spec, const fe::graph::Graph& graph) {
                                   " of the call's " + std::to_string(expected.size()) + " buffers"};
 }
 
+// FNV-1a, 64 bits, of all that a line has: cuDNN reads code from it, so it must get no damaged one.
+std::string checksum(const Plan& plan) {
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto add = [&](const auto& bytes) {
+    for (const auto byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3;
+  };
+  add(plan.key);
+  add(plan.engine);
+  add(plan.blob);
+  std::vector<uint8_t> digits;
+  for (int shift = 56; shift >= 0; shift -= 8)
+    digits.push_back(static_cast<uint8_t>(hash >> shift));
+  return hex(digits);
+}
+
+std::string line_of(const Plan& plan) {
+  const Json facts{{"key", plan.key}, {"engine", plan.engine}, {"checksum", checksum(plan)}};
+  return facts.dump() + ' ' + hex(plan.blob);
+}
+
+// The plan in such a line, of which key, engine and blob are known yet.
+Result<Plan> read_line(const std::string& line) {
+  const Status wrong{Code::kWrongCall, "expected a plan as a line of JSON and digits"};
+  // The blob stands behind the JSON: inside it parsing would cost as much as lowering.
+  const size_t space = line.rfind(' ');
+  if (space == std::string::npos || line.size() > kLongestLine) return wrong;
+  const Json facts = Json::parse(line.begin(), line.begin() + static_cast<ptrdiff_t>(space),
+                                 /*callback=*/nullptr, /*allow_exceptions=*/false);
+  const auto text = [&](const char* name) {
+    const bool has = facts.is_object() && facts.contains(name) && facts[name].is_string();
+    return has ? facts[name].get<std::string>() : "";
+  };
+  Plan plan;
+  plan.key = text("key");
+  plan.engine = text("engine");
+  if (!from_hex(std::string_view(line).substr(space + 1), plan.blob)) return wrong;
+  if (text("checksum") != checksum(plan)) return Status{Code::kWrongCall, "a damaged plan"};
+  return plan;
+}
+
 // The graph of a spec, as far as cuDNN has checked it and not yet chosen an engine.
 Result<std::shared_ptr<fe::graph::Graph>> checked_graph(const SdpaSpec& spec,
                                                         const std::string& properties_json) {
-  const auto facts = device_facts(Json::parse(properties_json));
+  const auto facts = device_facts(properties_json);
   if (!facts.ok()) return facts.status;
   std::string known_bad;
   for (const std::string& reason : known_bad_reasons(spec, cudnn_version(), facts.value.sm)) {
@@ -195,6 +268,7 @@ PlanResult build_plan(const SdpaSpec& spec, const std::string& properties, std::
   ATTN_RETURN_IF_ERROR(check_pointers(spec, graph));
 
   auto plan = std::make_shared<Plan>();
+  plan->spec = spec;
   plan->key = std::move(key);
   ATTN_RETURN_IF_ERROR(from_cudnn(graph.get_workspace_size(plan->workspace_bytes), Code::kLibrary,
                                   "no workspace size"));
@@ -214,6 +288,15 @@ LoadedResult load(std::shared_ptr<const Plan> plan, int32_t device_ordinal) {
                                                      /*enforce_precompiled=*/true,
                                                      /*run_warmup=*/false),
                                   Code::kDevice, "the plan could not be loaded on the device"));
+  int64_t workspace_bytes = 0;
+  ATTN_RETURN_IF_ERROR(
+      from_cudnn(graph->get_workspace_size(workspace_bytes), Code::kDevice, "no workspace size"));
+  if (workspace_bytes > plan->workspace_bytes) {
+    return Status{Code::kDevice, "the plan needs a workspace of " +
+                                     std::to_string(workspace_bytes) +
+                                     " bytes on the device, and " +
+                                     std::to_string(plan->workspace_bytes) + " were expected"};
+  }
   return LoadedResult(std::make_shared<const LoadedPlan>(std::move(plan), std::move(graph)));
 }
 
@@ -264,7 +347,16 @@ LoadedResult load_for(const SdpaSpec& spec, int32_t device_ordinal) {
   if (!plan.ok()) return plan.status;
   const std::string key = plan.value->key + " on device " + std::to_string(device_ordinal);
   return loaded_cache().get(key, [&]() -> LoadedResult {
-    return guarded([&] { return load(plan.value, device_ordinal); });
+    return guarded([&] {
+      return loaded_or_remade(
+          plan.value, [&](auto made) { return load(std::move(made), device_ordinal); },
+          [&](const Plan& old) { return build_plan(old.spec, properties.value, old.key); },
+          [&](auto made) {
+            plan_cache().replace(made->key, made);
+            std::lock_guard<std::mutex> lock(remade().mutex);
+            remade().by_key[made->key] = std::move(made);
+          });
+    });
   });
 }
 
@@ -273,13 +365,11 @@ CacheStats plan_cache_stats() { return plan_cache().stats(); }
 Result<std::string> plan_key(const SdpaSpec& spec, const std::string& properties) {
   if (!cudnn_version()) return Status{Code::kLibrary, "cuDNN is not loaded"};
   return guarded([&]() -> Result<std::string> {
-    const Json parsed = Json::parse(properties, nullptr, /*allow_exceptions=*/false);
-    if (!parsed.is_object() || !parsed.contains("deviceVer")) {
-      return Status{Code::kWrongCall, "expected device properties as a JSON object with deviceVer"};
-    }
+    auto parsed = read_properties(properties);
+    if (!parsed.ok()) return parsed.status;
     return spec.key() + "cudnn=" + std::to_string(cudnn_version()) +
            " frontend=" + std::to_string(CUDNN_FRONTEND_VERSION) + " made by " ATTN_SOURCES + ' ' +
-           device_kind(parsed);
+           device_kind(std::move(parsed.value));
   });
 }
 
@@ -302,32 +392,47 @@ Result<bool> has_plan(const SdpaSpec& spec, const std::string& properties) {
 Result<std::string> export_plan(const SdpaSpec& spec, const std::string& properties) {
   auto plan = plan_for(spec, properties);
   if (!plan.ok()) return plan.status;
-  return guarded([&]() -> Result<std::string> {
-    const Plan& p = *plan.value;
-    const Json facts{{"key", p.key}, {"engine", p.engine}, {"workspace_bytes", p.workspace_bytes}};
-    return facts.dump() + ' ' + hex(p.blob);
-  });
+  return guarded([&]() -> Result<std::string> { return line_of(*plan.value); });
 }
 
 Status import_plan(const SdpaSpec& spec, const std::string& properties, const std::string& line) {
   auto key = plan_key(spec, properties);
   if (!key.ok()) return key.status;
   return guarded([&]() -> Status {
-    const auto sm = Json::parse(properties).at("deviceVer").get<int32_t>() / 10;
-    if (!known_bad_reasons(spec, cudnn_version(), sm).empty()) {
+    const auto device = device_facts(properties);
+    if (!device.ok()) return device.status;
+    if (!known_bad_reasons(spec, cudnn_version(), device.value.sm).empty()) {
       return {Code::kWrongCall, "a plan of a call that is known to be bad"};
     }
-    // The plan itself stands behind the JSON: inside it parsing would cost as much as lowering.
-    const size_t space = line.rfind(' ');
-    if (space == std::string::npos) return {Code::kWrongCall, "no plan"};
-    const Json read = Json::parse(line.begin(), line.begin() + static_cast<ptrdiff_t>(space));
-    auto plan = std::make_shared<Plan>();
-    plan->key = read.at("key").get<std::string>();
-    plan->engine = read.at("engine").get<std::string>();
-    plan->workspace_bytes = read.at("workspace_bytes").get<int64_t>();
-    const bool is_whole = from_hex(std::string_view(line).substr(space + 1), plan->blob);
-    if (plan->key != key.value || !is_whole) return {Code::kWrongCall, "the plan of another call"};
+    auto read = read_line(line);
+    if (!read.ok()) return read.status;
+    if (read.value.key != key.value) return {Code::kWrongCall, "the plan of another call"};
+    auto plan = std::make_shared<Plan>(std::move(read.value));
+    plan->spec = spec;
+    plan->is_imported = true;
+    auto made_properties = make_properties(properties);
+    if (!made_properties.ok()) return made_properties.status;
+    fe::graph::Graph graph;
+    graph.set_device_properties(made_properties.value);
+    ATTN_RETURN_IF_ERROR(from_cudnn(graph.deserialize(plan->blob, /*enforce_precompiled=*/true),
+                                    Code::kWrongCall, "cuDNN does not load the plan"));
+    ATTN_RETURN_IF_ERROR(from_cudnn(graph.get_workspace_size(plan->workspace_bytes), Code::kLibrary,
+                                    "no workspace size"));
+    ATTN_RETURN_IF_ERROR(check_pointers(spec, graph));
     return plan_cache().get(key.value, [&] { return PlanResult(std::move(plan)); }).status;
+  });
+}
+
+Result<std::map<std::string, std::string>> take_remade_plans() {
+  std::map<std::string, std::shared_ptr<const Plan>> plans;
+  {
+    std::lock_guard<std::mutex> lock(remade().mutex);
+    plans.swap(remade().by_key);
+  }
+  return guarded([&]() -> Result<std::map<std::string, std::string>> {
+    std::map<std::string, std::string> lines;
+    for (const auto& [key, plan] : plans) lines[key] = line_of(*plan);
+    return lines;
   });
 }
 

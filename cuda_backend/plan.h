@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,10 +24,12 @@ class Graph;
 namespace attn_dispatch {
 
 struct Plan {
+  SdpaSpec spec;
   std::string key;     // spec, device kind and cuDNN version
   std::string engine;  // cuDNN's name of the engine and its knobs
   int64_t workspace_bytes = 0;
   std::vector<uint8_t> blob;  // serialized, cubin included
+  bool is_imported = false;   // and not made in this process
 };
 
 class LoadedPlan {
@@ -74,11 +77,16 @@ Result<std::string> plan_key(const SdpaSpec& spec, const std::string& device_pro
 // Whether the plan is in the cache already, or refused.
 Result<bool> has_plan(const SdpaSpec& spec, const std::string& device_properties);
 
-// The plan as a line: facts as JSON, a space, and what cuDNN serialized in hexadecimal digits.
+// The plan as a line: its key, its engine and a checksum as JSON, a space, and what cuDNN
+// serialized in hexadecimal digits.
 Result<std::string> export_plan(const SdpaSpec& spec, const std::string& device_properties);
 
-// Puts such a line into the cache, if it is the plan of this spec for this kind of device.
+// Puts such a line into the cache, if it is the plan of this spec for this kind of device and this
+// cuDNN loads it. The sizes of the plan are computed, not read.
 Status import_plan(const SdpaSpec& spec, const std::string& device_properties,
                    const std::string& line);
+
+// The lines, by key, of imported plans that did not load on a device and were made anew; each once.
+Result<std::map<std::string, std::string>> take_remade_plans();
 
 }  // namespace attn_dispatch

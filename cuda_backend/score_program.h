@@ -86,7 +86,8 @@ struct ScoreProgram {
 // cuDNN's graphs have at most 256 operations, those of attention among them (9.12 to 9.28). Up to
 // 100 nodes plan in 1.5 s, 230 in 9 s (sm80 and sm90, two CPU cores).
 inline constexpr int64_t kMostScoreNodes = 256;
-inline constexpr int64_t kMostNodeArrays = 256;
+// With 62 arrays plans run; with 100 cuDNN plans and then finds no pointer (H200, 9.19).
+inline constexpr int64_t kMostNodeArrays = 62;
 inline constexpr int64_t kMostNodeText = 1 << 16;  // bytes of each attribute
 
 // An array that nodes read: each extent is 1 or that of the scores.

@@ -197,7 +197,9 @@ def test_explain_says_which_kernel_and_why():
     assert "AITER 0.1.7.post2.dev18" in text
     assert "runs: ck (not asm: forward with a window (64, 0)" in text
     text = str(explain(Q, KV, KV, target="gfx942"))
-    assert "forward   aiter   runs: asm v3 bf16, rounding nearest even, workspace 0 bytes" in text
+    assert (
+        "forward   aiter   runs: asm v3 bf16, rounding nearest even, scratch memory 0 bytes" in text
+    )
 
 
 def test_every_reason_at_once():

@@ -223,6 +223,7 @@ def test_a_reader_that_has_had_enough():
             "explain",
             "--causual; did you mean --causal?",
         ),
+        (["--foo", "mask", "--seq", "8"], "mask", "unrecognized arguments: --foo"),
         (["bench", "--otu", "x"], "bench", "--otu x; did you mean --out?"),
         (["mask", "--seq", "8", "--widow", "-1,2"], "mask", "did you mean --window?"),
         (["verify", "--random", "x"], "verify", "--random: expected a whole number, got 'x'"),

@@ -187,6 +187,7 @@ BROKEN: dict[str, Callable[[], AttentionSpec]] = {
     ),
     "an axis has length zero": lambda: spec(s=0),
     "heads wider than 2,048": lambda: spec(h=2049),
+    "2^31 queries or keys": lambda: with_query_rows(spec(), 2**31),
     "pass max_segments": lambda: spec(**SEGMENTS),
     "packed sequences: cuDNN counts a bias": lambda: spec(**SEGMENTS, max_segments=1, mask="11ts"),
     "local_window_size as an array": lambda: spec(window_arrays=((2, 1),)),

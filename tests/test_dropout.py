@@ -147,6 +147,7 @@ class _Other:
     NAME = "other"
     IS_EXTRA = False
     HAS_DECODING_KERNEL = False
+    SKIPS_FROM_BOTTOM_RIGHT = True
     PLATFORM = None
     unusable_reason = staticmethod(xla.unusable_reason)
     plan = staticmethod(xla.plan)

@@ -231,7 +231,7 @@ def test_short_batch_rows_are_not_spread(monkeypatch):
     options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((4,), jnp.int32)
     (verdict,) = explain(*arrays(1024, 1024, b=4), **options).forward
     rows = 4 * (1024 + 192)
-    assert verdict.plan and verdict.plan.workspace_bytes == 2 * 2 * rows * (8 + 2) * 64 + 8
+    assert verdict.scratch_bytes == 2 * 2 * rows * (8 + 2) * 64 + 8
 
 
 def test_every_reason():

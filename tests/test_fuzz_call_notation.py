@@ -4,6 +4,6 @@ from fuzz.child import DRAWS, outcomes
 
 
 def test_drawn_calls():
-    found = outcomes("fuzz.call_notation", range(DRAWS or 400))
+    found = outcomes("fuzz.call_notation", range(DRAWS or 400), seconds=10.0)
     assert {"explained", "explained as it is", "packed", "calls", "ValueError"} <= found.keys()
     assert min(found[x] for x in ("explained", "explained as it is", "calls")) > 10

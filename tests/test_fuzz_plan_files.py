@@ -4,5 +4,5 @@ from fuzz.child import DRAWS, outcomes
 
 
 def test_drawn_files():
-    found = outcomes("fuzz.plan_files", range(DRAWS or 300))
+    found = outcomes("fuzz.plan_files", range(DRAWS or 300), seconds=10.0)
     assert found.keys() == {"read", "built anew"} and min(found.values()) > 20

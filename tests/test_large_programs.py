@@ -12,7 +12,7 @@ import pytest
 
 from attn_dispatch import explain
 from attn_dispatch.conformance.sizes import case
-from attn_dispatch.cudnn.call import MOST_NODES, calls_of, nodes_of
+from attn_dispatch.cudnn.call import MOST_ARRAYS, MOST_NODES, calls_of, nodes_of
 from attn_dispatch.devices import native as native_libraries
 from backend import needs_cudnn
 from plan_cases import PlanCase
@@ -69,6 +69,13 @@ def test_what_no_graph_holds_is_a_reason(count: int):
     assert (
         reason == f"mods: {count:,} operations, and a graph of cuDNN's holds at most {MOST_NODES}"
     )
+
+
+@needs_cudnn
+@pytest.mark.parametrize("count", [63, 100])
+def test_more_arrays_than_cudnn_runs_are_a_reason(count: int):
+    (reason,) = reasons(with_arrays(count))
+    assert reason == f"mods: {count:,} arrays, and a graph of cuDNN's holds at most {MOST_ARRAYS}"
 
 
 @needs_cudnn

@@ -162,3 +162,10 @@ def test_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.delattr("attn_dispatch.pictures.drawing", raising=False)
     with pytest.raises(SystemExit, match="pictures are drawn with matplotlib: pip install mat"):
         cli.main(["mask", "--seq", "4", "--out", str(tmp_path / "a.svg")])
+
+
+def test_a_picture_of_more_numbers_than_can_be_drawn(tmp_path):
+    """512 x 512 of them would take minutes, and 2.6 GB."""
+    words = ["mask", "--seq", "200", "--alibi", "--out", str(tmp_path / "mask.png")]
+    with pytest.raises(SystemExit, match="expected at most 16,384 numbers to draw, got 40,000"):
+        cli.main(words)

@@ -125,17 +125,33 @@ def test_attributes_are_taken_strictly(backend):
         assert str(error.value) == message and error.value.code == "wrong call"
 
 
-@pytest.mark.parametrize("properties", ["", "{", "[]", "{}", "3", '{"deviceName": "H200"}'])
+DEEP = '{"deviceVer": 900, "x": ' + 100_000 * "[" + 100_000 * "]" + "}"
+LONG = '{"deviceVer": 900, "x": "' + 2**20 * "x" + '"}'
+
+
+@pytest.mark.parametrize(
+    "properties", ["", "{", "[]", "{}", "3", '{"deviceName": "H200"}', DEEP, LONG], ids=range(8)
+)
 def test_wrong_device_properties(backend, properties):
     with pytest.raises(backend.CudnnError, match="JSON object with deviceVer") as error:
         backend.plan(ATTRIBUTES, properties)
     assert error.value.code == "wrong call"
 
 
-def test_incomplete_device_properties_are_an_error(backend):
-    with pytest.raises(backend.CudnnError, match="multiProcessorCount: expected") as error:
-        backend.plan(ATTRIBUTES, '{"deviceVer": 900}')
-    assert error.value.code == "wrong call"
+@pytest.mark.parametrize(
+    ("properties", "name"),
+    [
+        ({"deviceVer": 900}, "multiProcessorCount"),
+        ({"deviceVer": "900", "multiProcessorCount": 132}, "deviceVer"),
+        ({"deviceVer": 2**40, "multiProcessorCount": 132}, "deviceVer"),
+        ({"deviceVer": 900, "multiProcessorCount": -1}, "multiProcessorCount"),
+    ],
+)
+def test_incomplete_device_properties_are_an_error(backend, properties, name):
+    for question in (backend.plan, backend.engines):
+        with pytest.raises(backend.CudnnError, match=f"{name}: expected a positive") as error:
+            question(ATTRIBUTES, json.dumps(properties))
+        assert error.value.code == "wrong call"
 
 
 def test_first_library_is_final(backend):

@@ -312,3 +312,46 @@ def test_a_plan_depends_on_all_that_makes_it():
     assert f"cudnn={version} frontend=" in key and " made by " in key and '"deviceVer":900' in key
     assert backend.plan_key(call(0) | {"scale": 0.3}, SM90) != key
     assert backend.plan_key(call(0), parse("sm100").properties or "") != key
+
+
+def test_plans_that_were_made_anew_are_replaced(folder):
+    """Those that were imported and did not load on a device: the file has the new one."""
+    backend: Any = cudnn_library.find().backend
+    plan_store.plan(Backend(), call(1), SM90)  # type: ignore[arg-type]
+    (file,) = folder.glob("*.plan")
+    line = plan_store._read(file)
+    file.write_text("what did not load")
+
+    class Remade:
+        CudnnError = backend.CudnnError
+
+        def take_remade_plans(self) -> dict[str, str]:
+            return {backend.plan_key(call(1), SM90): line}
+
+    plan_store.replace_remade(Remade())  # type: ignore[arg-type]
+    assert plan_store._read(file) == line and list(folder.iterdir()) == [file]
+
+
+FULL_DISK = f"""
+import os, resource, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_plan_store import SM90, call
+from attn_dispatch.cudnn import library, plan_store
+backend = library.find().backend
+plan_store.plan(backend, call(1), SM90)
+room = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, room[1]))
+print(plan_store.plan(backend, call(2), SM90)[1], plan_store.not_kept())
+resource.setrlimit(resource.RLIMIT_FSIZE, room)
+print(plan_store.plan(backend, call(3), SM90)[1], os.listdir(sys.argv[1]))
+"""
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_plan(folder):
+    """A file may have 1,000 bytes: half a plan is taken away again, and nothing fails."""
+    command = (sys.executable, "-c", FULL_DISK, folder)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    full, then_enough = done.stdout.splitlines()
+    assert full.endswith("['File too large']")
+    assert then_enough.count(".plan") == 2 and "begun-" not in then_enough

@@ -295,6 +295,85 @@ def test_forked_processes_plan_for_themselves():
     assert done.stdout.splitlines() == [*child, "parent eng", *3 * child, "parent 1 True"]
 
 
+def stopped(process: PlanningProcess) -> int:
+    """Its pid, once it is stopped."""
+    pid = pid_of(process)
+    os.kill(pid, signal.SIGSTOP)
+    for _ in range(100):
+        if state_of(pid) == "T":
+            return pid
+        time.sleep(0.05)
+    pytest.fail("it does not stop")
+
+
+def state_of(pid: int | str) -> str:
+    """As ps has it; Z, a zombie, for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+@pytest.mark.parametrize("characters", [10, 10**6], ids=["a line", "more than a pipe holds"])
+def test_asking_a_stopped_planner_has_an_end(
+    process: PlanningProcess, monkeypatch: pytest.MonkeyPatch, characters: int
+):
+    plan = process.plan(SMALL, SM90)
+    pid = stopped(process)
+    monkeypatch.setattr(planning, "TIMEOUT", 1.0)
+    began = time.monotonic()
+    with pytest.raises(process.CudnnError, match=r"cuDNN plans did not answer in 1 s$"):
+        process.import_plan(SMALL, SM90, "x" * characters)
+    assert time.monotonic() - began < 60 and state_of(pid) == "Z"
+    monkeypatch.undo()
+    assert process.plan(SMALL, SM90) == plan
+
+
+def test_killed_while_it_plans(odd: PlanningProcess):
+    """That call is refused; the next one starts another."""
+    plan = odd.plan(SMALL, SM90)
+    timer = threading.Timer(0.5, os.kill, (pid_of(odd), signal.SIGKILL))
+    timer.start()
+    with pytest.raises(odd.CudnnError, match=r"plans was ended by signal 9 \(Killed\)"):
+        odd.plan(SMALL | {"batch": 14}, SM90)
+    timer.join()
+    assert odd.plan(SMALL, SM90) == plan
+
+
+ANSWERS = {
+    "without an end": ("while True: os.write(1, b'x' * 65536)", "answered more than 67,108,864"),
+    "in drops": ("while True: os.write(1, b'x'); time.sleep(0.05)", "did not answer in 2 s"),
+    "in half": ("os.write(1, b'[half'); os._exit(0)", "ended with status 0"),
+    "of two lines": ("os.write(1, b'{}\\n{}\\n'); time.sleep(60)", "answered what is no answer"),
+    "to nobody": ("os.close(0); time.sleep(60)", "did not answer in 2 s|closed its output"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_odd_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str):
+    code, refusal = ANSWERS[answer]
+    script = tmp_path / "planner.py"
+    script.write_text(f"import os, sys, time\nsys.stdin.readline()\n{code}\n")
+    monkeypatch.setattr(planning, "TIMEOUT", 20.0 if "more" in refusal else 2.0)
+    process = PlanningProcess(native(), script)
+    with pytest.raises(process.CudnnError, match=refusal):
+        process.load_cudnn(CUDNN)
+    assert process._helper is None
+
+
+def test_it_outlives_the_thread_that_asked_first():
+    """The kernel ends it with its parent, which is the thread that started it."""
+    process = PlanningProcess(native())
+    thread = threading.Thread(target=process.load_cudnn, args=(CUDNN,))
+    thread.start()
+    thread.join()
+    pid = pid_of(process)
+    time.sleep(0.5)
+    process.plan(SMALL, SM90)
+    assert pid_of(process) == pid and state_of(pid) != "Z"
+    end(process)
+
+
 ENDS = """
 import os, signal, warnings
 warnings.simplefilter("error")
@@ -309,17 +388,21 @@ print(pid, flush=True)
 """
 GONE = "del process; assert not os.path.exists(f'/proc/{pid}')"
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+STOPPED = "os.kill(pid, signal.SIGSTOP); " + KILLED
 
 
-@pytest.mark.parametrize("way", ["", GONE, KILLED], ids=["exit", "dropped", "killed"])
+@pytest.mark.parametrize(
+    "way", ["", GONE, KILLED, STOPPED], ids=["exit", "dropped", "killed", "stopped"]
+)
 def test_it_ends_with_the_process_that_started_it(way: str):
+    """A stopped one too, which does not see that its input has ended."""
     done = run(ENDS + way)
-    assert done.stderr == "" and done.returncode == (-9 if way == KILLED else 0)
-    stat = Path(f"/proc/{done.stdout.strip()}/stat")
+    assert done.stderr == "" and done.returncode == (-9 if KILLED in way else 0)
     for _ in range(100):
-        if not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+        if state_of(done.stdout.strip()) == "Z":
             return  # a zombie is its new parent's to bury
         time.sleep(0.1)
+    os.kill(int(done.stdout), signal.SIGKILL)
     pytest.fail("it still runs")
 
 

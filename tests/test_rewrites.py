@@ -42,6 +42,7 @@ from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
+from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn.call import calls_of
@@ -278,7 +279,8 @@ def test_every_rewrite_has_cases():
         PagesGathered(),
     )  # fmt: skip
     serving = {x.name for x in of_serving}  # test_paged.py, test_whole_pages.py
-    assert without_cases - {NarrowBias().name} <= serving
+    of_windows = OneDiagonal().name  # test_one_diagonal.py
+    assert without_cases - {NarrowBias().name, of_windows} <= serving
 
 
 def _no_positions(spec: AttentionSpec, operands: Arrays, positions: Any) -> Any:

@@ -35,12 +35,14 @@ class Fake:
     PLATFORM: str | None = "cuda"
     IS_EXTRA: bool = False
     HAS_DECODING_KERNEL: bool = False
+    SKIPS_FROM_BOTTOM_RIGHT: bool = True
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
         return tuple(f"{reason} on {device.arch}" for reason in self.reasons)
 
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
-        assert not self.reasons, "only an eligible call is planned"
+        reasons = self.not_supported_reasons(spec, device)
+        assert not reasons, "only an eligible call is planned"
         return Plan(f"{self.NAME} engine", 1234 if spec.is_backward else 0)
 
     def unusable_reason(self, device: Device) -> str:

@@ -14,6 +14,7 @@ BLOCKS = {
     "fallback": ("error", "raise"),
     "sharded_dropout": ("same", "other"),
     "rewrites": (False, "no"),
+    "scratch_limit": ("2GB", "2 apples"),
     "tuning": (3.0, -1),
     "target": ("h100", "h1000"),
 }

@@ -136,7 +136,7 @@ def test_what_is_kept_runs_and_is_explained(toy):
     np.testing.assert_allclose(tuned, untuned, rtol=1e-6)
     explanation = explain(Q, Q, Q, is_causal=True)
     assert explanation.chosen_forward == explanation.chosen_backward == "toy"
-    assert "runs: 2 2, workspace" in str(explanation)
+    assert "runs: 2 2, scratch memory" in str(explanation)
     assert "tuned:     toy 2 2 70.0 µs (toy 2 80.0, toy 1 90.0, xla 95.0, 1 more)" in str(
         explanation
     )

@@ -24,7 +24,7 @@ from attn_dispatch.conformance.each_rewrite import each_rewrite
 from attn_dispatch.conformance.outcome import Outcome
 from attn_dispatch.conformance.report import Report, bad_cases
 from attn_dispatch.conformance.serving_draws import serving_examples
-from attn_dispatch.core.rewrites import REWRITES
+from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES
 from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
 from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.empty import NoScores
@@ -116,7 +116,7 @@ def test_each_rewrite_is_drawn(verify):
     # No axis is drawn empty, and no page of 24 keys or the like, which named cases have; and no
     # call on whole pages alone.
     left_out = (NoScores(), SmallerPages(), HeadsAsQueries())
-    names = {x.name for x in REWRITES} - {x.name for x in left_out}
+    names = {x.name for x in (*REWRITES, *ONE_BY_ONE)} - {x.name for x in left_out}
     assert used.keys() - {""} == names
     assert all(Case.from_json(case.to_json()) == case for case in drawn)
     assert "--random N" in str(verify("--each-rewrite")[0])

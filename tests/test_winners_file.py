@@ -230,3 +230,14 @@ def test_reading_waits_for_nobody(file, monkeypatch):
     monkeypatch.setattr(reading, "SECONDS", 0.0)
     assert winners.find(SPEC, CPU, select.versions) == WINNER
     process.communicate(timeout=60)
+
+
+def test_a_process_in_a_folder_that_was_removed(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv(winners.FILE, "winners.json")
+    assert winners.not_writable(Path("winners.json")).startswith("winners.json: no such file")
+    with pytest.raises(OSError, match="no such file"):
+        winners.keep(WINNER)

@@ -11,6 +11,7 @@ from importlib import import_module
 from attn_dispatch._version import __version__
 from attn_dispatch.terminal.ending import dying_of_interrupts, run_process, run_to_the_end
 from attn_dispatch.terminal.help import Formatter
+from attn_dispatch.terminal.wrong import said
 
 _DESCRIPTION = """\
 One attention call for JAX, by the best kernel for the device: cuDNN on NVIDIA, AITER on AMD, XLA
@@ -37,6 +38,8 @@ _COMMANDS = {
 }  # fmt: skip
 """The module of each, and what the list of commands says of it."""
 
+_WITHOUT_SETTINGS = ("build-aiter", "completion")
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the command."""
@@ -47,13 +50,25 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    whole = parser(only=arguments[0] if arguments else "")
+    whole = parser(only=next((x for x in arguments if x in _COMMANDS), ""))
     _check_command(whole, arguments)
     chosen, unknown = whole.parse_known_args(_with_negative_values(arguments))
     if unknown:
         _unknown(chosen.command_parser, unknown)
+    if chosen.command not in _WITHOUT_SETTINGS:
+        _check_settings()
     chosen.parser = parser  # completion scripts are made of it
     chosen.run(chosen)
+
+
+def _check_settings() -> None:
+    """An environment variable with a wrong value is an error of every command that heeds it."""
+    from attn_dispatch.devices.target import device_for
+
+    try:
+        device_for("cpu")  # which looks at no device
+    except ValueError as error:
+        raise SystemExit(f"error: {said(error)}") from error
 
 
 def _check_command(whole: argparse.ArgumentParser, arguments: list[str]) -> None:

@@ -292,9 +292,9 @@ def scratch_limit(limit: int | str | None) -> Block:
     Args:
       limit: bytes, or a size such as "500MB", "2GB" or "2GiB", or a share of the device's memory
         such as "5%". A kernel that takes more in the smallest parts is not used. None, the default:
-        1/64 of the device's memory, or 1.25 times what a kernel usually takes where that is more,
-        up to 1/8 of the memory; and no more than XLA takes for the same call. Then a kernel that
-        takes more in the smallest parts is used all the same. "off": no limit. The environment
+        1.25 times what kernels take that keep no scores in memory, no more than XLA takes for the
+        same call, at least 1/64 and at most 1/16 of the device's memory. Then a kernel that takes
+        more in the smallest parts is used all the same. "off": no limit. The environment
         variable ATTN_DISPATCH_SCRATCH_LIMIT sets the limit outside such blocks.
 
     Raises:

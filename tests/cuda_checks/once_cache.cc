@@ -1,14 +1,17 @@
-// What OnceCache keeps and what it forgets. Prints "ok", or the first line that does not hold.
+// What OnceCache keeps and what it forgets; which plans are made anew. Prints "ok", or the first
+// line that does not hold.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "cache.h"
 #include "failure.h"
+#include "remake.h"
 #include "status.h"
 
 #define CHECK(condition)                           \
@@ -124,6 +127,57 @@ void only_ones_own_entry_is_forgotten() {
   CHECK(cache.get("key", [] { return Cache::Value(2); }).value == 1);
 }
 
+void a_value_is_replaced() {
+  Cache cache(4);
+  cache.replace("key", 1);
+  CHECK(cache.stats().size == 0);
+  CHECK(cache.get("key", [] { return Cache::Value(2); }).value == 2);
+  cache.replace("key", 3);
+  CHECK(cache.get("key", [] { return Cache::Value(4); }).value == 3 && cache.stats().size == 1);
+  // One that is being built, and fails: what replaced it stays.
+  auto value = cache.get("another", [&]() -> Cache::Value {
+    cache.replace("another", 5);
+    return Status{Code::kDevice, "later"};
+  });
+  CHECK(!value.ok() && cache.get("another", [] { return Cache::Value(6); }).value == 5);
+}
+
+struct FakePlan {
+  int number;
+  bool is_imported;
+};
+
+// An imported plan that does not load is made anew once; no other is, nor is a second one.
+void plans_that_do_not_load_are_made_anew_once() {
+  using Plan = std::shared_ptr<const FakePlan>;
+  struct Outcome {
+    bool is_imported, loads, builds, new_one_loads;
+    int loaded, built;  // the number of the plan that was loaded, -1: none; how many were built
+  };
+  for (const Outcome& o : {Outcome{true, true, true, true, 1, 0},
+                           {true, false, true, true, 2, 1},
+                           {true, false, false, true, -1, 1},
+                           {true, false, true, false, -1, 1},
+                           {false, false, true, true, -1, 0},
+                           {false, true, true, true, 1, 0}}) {
+    int built = 0, replaced = 0;
+    const auto load = [&](Plan plan) -> Result<int> {
+      if (plan->number == 1 ? o.loads : o.new_one_loads) return plan->number;
+      return Status{Code::kDevice, "does not load"};
+    };
+    const auto build = [&](const FakePlan& old) -> Result<Plan> {
+      ++built;
+      if (!o.builds) return Status{Code::kUnsupported, "no"};
+      return Plan(std::make_shared<FakePlan>(FakePlan{old.number + 1, false}));
+    };
+    auto loaded = loaded_or_remade(Plan(std::make_shared<FakePlan>(FakePlan{1, o.is_imported})),
+                                   load, build, [&](const Plan& plan) { replaced = plan->number; });
+    CHECK((loaded.ok() ? loaded.value : -1) == o.loaded && built == o.built);
+    CHECK(replaced == (built && o.builds ? 2 : 0));
+    CHECK(loaded.ok() || loaded.status.message == "does not load");
+  }
+}
+
 void failures_are_told_from_refusals() {
   const auto code = [](const char* said) {
     return cudnn_failure("step", said, Code::kUnsupported).code;
@@ -159,6 +213,8 @@ int main() {
   those_who_wait_are_told();
   each_is_built_once();
   only_ones_own_entry_is_forgotten();
+  a_value_is_replaced();
+  plans_that_do_not_load_are_made_anew_once();
   failures_are_told_from_refusals();
   std::puts("ok");
 }

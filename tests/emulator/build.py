@@ -26,6 +26,11 @@ CUDA_HIP = HERE / "cuda" / "hip.cc"
 INCLUDE_DIRS = (HERE, HERE / "hip", REPOSITORY / "rocm_backend", REPOSITORY / "common_backend")
 FLAGS = ("-std=c++17", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
+SANITIZE = os.environ.get("ATTN_DISPATCH_TEST_SANITIZE", "").split()
+"""More flags, of sanitizers: tests/sanitize.py sets them. What they build has its own folder."""
+if SANITIZE:
+    FLAGS, FOLDER = (*FLAGS, *SANITIZE), REPOSITORY / "build" / "sanitize" / "emulator"
+
 
 def library() -> Path:
     """The emulator alone: a shared library that exports attn_dispatch_aiter and its hooks."""

@@ -75,7 +75,7 @@ def _line(random: Random, target: str) -> str:
         return "packed"
     text = str(explain(**arguments, target=target))
     shape = ", ".join(map(str, arguments["query"].shape))
-    assert f"[{shape}]" in " ".join(text.split())
+    assert len(arguments["query"].shape) != 4 or f"[{shape}]" in " ".join(text.split())
     return "explained" if changed != line else "explained as it is"
 
 

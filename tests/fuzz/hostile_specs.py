@@ -63,6 +63,7 @@ HOSTILE: dict[str, tuple[str, Attributes]] = {
     "keys of -2^63": ("seq_len_kv", FORWARD | {"seq_len_kv": -(2**63)}),
     "no head dim": ("head_dim", FORWARD | {"head_dim": 0}),
     "a head dim of 60": ("head_dim", FORWARD | {"head_dim": 60}),
+    "a head dim that takes cuDNN minutes": ("head_dim", FORWARD | {"head_dim": 2**20}),
     "a head dim below 0": ("head_dim", FORWARD | {"head_dim": -64}),
     "a value dim of 4": ("head_dim_v", FORWARD | {"head_dim_v": 4}),
     "a value dim of 2^40": ("head_dim_v", FORWARD | {"head_dim_v": 2**40}),
@@ -76,7 +77,7 @@ HOSTILE: dict[str, tuple[str, Attributes]] = {
         "seq_len_q",
         FORWARD
         | {"batch": 2**16, "num_heads": 2**16, "num_kv_heads": 2**16, "seq_len_q": 2**16}
-        | {"head_dim": 2**15},
+        | {"head_dim": 2**12, "head_dim_v": 2**12},
     ),
     "arrays of 2^48 bytes": ("batch", FORWARD | {"batch": 2**30, "seq_len_q": 2**8}),
     "packed arrays whose strides wrap": (

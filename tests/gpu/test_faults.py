@@ -53,7 +53,7 @@ EDITS = {
     "there are more keys": (
         r"seq_len_kv = \d+ : i64",
         f"seq_len_kv = {2 * CASE.s} : i64",
-        r"buffer \d+: expected \d+ bytes, got \d+",
+        r"buffer \d+, \w+: expected \d+ bytes, got \d+",
     ),
     "the workspace is too small": (r"tensor<\d+xui8>", "tensor<1xui8>", "lower it again here"),
 }

@@ -85,7 +85,7 @@ def test_each_engine_by_name_gives_what_it_gave_in_the_contest():
         assert np.linalg.norm(difference) < 0.02 * np.linalg.norm(np.float32(expected)), name
 
 
-@pytest.mark.parametrize("engine", ["99", "99 STREAM_K=1", "not an engine"])
+@pytest.mark.parametrize("engine", ["99", "99 STREAM_K=1", "99 A_KNOB_TO_COME=1"])
 def test_an_engine_that_is_gone_leaves_the_heuristics(engine, monkeypatch):
     """A program was lowered for another cuDNN, which had it."""
     forward, _ = specs()
@@ -97,6 +97,16 @@ def test_an_engine_that_is_gone_leaves_the_heuristics(engine, monkeypatch):
     got = jax.jit(lambda x: cudnn.forward(forward, device, x))(operands)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_array_equal(np.float32(a), np.float32(b))
+
+
+def test_what_names_no_engine_is_a_wrong_call(monkeypatch):
+    forward, _ = specs()
+    device = device_for("cuda")
+    operands = made_for(forward)
+    attributes = cudnn._ffi_attributes
+    monkeypatch.setattr(cudnn, "_ffi_attributes", lambda x: attributes(replace(x, engine="none")))
+    with pytest.raises(jax.errors.JaxRuntimeError, match='engine: expected words .* got "none"'):
+        jax.jit(lambda x: cudnn.forward(forward, device, x))(operands)
 
 
 def test_winners_of_another_version_are_not_believed():

@@ -40,7 +40,7 @@ from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.semantics.live import each_query_attends
 from attn_dispatch.semantics.lse_grad import with_lse_grad
-from attn_dispatch.semantics.padding import pad_last
+from attn_dispatch.semantics.padding import pad_last, padded_bytes
 from attn_dispatch.semantics.scaled_query import is_out_of_range, positive_scale, scaled_query
 from attn_dispatch.semantics.wrong import marked
 
@@ -50,6 +50,7 @@ IS_EXTRA = False
 KEEPS_NAN_APART = True
 DROPS_BY_POSITION = False
 HAS_DECODING_KERNEL = True
+SKIPS_FROM_BOTTOM_RIGHT = True
 FORWARD_TARGET = "attn_dispatch_aiter_forward"
 BACKWARD_TARGET = "attn_dispatch_aiter_backward"
 SPLIT_KV_TARGET = FORWARD_TARGET + "_split_kv"
@@ -74,7 +75,8 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     engine = str(kernel)
     if kernel.why_not_asm:
         engine += f" (not asm: {'; '.join(kernel.why_not_asm)})"
-    return Plan(engine, workspace_bytes(call, kernel))
+    copies = padded_bytes(spec, call.head_dim, call.head_dim_v)
+    return Plan(engine, workspace_bytes(call, kernel), copies)
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:

@@ -127,7 +127,7 @@ def main(args: argparse.Namespace) -> None:
             cases, options = cases + drawn, options | facts
         if not cases:
             which = f"named like {args.cases!r}" if args.repeat is None else "bad in that report"
-            sys.exit(f"error: no case is {which}")
+            raise ValueError(f"no case is {which}")
         if args.list:
             print("\n".join(case.name for case in cases))
             return

@@ -17,9 +17,11 @@ from attn_dispatch.call.spec import AttentionSpec, backward_options
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.drawn_mods import Step
 from attn_dispatch.conformance.in_pages import in_pages, paged_options
-from attn_dispatch.core.rewrites import REWRITES
+from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES
 from attn_dispatch.core.rewrites.mods_as_arrays import SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
+
+_TRIED = (*REWRITES, *ONE_BY_ONE)
 
 
 def each_rewrite(cases: Sequence[Case]) -> list[Case]:
@@ -27,7 +29,7 @@ def each_rewrite(cases: Sequence[Case]) -> list[Case]:
 
     Where that is `SumAsBias`, the case's score_mod becomes a sum: those that are drawn seldom are.
     """
-    used: Counter[str] = Counter({rewrite.name: 0 for rewrite in REWRITES})
+    used: Counter[str] = Counter({rewrite.name: 0 for rewrite in _TRIED})
     return [_with_least_used(case, used) for case in cases]
 
 
@@ -36,7 +38,7 @@ def _with_least_used(case: Case, used: Counter[str]) -> Case:
     calls, sums = tuple(_calls(case)), tuple(_calls(as_sum))
     fitting = [
         rewrite
-        for rewrite in REWRITES
+        for rewrite in _TRIED
         if any(map(rewrite.inner, sums if isinstance(rewrite, SumAsBias) else calls))
     ]
     if not fitting:

@@ -18,6 +18,9 @@ from attn_dispatch._version import __version__
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.cudnn import library as cudnn_library
 
+_SECONDS = 60.0
+"""How long git and nvidia-smi may take, each."""
+
 
 def environment() -> dict[str, Any]:
     """Date, device, driver and versions; the commit from git, or from $ATTN_DISPATCH_COMMIT."""
@@ -91,7 +94,9 @@ def cuda_devices() -> list[Any]:
 def _run(*command: str) -> str:
     """The first line that a command prints; "unknown" if it fails or prints nothing."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=True, timeout=_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
         return "unknown"
     return done.stdout.strip().splitlines()[0] if done.stdout.strip() else "unknown"

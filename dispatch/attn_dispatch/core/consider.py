@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
 from attn_dispatch.core.rewrites import Chain, in_parts, preferred, rewritten
-from attn_dispatch.core.rewrites.in_parts import InParts
+from attn_dispatch.core.rewrites.in_parts import Axis, InParts
 from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, is_affordable
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
@@ -85,10 +86,13 @@ def _one_way(
         return reasons, Chain((), spec, reasons)
     current = settings.current()
 
-    def parts(specs: Sequence[AttentionSpec]) -> tuple[InParts, ...]:
-        return _parts(implementation, specs, device) if current.rewrites else ()
+    def parts(chains: Sequence[Chain]) -> tuple[InParts, ...]:
+        return _parts(implementation, chains, device)
 
-    liked = preferred(has_decoding_kernel=implementation.HAS_DECODING_KERNEL)
+    liked = preferred(
+        has_decoding_kernel=implementation.HAS_DECODING_KERNEL,
+        skips_from_bottom_right=implementation.SKIPS_FROM_BOTTOM_RIGHT,
+    )
     is_liked = any(rewrite.inner(spec) is not None for rewrite in liked)
     has_cause = reasons or spec.options.dropout_rate or current.first_rewrite or is_liked
     if not current.rewrites:
@@ -103,15 +107,19 @@ def _one_way(
             first=current.first_rewrite,
         )
     else:
-        chain = in_parts(Chain((), spec, ()), parts([spec]))
+        chain = Chain((), spec, ())
+        chain = in_parts(chain, parts([chain]))
     if chain.reasons:
         return reasons or chain.reasons, chain
     return _within_limit(implementation, chain, device)
 
 
-def _scratch_of(implementation: Implementation, device: Device) -> scratch.Scratch:
+def _scratch_of(implementation: Implementation, chain: Chain, device: Device) -> scratch.Scratch:
+    """The scratch memory of calls, of which it runs at least the one of the chain."""
+
+    @cache
     def bytes_of(spec: AttentionSpec) -> int | None:
-        if reasons_as_it_is(implementation, spec, device):
+        if spec != chain.spec and reasons_as_it_is(implementation, spec, device):
             return None
         return implementation.plan(spec, device).scratch_bytes
 
@@ -123,13 +131,14 @@ def _limit(spec: AttentionSpec, device: Device) -> scratch.Limit | None:
 
 
 def _parts(
-    implementation: Implementation, specs: Sequence[AttentionSpec], device: Device
+    implementation: Implementation, chains: Sequence[Chain], device: Device
 ) -> tuple[InParts, ...]:
     """The parts of calls that it runs, as many as the one takes that needs most of them."""
-    bytes_of, sizes = _scratch_of(implementation, device), {}
-    for spec in specs:
-        if (limit := _limit(spec, device)) is not None:
-            for step in scratch.parts_within(spec, bytes_of, limit.bytes):
+    sizes: dict[Axis, int] = {}
+    for chain in chains:
+        if (limit := _limit(chain.first, device)) is not None:
+            bytes_of = _scratch_of(implementation, chain, device)
+            for step in scratch.parts_within(chain.spec, bytes_of, limit.bytes):
                 sizes[step.axis] = min(step.size, sizes.get(step.axis, step.size))
     return tuple(InParts(axis, size) for axis, size in sizes.items())
 
@@ -138,19 +147,18 @@ def _within_limit(
     implementation: Implementation, chain: Chain, device: Device
 ) -> tuple[tuple[str, ...], Chain]:
     """A chain of a call that it runs, with what the limit did, or why the limit forbids it."""
-    whole = next((spec for x, spec in chain.steps if isinstance(x, InParts)), chain.spec)
-    limit = _limit(whole, device)
-    if limit is None or not (whole is not chain.spec or limit.is_strict):
+    limit = _limit(chain.first, device)
+    if limit is None or not (chain.undivided or limit.is_strict):
         return (), chain
     taken = scratch_bytes(implementation, chain, device)
     most = f"the limit is {in_units(limit.bytes)} ({limit.why})"
     if taken > limit.bytes and limit.is_strict:
-        parts = ", even in parts" if whole is not chain.spec else ""
+        parts = ", even in parts" if chain.undivided else ""
         reason = f"scratch memory: takes {in_units(taken)}{parts}, and {most}"
         return (reason,), replace(chain, reasons=(reason,))
-    if whole is chain.spec:
+    if chain.undivided is None:
         return (), chain
-    before = implementation.plan(whole, device).scratch_bytes
+    before = implementation.plan(chain.undivided, device).scratch_bytes
     did = f"{in_units(taken)} in place of {in_units(before)}; {most}"
     return (), replace(chain, limit=did)
 

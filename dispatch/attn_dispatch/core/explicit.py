@@ -73,7 +73,8 @@ def with_auto_axes(
       mapped: the dim of each of these over which `vmap` goes, None without one. The results have it
         in front, whole.
     """
-    mesh = jax.sharding.get_abstract_mesh()
+    meshes = (jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in like))
+    mesh = next((x for x in meshes if not x.empty), meshes[0])
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     axes = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
     if not axes:
@@ -83,7 +84,14 @@ def with_auto_axes(
         dims = zip(specs, mapped, strict=True)
         specs = [P(None, *(axis for i, axis in enumerate(spec) if i != dim)) for spec, dim in dims]
     shardings = [NamedSharding(mesh, spec) for spec in specs]
-    return jax.sharding.auto_axes(function, axes=axes, out_sharding=shardings)
+    inner = jax.sharding.auto_axes(function, axes=axes, out_sharding=shardings)
+
+    def call(*arrays: Any) -> Any:
+        # auto_axes asks for a mesh around it, which types alone do not set.
+        with jax.sharding.use_abstract_mesh(mesh):
+            return inner(*arrays)
+
+    return call
 
 
 def _resharded(x: jax.Array, mesh: Any, to: P) -> jax.Array:

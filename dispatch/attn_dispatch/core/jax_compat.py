@@ -42,6 +42,21 @@ except ImportError as error:
     raise UnsupportedJax("ShardingContext in jax._src.sharding_impls") from error
 
 try:
+    from jax._src.ad_checkpoint import name_p
+except ImportError as error:
+    raise UnsupportedJax("name_p in jax._src.ad_checkpoint") from error
+
+try:
+    from jax._src.checkify import error_checks, nan_error_check
+except ImportError as error:
+    raise UnsupportedJax("error_checks and nan_error_check in jax._src.checkify") from error
+
+try:
+    from jax.experimental.jet import jet_rules
+except ImportError as error:
+    raise UnsupportedJax("jax.experimental.jet.jet_rules") from error
+
+try:
     from jax.experimental.xla_metadata import set_xla_metadata
 except ImportError as error:
     raise UnsupportedJax("jax.experimental.xla_metadata") from error
@@ -56,10 +71,14 @@ __all__ = [
     "ad",
     "batching",
     "custom_partitioning",
+    "error_checks",
     "is_export",
+    "jet_rules",
     "lower_as",
     "lower_typed_as",
     "mlir",
+    "name_p",
+    "nan_error_check",
     "number_of_devices",
     "platforms_of",
     "run_eagerly",

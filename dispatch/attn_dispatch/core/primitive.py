@@ -21,8 +21,14 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.core import ahead, jax_compat, select
 from attn_dispatch.core.batching import batch_call
-from attn_dispatch.core.derivatives import chosen_as_in_training, make_differentiable
+from attn_dispatch.core.derivatives import (
+    attn_jvp_p,
+    by_formula_p,
+    chosen_as_in_training,
+    make_differentiable,
+)
 from attn_dispatch.core.explicit import explicit_lowering, is_explicit
+from attn_dispatch.core.interpreters import make_interpretable
 from attn_dispatch.core.jax_compat import batching, mlir
 from attn_dispatch.core.partitioning import partitioned
 from attn_dispatch.core.shards import Bind, whole_call
@@ -187,3 +193,4 @@ def _make_primitive(name: str) -> Primitive:
 attn_fwd_p = _make_primitive("attn_fwd")
 attn_bwd_p = _make_primitive("attn_bwd")
 make_differentiable(attn_fwd_p, attn_bwd_p)
+make_interpretable(attn_fwd_p, attn_bwd_p, attn_jvp_p, by_formula_p)

@@ -35,6 +35,7 @@ _REMEDIES = (
     (r"dropout: .* has one key", "pass one dropout_key for the whole batch"),
     (r"from the bottom right of lengths", "pass the distances as a bias"),
     (r"no such bottom-right mask together", "the top-left mask is the same where T == S"),
+    (r"^scratch memory: ", "a larger scratch_limit"),
     (r"^mask: not run", "say it with lengths, a window or segment ids"),
     (r"^bias: AITER needs query's dtype", "cast the bias to query's dtype"),
     (r"bias and alibi_slopes in one call", "add ALiBi's distances to the bias"),

@@ -16,13 +16,12 @@ Step = tuple[Rewrite, AttentionSpec]
 Scratch = Callable[[AttentionSpec], int | None]
 """The scratch memory of a call in bytes; None of a call that a kernel does not run."""
 
-SHARE = 64
-"""By default a call takes at most this part of a device's memory, ..."""
-
-LARGEST_SHARE = 8
-"""... or, if that is more, what kernels usually take, up to this part."""
+LEAST, MOST = 64, 16
+"""The default limit is at least the one and at most the other of these parts of a device's memory.
+"""
 
 _USUAL = 1.25
+_LITTLE_MORE = 1.25
 _TRIES = 8
 _MOST_LOOKED_AT = 4096
 
@@ -49,17 +48,15 @@ def limit_of(spec: AttentionSpec, device: Device, xla_bytes: Callable[[], int]) 
         return Limit(given, "scratch_limit", is_strict=True)
     memory = memory_bytes(device)
     if isinstance(given, float):
-        return Limit(
-            int(given * memory), f"{100 * given:.3g}% of the device's memory", is_strict=True
-        )
-    share, usual = memory // SHARE, int(_USUAL * usual_bytes(spec))
-    limit, why = share, f"1/{SHARE} of the device's memory"
-    if usual > share:
-        limit, why = min(usual, memory // LARGEST_SHARE), "what kernels usually take"
-        if usual > memory // LARGEST_SHARE:
-            why = f"1/{LARGEST_SHARE} of the device's memory"
-    if (of_xla := xla_bytes()) < limit:
-        limit, why = of_xla, "what XLA takes"
+        return Limit(int(given * memory), f"{given:.3g} of the device's memory", is_strict=True)
+    bounds = {
+        f"1/{MOST} of the device's memory": memory // MOST,
+        "what kernels without scores in memory take": int(_USUAL * usual_bytes(spec)),
+        "what XLA takes": xla_bytes(),
+    }
+    why, limit = min(bounds.items(), key=lambda x: x[1])
+    if limit < memory // LEAST:
+        why, limit = f"1/{LEAST} of the device's memory", memory // LEAST
     return Limit(limit, why, is_strict=False)
 
 
@@ -78,24 +75,30 @@ def usual_bytes(spec: AttentionSpec) -> int:
 def parts_within(spec: AttentionSpec, scratch_of: Scratch, limit: int) -> tuple[InParts, ...]:
     """The largest parts in which a call that a kernel runs takes no more than the limit.
 
-    () where it takes no more as it is. If none are small enough, the smallest that help.
+    () where it takes no more as it is. If the smallest take more, those that take little more than
+    they do.
     """
+    steps, taken = _divided(spec, scratch_of, limit)
+    if steps and taken > limit:
+        steps, _ = _divided(spec, scratch_of, int(_LITTLE_MORE * taken))
+    return steps
+
+
+def _divided(
+    spec: AttentionSpec, scratch_of: Scratch, limit: int
+) -> tuple[tuple[InParts, ...], int]:
+    """Parts within the limit, or the smallest that help, and the scratch of the call in them."""
     found: list[InParts] = []
-    taken = scratch_of(spec)
-    if taken is None:
-        return ()
+    inner, taken = spec, scratch_of(spec) or 0
     for axis in _axes(spec):
         if taken <= limit:
             break
-        best = _largest(spec, axis, scratch_of, limit, taken)
-        if best is None:
-            continue
-        step, taken = best
-        found.append(step)
-        inner = step.inner(spec)
-        assert inner is not None
-        spec = inner
-    return tuple(found)
+        held = (parts_bytes(spec, tuple(found), scratch_of) or 0) - (scratch_of(inner) or 0)
+        best = _largest(inner, axis, scratch_of, limit - held, taken - held)
+        if best is not None:
+            found.append(best[0])
+            inner, taken = best[0].inner(inner) or inner, best[1] + held
+    return tuple(found), taken
 
 
 def parts_bytes(spec: AttentionSpec, steps: tuple[InParts, ...], scratch_of: Scratch) -> int | None:
@@ -109,10 +112,12 @@ def parts_bytes(spec: AttentionSpec, steps: tuple[InParts, ...], scratch_of: Scr
 
 
 def _axes(spec: AttentionSpec) -> tuple[Axis, Axis]:
-    """Which axis is divided first.
+    """What is divided first.
 
     Parts of the batch are slices that follow one another in memory. But if batch rows share the
-    gradient of a bias that heads do not, each part of the batch would add up all of it.
+    gradient of a bias that heads do not, each part of the batch would add up all of it: at batch
+    64, 2,048 tokens and 32 heads of 64, 16 parts of the batch took 1.20 of the time of the whole,
+    and 16 parts of the heads 1.04 (H200, cuDNN 9.19, both passes).
     """
     if "bias" in spec.options.gradients:
         batch, heads, rows, _ = spec.shape("bias")
@@ -155,12 +160,12 @@ def _runs(spec: AttentionSpec, step: InParts, scratch_of: Scratch) -> int | None
 
 
 def _below(spec: AttentionSpec, axis: Axis, most: int) -> int:
-    """The size of a part, at most so many and at least 1: a divisor of the axis if there is one
-    that is large enough, else, of a batch, parts as equal as they can be."""
+    """The size of a part, at most so many and at least 1: one that divides the axis if it is large
+    enough, else, of a batch, parts as equal as they can be."""
     whole = length_of(spec, axis)
     most = min(max(most, 1), whole)
     if axis == "heads":
-        return next(x for x in range(most, 0, -1) if whole % x == 0)
+        return next(x for x in range(most, 0, -1) if InParts(axis, x).inner(spec) or x == 1)
     least = max(most // 2, most - _MOST_LOOKED_AT, 1)
     divisor = next((x for x in range(most, least - 1, -1) if whole % x == 0), None)
     return divisor or -(-whole // -(-whole // most))

@@ -31,6 +31,7 @@ IS_EXTRA = False
 KEEPS_NAN_APART = True
 DROPS_BY_POSITION = False
 HAS_DECODING_KERNEL = True
+SKIPS_FROM_BOTTOM_RIGHT = False
 FORWARD_TARGET = "attn_dispatch_cudnn_forward"
 BACKWARD_TARGET = "attn_dispatch_cudnn_backward"
 
@@ -51,7 +52,7 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
-    """cuDNN's engine with its knobs, and the workspace of the custom call in bytes."""
+    """cuDNN's engine with its knobs, the workspace of the custom call, and what is made for it."""
     return _must_plan(spec, device).plan
 
 
@@ -159,7 +160,8 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | str:
     except backend.CudnnError as error:
         return f"engine {call.engine}: {error} (cuDNN {cudnn_library.find().version_text})"
     # Enough for the untuned plan as well, which runs where another cuDNN lacks the engine.
-    return _Planned(call, Plan(engine, max(workspace_bytes, untuned.plan.workspace_bytes)))
+    workspace_bytes = max(workspace_bytes, untuned.plan.workspace_bytes)
+    return _Planned(call, Plan(engine, workspace_bytes, untuned.plan.other_bytes))
 
 
 def _untuned(spec: AttentionSpec, device: Device) -> _Planned | str:
@@ -186,7 +188,8 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | str:
                 f"workspace of {workspace_bytes:,} bytes, and {limit:,} is what is allowed"
             )
             continue
-        return _Planned(call, Plan(engine, workspace_bytes))
+        made_bytes = cudnn_arrays.made_bytes(spec, call)
+        return _Planned(call, Plan(engine, workspace_bytes, made_bytes))
     return refusal
 
 

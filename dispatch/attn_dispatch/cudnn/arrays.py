@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from attn_dispatch.semantics.live import Live, each_query_attends
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.mods import arrays_of, outside
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
-from attn_dispatch.semantics.padding import pad_last, prepend, round_up
+from attn_dispatch.semantics.padding import pad_last, padded_bytes, prepend, round_up
 from attn_dispatch.semantics.pages import flat_pages, flat_table
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.semantics.scaled_query import scaled_query
@@ -95,6 +96,25 @@ def backward_shapes(call: CudnnCall) -> dict[str, jax.ShapeDtypeStruct]:
         extents = (call.bias_batch, call.bias_heads, call.seq_len_q, call.seq_len_kv)
         shapes["dbias"] = jax.ShapeDtypeStruct(extents, call.dtype)
     return shapes
+
+
+def made_bytes(spec: AttentionSpec, call: CudnnCall) -> int:
+    """Bytes of the custom call's operands and results that are not the call's own: padded copies,
+    the array that bias and mask make, its gradient before it has the bias's shape and dtype, and a
+    dropout mask in float32."""
+    shapes = backward_shapes(call) if call.backward else forward_shapes(call)
+    made = {x: shapes[x] for x in ("keep", "dbias") if x in shapes}
+    bias = (spec.shape("bias"), spec.dtype_of("bias")) if spec.has("bias") else None
+    if bias is not None and "dbias" in made and bias == (made["dbias"].shape, call.dtype):
+        del made["dbias"]
+    if call.bias_dtype:
+        columns = round_up(spec.seq_len_kv, _BIAS_ROW_MULTIPLE)
+        extents = (call.bias_batch, call.bias_heads, call.bias_rows, columns)
+        is_own = bias == (extents, call.bias_dtype) and not spec.has("mask")
+        if not is_own:
+            made["bias"] = jax.ShapeDtypeStruct(extents, call.bias_dtype)
+    sizes = (prod(x.shape) * x.dtype.itemsize for x in made.values())
+    return padded_bytes(spec, call.head_dim, call.head_dim_v) + sum(sizes)
 
 
 def forward_results(

@@ -29,8 +29,12 @@ packed sequences (H200, 9.19). To say that it might be longer changes nothing el
 
 
 MOST_NODES = 256
-"""Operations of a cuDNN graph, its own among them, and arrays that they read: cuda_backend refuses
-more. Of few less than that cuDNN says so itself."""
+"""Operations of a cuDNN graph, its own among them: cuda_backend refuses more. For slightly fewer
+cuDNN gives the reason itself."""
+
+MOST_ARRAYS = 62
+"""Arrays that the operations read. With 62 calls run; with 100 cuDNN plans the call and then fails
+when it runs (H200, 9.19)."""
 
 Extents = tuple[int, int, int, int]
 
@@ -204,7 +208,8 @@ def band_of(spec: AttentionSpec) -> Band | None:
     """The window and causality, None where cuDNN cannot be told."""
     o = spec.options
     left, right = (-1 if side is None else side for side in spec.band)
-    if o.causal_alignment == "top_left":
+    # With as many keys as queries both corners are one, and kernels skip more from the top left.
+    if o.causal_alignment == "top_left" or o.same_lengths:
         return Band(left, right, bottom_right=False)
     if spec.seq_len_q - dead_rows(spec) == 1:
         right = -1  # it is the last: a band would cost the kernel for decoding its split of keys
@@ -262,9 +267,10 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
 
 def _beyond_a_graph(program: KernelProgram) -> str:
     nodes = sum(len(x.split(";")) for x in (program.forward, program.backward) if x)
-    for count, what in ((nodes, "operations"), (len(program.outside), "arrays")):
-        if count > MOST_NODES:
-            return f"mods: {count:,} {what}, and a graph of cuDNN's holds at most {MOST_NODES}"
+    arrays = len(program.outside)
+    for count, what, most in ((nodes, "operations", MOST_NODES), (arrays, "arrays", MOST_ARRAYS)):
+        if count > most:
+            return f"mods: {count:,} {what}, and a graph of cuDNN's holds at most {most}"
     return ""
 
 

@@ -7,10 +7,11 @@ import select
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import IO
 
 _SAID_AT_LAST = 3
@@ -18,6 +19,17 @@ _SAID_AT_LAST = 3
 
 _CHARACTERS = 1000
 """At most, of these lines."""
+
+_LONGEST_ANSWER = 2**26
+"""Bytes of an answer. A plan is some 200 KB."""
+
+_PART = 1 << 16
+
+_START_SECONDS = 60.0
+"""In which a process must start: the program's file may be on a disk that does not answer."""
+
+_END_SECONDS = 5.0
+"""In which a process that was killed must be gone; one that waits for a disk stays longer."""
 
 
 class HelperEnded(Exception):
@@ -35,16 +47,17 @@ class Helper:
         with ExitStack() as on_failure:
             try:
                 said = on_failure.enter_context(tempfile.TemporaryFile())
-                # In a session of its own, out of reach of the terminal's Ctrl-C.
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, bufsize=0,
-                    start_new_session=True,
-                )  # fmt: skip
-            except OSError as error:
+                keeper = _Keeper(command, said)
+                on_failure.callback(keeper.dismiss)
+                self._process = keeper.started()
+                for pipe in (self._process.stdin, self._process.stdout):
+                    assert pipe is not None
+                    os.set_blocking(pipe.fileno(), False)
+            except (OSError, RuntimeError) as error:  # no process, or no thread
                 raise HelperEnded(f"could not be started: {error}") from error
             on_failure.pop_all()
         self._said = said
-        self._end = weakref.finalize(self, _end, self._process, said)
+        self._end = weakref.finalize(self, _end, self._process, said, keeper)
 
     def ask(self, line: bytes, timeout: float) -> bytes:
         """The line that answers this line; both end in a newline.
@@ -78,24 +91,31 @@ class Helper:
         assert asked is not None and answers is not None
         deadline = time.monotonic() + timeout
         waiting = select.poll()
-        waiting.register(answers, select.POLLIN)
-        answer = b""
+        answer = bytearray()
         try:
-            while line:
-                line = line[asked.write(line) :]
+            waiting.register(answers, select.POLLIN)
+            waiting.register(asked, select.POLLOUT)
             while not answer.endswith(b"\n"):
-                if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                left = deadline - time.monotonic()
+                if left <= 0 or not (ready := waiting.poll(left * 1000)):
                     raise HelperEnded(f"did not answer in {timeout:g} s")
-                if not (part := answers.read(1 << 16)):
+                if (asked.fileno(), select.POLLOUT) in ready:
+                    line = line[asked.write(line[:_PART]) or 0 :]
+                    if not line:
+                        waiting.unregister(asked)
+                    continue
+                if not (part := answers.read(_PART)):
                     raise HelperEnded(self._how_it_ended())
                 answer += part
+                if len(answer) > _LONGEST_ANSWER:
+                    raise HelperEnded(f"answered more than {_LONGEST_ANSWER:,} bytes")
         except (OSError, ValueError) as error:  # a broken pipe, or ended by another thread
             raise HelperEnded(self._how_it_ended()) from error
-        return answer
+        return bytes(answer)
 
     def _how_it_ended(self) -> str:
         try:
-            status = self._process.wait(timeout=5)
+            status = self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
             return "closed its output"
         how = f"ended with status {status}"
@@ -112,9 +132,57 @@ class Helper:
         return f", saying: {' / '.join(lines[-_SAID_AT_LAST:])}" if lines else ""
 
 
-def _end(process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
+class _Keeper:
+    """The thread that starts a process, and stays for as long as that is wanted.
+
+    A process may ask the kernel to be ended with its parent, even where it is stopped and sees
+    nothing of that. The parent is then the thread that started it.
+    """
+
+    def __init__(self, command: Sequence[str], said: IO[bytes]) -> None:
+        self._has_started = threading.Event()
+        self._is_dismissed = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failure: OSError | None = None
+        arguments = (command, said)
+        threading.Thread(target=self._run, args=arguments, daemon=True).start()
+
+    def started(self) -> subprocess.Popen[bytes]:
+        """Raises OSError if it could not be started."""
+        if not self._has_started.wait(_START_SECONDS):
+            raise TimeoutError(f"not in {_START_SECONDS:g} s")
+        if self._failure is not None:
+            raise self._failure
+        assert self._process is not None
+        return self._process
+
+    def dismiss(self) -> None:
+        self._is_dismissed.set()
+
+    def _run(self, command: Sequence[str], said: IO[bytes]) -> None:
+        try:
+            # In a session of its own, out of reach of the terminal's Ctrl-C.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, bufsize=0,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            self._failure = error
+            return
+        except ValueError as error:  # `said` is closed: nobody waits any more
+            self._failure = OSError(str(error))
+            return
+        finally:
+            self._has_started.set()
+        self._is_dismissed.wait()
+        self._process.kill()  # if it started too late to be wanted
+
+
+def _end(process: subprocess.Popen[bytes], said: IO[bytes], keeper: _Keeper) -> None:
     process.kill()
-    process.wait()
+    keeper.dismiss()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_END_SECONDS)
     _close(process, said)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,9 @@ from attn_dispatch.devices import native as native_libraries
 from attn_dispatch.devices.device import Device
 
 SONAME = "libcudnn.so.9"
+
+_FILE = re.compile(rb"libcudnn\.so\.9(\.[0-9]+)*")
+"""Names of its file: the loader's name may be a link to one with the whole version."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,16 @@ def _load() -> CudnnLibrary:
     except ImportError as error:
         raise _NotLoaded(str(error)) from error
     name = _locate()
-    backend = native if native.has_driver() else _planning_process(native)
     try:
+        backend = native if native.has_driver() else _planning_process(native)
         version = backend.load_cudnn(name)
         return CudnnLibrary(backend, version, backend.cudnn_path())
-    except backend.CudnnError as error:
+    except native.CudnnError as error:
         raise _NotLoaded(str(error), name) from error
+
+
+# A forked child asks again: it cannot use what its parent has loaded, and is told so.
+os.register_at_fork(after_in_child=_load.cache_clear)
 
 
 @lru_cache
@@ -95,26 +103,40 @@ def _locate() -> str:
         return chosen
     if loaded := _loaded_already():
         return loaded
-    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
-        if folder and Path(folder, SONAME).exists():
-            return str(Path(folder, SONAME))
+    for folder in _loader_folders():
+        if os.path.isfile(path := os.path.join(folder, SONAME)):
+            return path
     for major in native_libraries.cuda_majors():
         try:
             files = importlib.metadata.files(f"nvidia-cudnn-cu{major}") or []
         except importlib.metadata.PackageNotFoundError:
             continue
         for file in files:
-            if file.name == SONAME and Path(str(file.locate())).exists():
-                return str(file.locate())
+            if file.name == SONAME and os.path.isfile(path := str(file.locate())):
+                return path
     return SONAME
+
+
+def _loader_folders() -> list[str]:
+    """The folders of LD_LIBRARY_PATH as the loader reads them, absolute; an empty entry is the
+    current one."""
+    entries = os.environ.get("LD_LIBRARY_PATH")
+    return [os.path.abspath(entry) for entry in re.split("[:;]", entries)] if entries else []
 
 
 def _loaded_already() -> str:
     """The cuDNN that something else loaded into this process, which JAX would be given as well."""
     try:
-        mapped = Path("/proc/self/maps").read_text()
+        mapped = Path("/proc/self/maps").read_bytes()
     except OSError:
         return ""
-    paths = [line.split(maxsplit=5)[-1] for line in mapped.splitlines() if SONAME in line]
+    # Address, permissions, offset, device, inode, and the path, in which anything may stand.
+    fields = (line.split(None, 5) for line in mapped.split(b"\n"))
+    paths = [x[5].removesuffix(b" (deleted)") for x in fields if len(x) == 6]
+    paths = [x for x in paths if _FILE.fullmatch(os.path.basename(x))]
+    for path in paths:
+        for written in (path, path.replace(rb"\012", b"\n")):
+            if os.path.isfile(written):
+                return os.fsdecode(written)
     # Of a file that is deleted since, the loader still knows the name.
-    return next((path for path in paths if Path(path).exists()), SONAME if paths else "")
+    return SONAME if paths else ""

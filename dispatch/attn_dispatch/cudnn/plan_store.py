@@ -7,12 +7,14 @@ no more. Plans are code, so none is read that another user could have written.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import logging
 import os
 import stat
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,10 +52,12 @@ def plan(
     if folder is None or backend.has_plan(attributes, properties):
         return backend.plan(attributes, properties)
     key = backend.plan_key(attributes, properties)
-    file = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.plan"
+    file = _file(folder, key)
     if (line := _read(file)) is not None:
         try:
             backend.import_plan(attributes, properties, line)
+            if isinstance(backend, ModuleType):
+                _replace_remade_at_exit(backend)
         except backend.CudnnError as error:
             _log.debug("%s: planned anew: %s", file, error)
             line = None
@@ -71,6 +75,24 @@ def plans_folder() -> Path | None:
 def not_kept() -> list[str]:
     """Why plans of this process are not in the folder, a sentence for each reason."""
     return list(dict.fromkeys(_not_kept.values()))
+
+
+def replace_remade(backend: ModuleType) -> None:
+    """Write the plans that did not load on a device and were made anew over those in the folder."""
+    if (folder := plans_folder()) is None:
+        return
+    with contextlib.suppress(backend.CudnnError):
+        for key, line in backend.take_remade_plans().items():
+            _write(_file(folder, key), line)
+
+
+@lru_cache
+def _replace_remade_at_exit(backend: ModuleType) -> None:
+    atexit.register(replace_remade, backend)
+
+
+def _file(folder: Path, key: str) -> Path:
+    return folder / f"{hashlib.sha256(key.encode()).hexdigest()}.plan"
 
 
 def _read(file: Path) -> str | None:

@@ -40,6 +40,7 @@ def main():
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         backend = load(sys.argv[1])
+        backend.end_with_parent()
         for line in sys.stdin:
             answers.write(json.dumps(answer(backend, line)) + "\n")
             answers.flush()

@@ -45,6 +45,10 @@ _RULES: tuple[Rule, ...] = (
         f"heads wider than {_WIDEST_HEAD:,}: cuDNN would compile them for minutes",
     ),
     (
+        lambda s: not s.symbols and max(s.seq_len_q, s.seq_len_kv) >= _INT32_LIMIT,
+        "2^31 queries or keys: cuDNN counts them in 32 bits",
+    ),
+    (
         lambda s: s.has("query_segment_ids") and s.options.max_segments is None,
         "segment ids: pass max_segments, the largest id",
     ),

@@ -47,6 +47,7 @@ class Extra:
         self.PLATFORM: str | None = getattr(module, "PLATFORM", None)
         self.KEEPS_NAN_APART: bool = getattr(module, "KEEPS_NAN_APART", False)
         self.HAS_DECODING_KERNEL: bool = getattr(module, "HAS_DECODING_KERNEL", False)
+        self.SKIPS_FROM_BOTTOM_RIGHT: bool = getattr(module, "SKIPS_FROM_BOTTOM_RIGHT", True)
         self.DROPS_BY_POSITION: bool = getattr(module, "DROPS_BY_POSITION", False)
 
     @staticmethod

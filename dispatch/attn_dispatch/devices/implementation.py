@@ -67,6 +67,12 @@ class Implementation(Protocol):
         heads of a kv head at once and has no window."""
         ...
 
+    @property
+    def SKIPS_FROM_BOTTOM_RIGHT(self) -> bool:
+        """Whether its backward pass skips keys left of a window that is counted from the bottom
+        right."""
+        ...
+
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
         """Every reason why this call cannot run on this device; empty means it can."""
         ...

@@ -9,21 +9,21 @@ import jax
 
 from attn_dispatch.devices.device import Device
 
-_GB = 10**9
+_GIB = 2**30
 
 _OF_PRODUCTS = {
     "A100": 80,
-    "L4": 24,
-    "L40": 48,
-    "L40S": 48,
+    "L4": 22,
+    "L40": 45,
+    "L40S": 45,
     "RTX 4090": 24,
     "H100": 80,
-    "H200": 141,
-    "GH200": 96,
-    "B200": 180,
-    "GB200": 186,
-    "B300": 270,
-    "GB300": 270,
+    "H200": 139,
+    "GH200": 95,
+    "B200": 179,
+    "GB200": 184,
+    "B300": 268,
+    "GB300": 268,
     "RTX 5090": 32,
     "MI300": 128,
     "MI300A": 128,
@@ -33,9 +33,9 @@ _OF_PRODUCTS = {
     "MI350X": 288,
     "MI355X": 288,
 }
-"""Gigabytes by the name of a product; of several sizes the most usual, of a series the least."""
+"""GiB by the name of a product; of several sizes the most usual, of a series the least."""
 
-_UNKNOWN = 40 * _GB
+_UNKNOWN = 40 * _GIB
 """What is taken for the memory of a device of which nothing is known."""
 
 
@@ -46,11 +46,11 @@ def memory_bytes(device: Device) -> int:
     free, and what JAX has taken for itself, do not count.
     """
     if found := re.search(r"(\d+) ?GB", device.name):
-        return int(found[1]) * _GB
+        return int(found[1]) * _GIB
     products = sorted(_OF_PRODUCTS, key=len, reverse=True)
     named = next((x for x in products if re.search(rf"\b{x}\b", device.name)), None)
     if named is not None:
-        return _OF_PRODUCTS[named] * _GB
+        return _OF_PRODUCTS[named] * _GIB
     if device.properties is not None:
         size = json.loads(device.properties).get("totalGlobalMem")
         if isinstance(size, int) and size > 0:

@@ -148,10 +148,11 @@ _OLDEST, _NEWEST = 10, 99_999
 
 def _nvidia(properties: str, where: str = "") -> Device:
     try:
-        facts = reading.json_value(properties)
+        facts: Any = reading.json_value(properties)
         if not isinstance(facts, dict):
             raise ValueError(f"expected an object, got {type(facts).__name__}")
-        version, name = facts.get("deviceVer"), facts.get("deviceName", "NVIDIA GPU")
+        version: Any = facts.get("deviceVer")
+        name = facts.get("deviceName", "NVIDIA GPU")
         if not _is_count(version) or not _OLDEST <= version <= _NEWEST:
             raise ValueError(f"expected a whole number like 900 as deviceVer, got {version!r}")
         if not isinstance(name, str) or not name.isprintable():

@@ -21,6 +21,7 @@ IS_EXTRA = True
 KEEPS_NAN_APART = False
 DROPS_BY_POSITION = False
 HAS_DECODING_KERNEL = False
+SKIPS_FROM_BOTTOM_RIGHT = True
 
 _ARCHS = ("sm90", "sm100")
 
@@ -38,7 +39,8 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
         head_dim += f"/{call.head_dim_v}"
     engine = f"FlashAttention-4 (fa4-jax {library.version()}), {head_dim}{packed}"
     sequences = offsets_count(call) - 1 if call.is_packed else call.batch
-    return Plan(engine, kernels.workspace_bytes(call, sequences))
+    workspace_bytes = kernels.workspace_bytes(call, sequences)
+    return Plan(engine, workspace_bytes, passes.copies_bytes(spec, call))
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ IS_EXTRA = True
 KEEPS_NAN_APART = False
 DROPS_BY_POSITION = False
 HAS_DECODING_KERNEL = False
+SKIPS_FROM_BOTTOM_RIGHT = True
 
 __all__ = ["BACKWARD_TARGET", "FORWARD_TARGET"]
 
@@ -48,7 +49,8 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     packed = ", packed" if call.is_packed else ""
     note = f" ({generation.note})" if generation.note else ""
     engine = f"{generation.name} (dew-flash-attn {library.version()}), head dim {call.head_dim}"
-    return Plan(engine + packed + note, kernels.workspace_bytes(call))
+    copies = passes.copies_bytes(spec, call)
+    return Plan(engine + packed + note, kernels.workspace_bytes(call), copies)
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:

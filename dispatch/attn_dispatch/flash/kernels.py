@@ -41,16 +41,8 @@ def backward(
 
 
 def workspace_bytes(call: FlashCall) -> int:
-    """The scratch memory among the results, and copies of arrays whose rows must lie apart; what
-    else a kernel wants it takes from XLA's pool."""
-    copies = 0
-    if call.gap:
-        of_queries, of_keys = (4, 4) if call.backward else (2, 2)
-        rows = (
-            of_queries * call.rows_q * call.num_heads + of_keys * call.rows_kv * call.num_kv_heads
-        )
-        copies = 2 * rows * call.head_dim
-    return copies + scratch_bytes(call)
+    """The scratch memory among the results; what else a kernel wants it takes from XLA's pool."""
+    return scratch_bytes(call)
 
 
 def _run(

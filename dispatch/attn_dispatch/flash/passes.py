@@ -18,6 +18,7 @@ from attn_dispatch.flash.clear_rows import flags_of
 from attn_dispatch.flash.sequences import Sequences
 from attn_dispatch.semantics.live import each_query_attends
 from attn_dispatch.semantics.lse_grad import with_lse_grad
+from attn_dispatch.semantics.padding import padded_bytes
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 from attn_dispatch.semantics.wrong import marked
 
@@ -38,6 +39,15 @@ class Kernels(Protocol):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The gradients of query, key and value, of (out_grad, query, key, value, out, lse)."""
         ...
+
+
+def copies_bytes(spec: AttentionSpec, call: FlashCall) -> int:
+    """Bytes of copies of arrays and gradients, with padded head dims or batch rows apart."""
+    if not call.gap:
+        return padded_bytes(spec, call.head_dim, call.head_dim_v)
+    queries, keys = call.rows_q * call.num_heads, call.rows_kv * call.num_kv_heads
+    times = 2 if call.backward else 1
+    return 2 * times * (queries + keys) * (call.head_dim + call.head_dim_v)
 
 
 def forward(

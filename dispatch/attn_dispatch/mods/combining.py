@@ -1,4 +1,7 @@
-"""Mods made of other mods."""
+"""Mods made of other mods.
+
+All ready-made mods are classes and not closures, so that they can be copied and pickled.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,17 @@ def any_of(*masks: MaskMod) -> MaskMod:
 def not_(mask: MaskMod) -> MaskMod:
     """Attend where the mask does not."""
     _check_masks("not_", [mask])
+    return Negated(mask)
 
-    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
-        return jnp.logical_not(mask(b, n, t, s))
 
-    return mask_mod
+@dataclass(frozen=True, eq=False)
+class Negated:
+    """Attend where the mask does not."""
+
+    mask: MaskMod
+
+    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        return jnp.logical_not(self.mask(b, n, t, s))
 
 
 def with_query_offset(mod: Callable[..., Any], offset: ArrayLike) -> ScoreMod | MaskMod:
@@ -68,11 +77,19 @@ class Moved:
 
 def _joined(name: str, operation: Callable[[Any, Any], Any], masks: Sequence[MaskMod]) -> MaskMod:
     _check_masks(name, masks)
+    return Joined(operation, tuple(masks))
 
-    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
-        return functools.reduce(operation, (jnp.asarray(mask(b, n, t, s)) for mask in masks))
 
-    return mask_mod
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Masks joined by an operation of two."""
+
+    operation: Callable[[Any, Any], Any]
+    masks: tuple[MaskMod, ...]
+
+    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        found = (jnp.asarray(mask(b, n, t, s)) for mask in self.masks)
+        return functools.reduce(self.operation, found)
 
 
 def _check_mods(name: str, mods: Sequence[Any]) -> None:

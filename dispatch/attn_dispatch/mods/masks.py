@@ -6,6 +6,7 @@ numbers, and what is left of each pair is what kernels can do: sums and comparis
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -23,12 +24,15 @@ def prefix_lm(prefix_lengths: ArrayLike) -> MaskMod:
     Args:
       prefix_lengths: integers [B], the number of keys in each row's prefix.
     """
-    prefix_lengths = check_array("prefix_lengths", prefix_lengths, "integer", ("B",))
+    return PrefixLM(check_array("prefix_lengths", prefix_lengths, "integer", ("B",)))
 
-    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
-        return (s <= t) | (s < prefix_lengths[b])
 
-    return mask_mod
+@dataclass(frozen=True, eq=False)
+class PrefixLM:
+    prefix_lengths: jax.Array
+
+    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        return (s <= t) | (s < self.prefix_lengths[b])
 
 
 def document_mask(query_documents: ArrayLike, key_documents: ArrayLike | None = None) -> MaskMod:
@@ -51,11 +55,16 @@ def document_mask(query_documents: ArrayLike, key_documents: ArrayLike | None = 
             f"key_documents: expected {len(queries)} batch rows, as query_documents has, got "
             f"{len(keys)}"
         )
+    return DocumentMask(queries, keys)
 
-    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
-        return queries[b, t] == keys[b, s]
 
-    return mask_mod
+@dataclass(frozen=True, eq=False)
+class DocumentMask:
+    queries: jax.Array
+    keys: jax.Array
+
+    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        return self.queries[b, t] == self.keys[b, s]
 
 
 def dilated_window(left: int, dilation: int) -> MaskMod:
@@ -67,14 +76,17 @@ def dilated_window(left: int, dilation: int) -> MaskMod:
       left: static, in positions, inclusive, as in `local_window_size`.
       dilation: static, in positions, from one key to the next; 1 is a plain window.
     """
-    left = check_int("left", left, 0)
-    dilation = check_int("dilation", dilation, 1)
+    return DilatedWindow(check_int("left", left, 0), check_int("dilation", dilation, 1))
 
-    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
-        is_in_step = _divided(t, dilation)[1] == _divided(s, dilation)[1]
-        return (s <= t) & (s >= t - left) & is_in_step
 
-    return mask_mod
+@dataclass(frozen=True, eq=False)
+class DilatedWindow:
+    left: int
+    dilation: int
+
+    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        is_in_step = _divided(t, self.dilation)[1] == _divided(s, self.dilation)[1]
+        return (s <= t) & (s >= t - self.left) & is_in_step
 
 
 def chunked_window(chunk: int) -> MaskMod:
@@ -85,13 +97,16 @@ def chunked_window(chunk: int) -> MaskMod:
     Args:
       chunk: static, in positions; chunks begin at 0, chunk, 2 · chunk, …
     """
-    chunk = check_int("chunk", chunk, 1)
+    return ChunkedWindow(check_int("chunk", chunk, 1))
 
-    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
-        _, since_begin = _divided(t, chunk)
+
+@dataclass(frozen=True, eq=False)
+class ChunkedWindow:
+    chunk: int
+
+    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        _, since_begin = _divided(t, self.chunk)
         return (s <= t) & (s >= t - since_begin)
-
-    return mask_mod
 
 
 def neighborhood_2d(height: int, width: int, radius: int) -> MaskMod:
@@ -116,16 +131,24 @@ def neighborhood_2d(height: int, width: int, radius: int) -> MaskMod:
             f"radius: expected a square of {side} x {side} that fits the grid, got {height} x "
             f"{width}"
         )
+    return Neighborhood2D(height, width, radius)
 
-    def near(query: jax.Array, key: jax.Array, length: int) -> jax.Array:
-        centre = jnp.clip(query, radius, length - 1 - radius)
-        return jnp.abs(key - centre) <= radius
 
-    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
-        (query_row, query_column), (key_row, key_column) = _divided(t, width), _divided(s, width)
-        return near(query_row, key_row, height) & near(query_column, key_column, width)
+@dataclass(frozen=True, eq=False)
+class Neighborhood2D:
+    height: int
+    width: int
+    radius: int
 
-    return mask_mod
+    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        query_row, query_column = _divided(t, self.width)
+        key_row, key_column = _divided(s, self.width)
+        is_in_rows = self._is_near(query_row, key_row, self.height)
+        return is_in_rows & self._is_near(query_column, key_column, self.width)
+
+    def _is_near(self, query: jax.Array, key: jax.Array, length: int) -> jax.Array:
+        centre = jnp.clip(query, self.radius, length - 1 - self.radius)
+        return jnp.abs(key - centre) <= self.radius
 
 
 def _divided(position: Any, by: int) -> tuple[jax.Array, jax.Array]:

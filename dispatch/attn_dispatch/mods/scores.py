@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -29,11 +30,15 @@ def soft_cap(cap: float) -> ScoreMod:
         raise ValueError(f"cap: expected a static number, got {type(cap).__name__}") from error
     if not 0 < cap < math.inf:
         raise ValueError(f"cap: expected a finite number above 0, got {cap}")
+    return SoftCap(cap)
 
-    def score_mod(score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
-        return cap * jnp.tanh(score / cap)
 
-    return score_mod
+@dataclass(frozen=True, eq=False)
+class SoftCap:
+    cap: float
+
+    def __call__(self, score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        return self.cap * jnp.tanh(score / self.cap)
 
 
 def alibi(slopes: ArrayLike) -> ScoreMod:
@@ -44,13 +49,16 @@ def alibi(slopes: ArrayLike) -> ScoreMod:
     Args:
       slopes: floating [N], in units of the score for each position. Differentiable.
     """
-    slopes = check_array("slopes", slopes, "floating", ("N",))
+    return Alibi(check_array("slopes", slopes, "floating", ("N",)))
 
-    def score_mod(score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+
+@dataclass(frozen=True, eq=False)
+class Alibi:
+    slopes: jax.Array
+
+    def __call__(self, score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
         # In the score's dtype: in 16 bits long distances would be rounded.
-        return score - slopes[n].astype(score.dtype) * jnp.abs(t - s)
-
-    return score_mod
+        return score - self.slopes[n].astype(score.dtype) * jnp.abs(t - s)
 
 
 def relative_position(
@@ -89,17 +97,27 @@ def relative_position(
     exact = in_direction // 2
     max_distance = check_int("max_distance", max_distance, exact + 1)
     borders = _wide_bucket_borders(exact, in_direction - exact, max_distance)
+    return RelativePosition(table, exact, tuple(borders), in_direction if bidirectional else 0)
 
-    def score_mod(score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
-        distance = jnp.abs(t - s) if bidirectional else jnp.maximum(t - s, 0)
-        bucket = jnp.minimum(distance, exact)
-        for border in borders:
+
+@dataclass(frozen=True, eq=False)
+class RelativePosition:
+    table: jax.Array
+    exact: int
+    """Distances with a bucket each."""
+    borders: tuple[int, ...]
+    """Where the second and further of the wide buckets begin, in positions."""
+    first_after: int
+    """The first bucket of keys after the query; 0 without such buckets."""
+
+    def __call__(self, score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+        distance = jnp.abs(t - s) if self.first_after else jnp.maximum(t - s, 0)
+        bucket = jnp.minimum(distance, self.exact)
+        for border in self.borders:
             bucket += (distance >= border).astype(bucket.dtype)
-        if bidirectional:
-            bucket += jnp.where(s > t, in_direction, 0)
-        return score + table[bucket, n].astype(score.dtype)
-
-    return score_mod
+        if self.first_after:
+            bucket += jnp.where(s > t, self.first_after, 0)
+        return score + self.table[bucket, n].astype(score.dtype)
 
 
 def _wide_bucket_borders(first: int, count: int, last: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -34,20 +35,24 @@ def tree_mask(parents: ArrayLike, cache_length: ArrayLike = 0) -> MaskMod:
     known = known_values(table)
     if known is not None:
         _check_order(known)
-    length = RowNumber("cache_length", cache_length)
-    num_tokens = table.shape[-1]
-    first, last = _subtrees(table)
+    return TreeMask(*_subtrees(table), RowNumber("cache_length", cache_length))
 
-    def mask_mod(b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+
+@dataclass(frozen=True, eq=False)
+class TreeMask:
+    first: jax.Array
+    """The first and last number in the subtree of each token, [T] or [B, T]."""
+    last: jax.Array
+    length: RowNumber
+
+    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
         def of(numbers: jax.Array, token: Any) -> jax.Array:
             return numbers[b, token] if numbers.ndim == 2 else numbers[token]
 
-        token = s - length.of(b)
-        query = of(first, t)
-        is_seen = (of(first, token) <= query) & (query <= of(last, token))
-        return (token < 0) | ((token < num_tokens) & is_seen)
-
-    return mask_mod
+        token = s - self.length.of(b)
+        query = of(self.first, t)
+        is_seen = (of(self.first, token) <= query) & (query <= of(self.last, token))
+        return (token < 0) | ((token < self.first.shape[-1]) & is_seen)
 
 
 def _check_order(parents: np.ndarray) -> None:

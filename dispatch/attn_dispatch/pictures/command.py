@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import warnings
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,8 @@ def _mod(text: str) -> tuple[str, Any, str]:
     except (TypeError, ValueError) as error:
         told = str(error).removeprefix(f"{name}() ").removeprefix(f"{name}: ")
         raise argparse.ArgumentTypeError(f"{name}: {told}") from None
-    return mod.__name__, mod, text
+    has_score = len(inspect.signature(mod).parameters) == 5  # (score, b, n, t, s)
+    return "score_mod" if has_score else "mask_mod", mod, text
 
 
 def _value(node: ast.expr) -> Any:

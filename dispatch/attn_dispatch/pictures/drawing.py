@@ -31,6 +31,11 @@ _CELL = 0.17
 """Inches."""
 
 _DOTS_PER_INCH = 200
+_MOST_DOTS = 6000
+"""Along a side; a larger picture has fewer to the inch."""
+
+_MOST_NUMBERS = 2**14
+"""matplotlib takes 10 KB for each, and a second for some thousand."""
 _KINDS = (".svg", ".png")
 
 
@@ -40,7 +45,7 @@ def draw(figure: Figure, path: Path) -> None:
     The same matplotlib draws the same bytes. The file also says in characters what it shows.
 
     Raises:
-      ValueError: the name ends otherwise.
+      ValueError: the name ends otherwise, or there are too many numbers to draw.
     """
     if path.suffix.lower() not in _KINDS:
         raise ValueError(f"expected a file that ends with {' or '.join(_KINDS)}, got {path}")
@@ -63,7 +68,8 @@ def draw(figure: Figure, path: Path) -> None:
         said: dict[str, Any] = {"Description": figure.text()}
         if path.suffix.lower() == ".svg":
             said["Date"] = None
-        canvas.savefig(path, metadata=said, dpi=_DOTS_PER_INCH)
+        dots = min(_DOTS_PER_INCH, _MOST_DOTS / (max(width, height) * _CELL))
+        canvas.savefig(path, metadata=said, dpi=dots)
 
 
 def _width(panel: Panel) -> int:
@@ -73,6 +79,9 @@ def _width(panel: Panel) -> int:
 
 def _draw_panel(axes: Any, panel: Panel, left: float, top: float) -> None:
     picture = panel.picture
+    count = 0 if picture.numbers is None else int(picture.mask.sum())
+    if count > _MOST_NUMBERS:
+        raise ValueError(f"expected at most {_MOST_NUMBERS:,} numbers to draw, got {count:,}")
     axes.text(left, top - 1.3, panel.title, va="bottom", weight="bold")
     for color, cells in _cells(picture).items():
         squares = [_square(left + j, top + i) for i, j in np.argwhere(cells)]
@@ -89,8 +98,9 @@ def _draw_panel(axes: Any, panel: Panel, left: float, top: float) -> None:
         axes.scatter(left + columns + 0.5, top + rows + 0.5, s=4, color="white", linewidths=0,
                      clip_on=False)  # fmt: skip
         return
+    numbers = np.asarray(picture.numbers)
     for i, j in np.argwhere(picture.mask):
-        number = shortened(picture.numbers[i, j])
+        number = shortened(numbers[i, j])
         axes.text(left + j + 0.5, top + i + 0.5, number, color="white", **_CENTRED)
 
 

@@ -77,13 +77,14 @@ def main(args: argparse.Namespace) -> None:
             unknown = " ".join(args.arguments)
             raise ValueError(f"{args.file} holds calls; unknown: {unknown}")
         else:
-            calls, device = calls_in(args.file), default_device()
+            calls = calls_in(args.file)
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {said(error)}") from error
     _tell_where(kept)
     if calls is None:
         _tune_script(args, kept)
         return
+    device = default_device()
     with settings.tuning(args.seconds):
         is_tuned = _tune_calls(calls, device, is_inference=args.inference)
     if not is_tuned:

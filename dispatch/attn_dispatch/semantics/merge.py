@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 _MOST_ONE_BY_ONE = 16
 """Parts that are added up one after the other, in one kernel; sums over an axis are one each."""
@@ -34,14 +35,11 @@ def merged(
             f"merge: expected out {list(shapes[0])} and lse {list(rows)} of both, got "
             f"{', '.join(str(list(x)) for x in shapes)}"
         )
-    lse = jnp.logaddexp(lse_a, lse_b)
-    is_dead = lse == -jnp.inf
-
-    def share(out: jax.Array, part: jax.Array) -> jax.Array:
-        weight = jnp.exp(part - jnp.where(is_dead, 0, lse))[..., None]
-        return jnp.where(weight == 0, 0, out.astype(lse.dtype) * weight)
-
-    return (share(out_a, lse_a) + share(out_b, lse_b)).astype(out_a.dtype), lse
+    each, lse = shares([lse_a, lse_b])
+    parts = (
+        _weighted(out.astype(lse.dtype), x) for out, x in zip((out_a, out_b), each, strict=True)
+    )
+    return functools.reduce(jnp.add, parts).astype(out_a.dtype), lse
 
 
 def merged_parts(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -51,25 +49,44 @@ def merged_parts(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
     if (parts := lse.shape[1]) <= _MOST_ONE_BY_ONE:
         each, lse = shares([lse[:, i] for i in range(parts)])
-        found = (
-            jnp.where(x > 0, out[:, i] * x, 0) for i, x in enumerate(y[..., None] for y in each)
-        )
-        return functools.reduce(jnp.add, found), lse
+        return functools.reduce(jnp.add, (_weighted(out[:, i], x) for i, x in enumerate(each))), lse
     top = lse.max(axis=1, keepdims=True)
-    weight = jnp.exp(lse - jnp.where(top == -jnp.inf, 0, top))
+    weight = _weight(lse, top)
     total = weight.sum(axis=1, keepdims=True)
-    share = (weight / jnp.where(total == 0, 1, total))[..., None]
-    out = jnp.where(share > 0, out * share, 0).sum(axis=1)
-    return out, (top + jnp.log(total))[:, 0]
+    out = _weighted(out, weight / jnp.where(total == 0, 1, total)).sum(axis=1)
+    return out, _lse(top, total)[:, 0]
 
 
 def shares(lse: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
-    """Of each of a few parts, of which this is lse or a single score: its share of the softmax over
-    all of them; and their lse. Said part by part, which XLA makes one kernel of.
+    """The share of each of a few parts in the softmax over all of them, and the lse of all.
 
-    Without keys in any part the shares are 0 and lse is -inf.
+    `lse` has the lse of each part, or a single score. It is written part by part, which XLA makes
+    one kernel of. Without keys in any part the shares are 0 and lse is -inf; their gradients are 0.
     """
     top = functools.reduce(jnp.maximum, lse)
-    weights = [jnp.exp(x - jnp.where(top == -jnp.inf, 0, top)) for x in lse]
+    weights = [_weight(x, top) for x in lse]
     total = functools.reduce(jnp.add, weights)
-    return [x / jnp.where(total == 0, 1, total) for x in weights], top + jnp.log(total)
+    return [x / jnp.where(total == 0, 1, total) for x in weights], _lse(top, total)
+
+
+# A derivative is multiplied by 0 where a result is replaced, and 0 · inf and 0 · NaN are NaN: so
+# what would be -inf or NaN is replaced before it is computed with.
+
+
+def _weight(lse: jax.Array, top: jax.Array) -> jax.Array:
+    """exp(lse - top), 0 for a part without keys. The results do not depend on what `top` is."""
+    is_dead = lse == -jnp.inf
+    top = lax.stop_gradient(jnp.where(top == -jnp.inf, 0, top))
+    return jnp.where(is_dead, 0, jnp.exp(jnp.where(is_dead, 0, lse) - top))
+
+
+def _lse(top: jax.Array, total: jax.Array) -> jax.Array:
+    is_dead = total == 0
+    lse = lax.stop_gradient(top) + jnp.log(jnp.where(is_dead, 1, total))
+    return jnp.where(is_dead, -jnp.inf, lse)
+
+
+def _weighted(out: jax.Array, share: jax.Array) -> jax.Array:
+    """out [..., V] times share [...]; 0 where that is 0, whatever out is."""
+    share = share[..., None]
+    return jnp.where(share == 0, 0, out) * share

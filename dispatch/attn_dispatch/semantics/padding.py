@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.spec import AttentionSpec
+
 
 def round_up(size: int, multiple: int) -> int:
     """The smallest multiple that is at least `size`."""
@@ -19,6 +21,19 @@ def pad_last(x: jax.Array, size: int) -> jax.Array:
     """
     missing = size - x.shape[-1]
     return x if missing == 0 else jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+
+
+def padded_bytes(spec: AttentionSpec, head_dim: int, head_dim_v: int) -> int:
+    """Bytes of the copies of a call's arrays, and of its gradients, with these head dims."""
+    queries = spec.batch * spec.seq_len_q * spec.num_heads
+    keys = spec.batch * spec.seq_len_kv * spec.num_kv_heads
+    times = 2 if spec.is_backward else 1  # gradients as well, and out with out_grad
+    columns = 0
+    if head_dim != spec.head_dim:
+        columns += (times * queries + (0 if spec.is_paged else times * keys)) * head_dim
+    if head_dim_v != spec.head_dim_v:
+        columns += (times * queries + (0 if spec.is_paged else times * keys)) * head_dim_v
+    return columns * jnp.dtype(spec.dtype).itemsize
 
 
 def prepend(x: jax.Array, count: int, *, axis: int, value: float) -> jax.Array:

@@ -14,6 +14,7 @@ from attn_dispatch.aiter.build import flags, install, ninja, progress, toolchain
 from attn_dispatch.aiter.build.errors import BuildError
 from attn_dispatch.aiter.build.generate import Filters, Sources, generate
 from attn_dispatch.aiter.build.ninja import Library
+from attn_dispatch.terminal.folder import made_folder
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.progress import waiting
 from attn_dispatch.terminal.wrong import at_least, said
@@ -103,13 +104,13 @@ def add_parser(commands: Commands, help: str) -> None:
 def main(args: argparse.Namespace) -> None:
     """Build for each architecture; a failure ends the process with a sentence."""
     try:
-        root = args.out.resolve() if args.out else aiter_folder.root()
+        root = made_folder(args.out).resolve() if args.out else aiter_folder.root()
         filters = Filters.parse(
             args.filter, args.filter_forward, args.filter_backward, args.filter_split_kv
         )
         for arch in dict.fromkeys(args.archs):
             build(arch, root / arch, filters, args.jobs or default_jobs())
-    except (BuildError, OSError) as error:
+    except (BuildError, OSError, ValueError) as error:
         sys.exit(f"error: {said(error)}")
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on from here.", file=sys.stderr)

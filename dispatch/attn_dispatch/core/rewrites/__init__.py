@@ -28,11 +28,13 @@ from attn_dispatch.core.rewrites.dense import BandAsMask, MaskAsBias, SequencesA
 from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.empty import NoScores
 from attn_dispatch.core.rewrites.in_parts import InParts
+from attn_dispatch.core.rewrites.large import parts_of_a_large_call
 from attn_dispatch.core.rewrites.mask_as_lengths import MaskModAsLengths
 from attn_dispatch.core.rewrites.mask_from_out import MaskFromOut
 from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap, ScoreModAsSlopes
 from attn_dispatch.core.rewrites.mods_as_arrays import MaskModAsMask, SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
+from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
 from attn_dispatch.core.rewrites.padded import PackedAsPadded
 from attn_dispatch.core.rewrites.rewrite import (
     Arrays,
@@ -68,8 +70,11 @@ _FOR_DECODING: tuple[Rewrite, ...] = (
 
 _PREFERRED: tuple[Rewrite, ...] = (MaskModAsLengths(),)
 
+_FROM_THE_TOP_LEFT: tuple[Rewrite, ...] = (OneDiagonal(),)
+
 REWRITES: tuple[Rewrite, ...] = (
     *_PREFERRED,
+    *_FROM_THE_TOP_LEFT,
     _OF_THE_CALLERS_BIAS,
     NoScores(),
     CallForEachKey(),
@@ -99,22 +104,28 @@ REWRITES: tuple[Rewrite, ...] = (
 )
 """Those that cost least first, and before those that need what they make."""
 
+ONE_BY_ONE: tuple[Rewrite, ...] = (InParts("batch", 1), InParts("heads", 1))
+"""What `Settings.first_rewrite` may be as well. Parts of other sizes are chosen for a call."""
+
 Reasons = Callable[[AttentionSpec], tuple[str, ...]]
 
-Parts = Callable[[Sequence[AttentionSpec]], tuple[InParts, ...]]
-"""In which parts a kernel is asked for calls that it runs, which must agree; () is as they are."""
 
-
-def preferred(*, has_decoding_kernel: bool) -> tuple[Rewrite, ...]:
+def preferred(
+    *, has_decoding_kernel: bool, skips_from_bottom_right: bool = True
+) -> tuple[Rewrite, ...]:
     """Those that are taken wherever they bring no reason: with them kernels do less."""
-    return _PREFERRED + (_FOR_DECODING if has_decoding_kernel else ())
+    for_windows = () if skips_from_bottom_right else _FROM_THE_TOP_LEFT
+    return _PREFERRED + for_windows + (_FOR_DECODING if has_decoding_kernel else ())
+
+
+Step = tuple[Rewrite, AttentionSpec]
 
 
 @dataclass(frozen=True)
 class Chain:
     """The rewrites that bring a call to the kernel, each with the call that it rewrites."""
 
-    steps: tuple[tuple[Rewrite, AttentionSpec], ...]
+    steps: tuple[Step, ...]
     """And of one that wants another call beside its inner one how that goes: `beside`."""
     spec: AttentionSpec
     """The call that the kernel is asked for."""
@@ -122,8 +133,15 @@ class Chain:
     """Why it does not run that one either."""
     beside: tuple[tuple[AttentionSpec, Chain], ...] = ()
     """The calls that some of the rewrites want beside."""
+    undivided: AttentionSpec | None = None
+    """The last call before the limit on scratch memory divided it, if it did."""
     limit: str = ""
-    """What the limit on scratch memory did, if anything."""
+    """What the limit did, if anything."""
+
+    @property
+    def first(self) -> AttentionSpec:
+        """The call that was rewritten."""
+        return self.steps[0][1] if self.steps else self.spec
 
     @property
     def may_fall_back(self) -> bool:
@@ -136,9 +154,8 @@ class Chain:
 
     def compute(self, operands: Arrays, kernel: Compute, xla: Compute) -> tuple:
         """The results of the call that was rewritten, in order."""
-        first = self.steps[0][1] if self.steps else self.spec
         results = self._step(0, operands, kernel, xla)
-        return tuple(results[name] for name in first.result_names)
+        return tuple(results[name] for name in self.first.result_names)
 
     def _step(self, i: int, operands: Arrays, kernel: Compute, xla: Compute) -> Arrays:
         if i == len(self.steps):
@@ -155,12 +172,17 @@ class Chain:
         return {name: results[name] for name in spec.result_names}
 
 
+Parts = Callable[[Sequence[Chain]], tuple[InParts, ...]]
+"""In which parts a kernel is asked for the calls that it runs by these chains, in the same parts
+for all of them; () is as they are."""
+
+
 def rewritten(
     spec: AttentionSpec,
     reasons_against: Reasons,
     *,
     preferred: Sequence[Rewrite] = (),
-    parts: Parts = lambda specs: (),
+    parts: Parts = lambda chains: (),
     may_fall_back: bool = True,
     first: str | None = None,
 ) -> Chain:
@@ -184,7 +206,7 @@ def rewritten(
     )
     if not spec.options.dropout_rate:
         chain = chain_of(spec, moves=None)
-        return chain if chain.reasons else in_parts(chain, parts([chain.spec]))
+        return chain if chain.reasons else in_parts(chain, parts([chain]))
     # Where the mask is drawn is decided by one call, for both directions and for whoever wants to
     # see the mask; and so are parts, by that call with all its gradients.
     forward = forward_of(spec)
@@ -196,11 +218,11 @@ def rewritten(
     wanted = forward.options.differentiable
     backward = forward.backward(backward_options(forward.options, wanted, has_lse_grad=False))
     both = (first_chain, chain_of(backward, moves=moves))
-    return in_parts(chain, parts([x.spec for x in both if not x.reasons]))
+    return in_parts(chain, parts([x for x in both if not x.reasons]))
 
 
 def in_parts(chain: Chain, steps: Sequence[InParts]) -> Chain:
-    """The chain with its last call in parts, if any, each of them in those that follow."""
+    """The chain with its last call in parts, if any, each divided further as the next one says."""
     spec, taken, beside = chain.spec, list(chain.steps), dict(chain.beside)
     for i, step in enumerate(steps):
         inner = step.inner(spec)
@@ -209,7 +231,29 @@ def in_parts(chain: Chain, steps: Sequence[InParts]) -> Chain:
             beside[rest] = in_parts(Chain((), rest, ()), steps[i + 1 :])
         taken.append((step, spec))
         spec = inner
-    return replace(chain, steps=tuple(taken), spec=spec, beside=tuple(beside.items()))
+    undivided = chain.spec if steps else None
+    return replace(
+        chain, steps=_merged(taken), spec=spec, beside=tuple(beside.items()), undivided=undivided
+    )
+
+
+def _merged(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Parts of parts along one axis as the smaller parts of the whole: a loop within a loop would
+    hold what both of them take."""
+    merged: list[Step] = []
+    for step, spec in steps:
+        last, outer = merged[-1] if merged else (None, spec)
+        if (
+            isinstance(step, InParts)
+            and isinstance(last, InParts)
+            and step.axis == last.axis
+            and step.inner(outer) == step.inner(spec)
+            and step.beside(outer) is None
+        ):
+            merged[-1] = (step, outer)
+        else:
+            merged.append((step, spec))
+    return tuple(merged)
 
 
 def _chain(
@@ -238,7 +282,7 @@ def _chain(
             )
         return left + tuple(x for x in others[other].reasons if x not in left)
 
-    for rewrite in REWRITES:
+    for rewrite in (*REWRITES, *ONE_BY_ONE):
         inner = rewrite.inner(spec) if rewrite.name == first else None
         if inner is not None:
             reasons_of(rewrite, spec, inner)
@@ -260,6 +304,21 @@ def _chain(
             spec, reasons = inner, left
     while before < len(steps):
         before = len(steps)
+        for parts_of_it in parts_of_a_large_call(spec):
+            is_wanted = moves is not None and all(x.name in moves for x in parts_of_it)
+            if not is_wanted and (moves is not None or not reasons):
+                continue
+            divided, inner, left = [], spec, ()
+            for step in parts_of_it:
+                divided.append((step, inner))
+                outer, inner = inner, step.inner(inner)
+                if inner is None:
+                    break
+                left = reasons_of(step, outer, inner)
+            if inner is not None and (is_wanted or not set(reasons) <= set(left)):
+                steps += divided
+                spec, reasons = inner, left
+                break
         for rewrite in REWRITES:
             if rewrite is _OF_THE_CALLERS_BIAS and (steps or not may_fall_back):
                 continue  # what another one made of it is not worth a look

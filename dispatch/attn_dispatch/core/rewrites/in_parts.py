@@ -1,4 +1,4 @@
-"""A call in parts, one after the other in a loop: of batch rows, or of kv heads with their queries.
+"""A call in parts, one after the other in a loop: of batch rows, or of heads.
 
 A kernel's scratch memory, its launch grid and its strides grow with the batch and the heads of the
 call that it is given. In parts it is given smaller ones. Gradients of what parts share, a bias for
@@ -31,22 +31,25 @@ _STARTS = ("mods_start", "dropout_start")
 class InParts:
     axis: Axis
     size: int
-    """Batch rows, or kv heads, of a part. The last part of a batch may have fewer."""
+    """Batch rows, or query heads, of a part. The last part of a batch may have fewer."""
     # Each part draws from a key of its own.
     moves_dropout: bool = True
 
     @property
     def name(self) -> str:
-        what = "batch rows" if self.axis == "batch" else "kv heads"
-        return f"in parts of {self.size} {what}, one after the other"
+        unit = "batch row" if self.axis == "batch" else "head"
+        return f"in parts of {self.size} {unit}{'s' * (self.size > 1)}, one after the other"
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
         whole = length_of(spec, self.axis)
         if not isinstance(whole, int) or not 0 < self.size < whole:
             return None
         if self.axis == "heads":
-            return None if whole % self.size else self._part(spec, self.size)
-        return self._part(spec, self.size) if _keeps_copies_whole(spec, self.size) else None
+            group = spec.num_heads // spec.num_kv_heads
+            keeps_whole = not (whole % self.size or (self.size % group and group % self.size))
+        else:
+            keeps_whole = _keeps_copies_whole(spec, self.size)
+        return self._part(spec, self.size) if keeps_whole else None
 
     def beside(self, spec: AttentionSpec) -> AttentionSpec | None:
         rest = length_of(spec, self.axis) % self.size
@@ -56,6 +59,7 @@ class InParts:
         """Bytes of what the loop holds beside the call of a part: that call's operands and results,
         and the sums of gradients."""
         inner = self._part(spec, self.size)
+        held: list[tuple[tuple[int, ...], Any]]
         held = [(x.shape, x.dtype) for x in inner.operands if self._division(spec, x.name)]
         held += [(x.shape, x.dtype) for x in inner.results]
         for name, x in zip(spec.result_names, spec.results, strict=True):
@@ -68,7 +72,9 @@ class InParts:
         assert inner is not None
         results = dict(zip(spec.result_names, spec.results, strict=True))
         state = {
-            name: jnp.zeros(x.shape, _wide(x.dtype) if self._is_summed(spec, name) else x.dtype)
+            name: jnp.zeros(x.shape, _wide(x.dtype))
+            if self._is_summed(spec, name)
+            else lax.empty(x.shape, x.dtype)
             for name, x in results.items()
         }
 
@@ -89,7 +95,7 @@ class InParts:
         return {name: x.astype(results[name].dtype) for name, x in state.items()}
 
     def _part(self, spec: AttentionSpec, size: int) -> AttentionSpec:
-        """The call of so many batch rows or kv heads."""
+        """The call of so many batch rows or heads."""
         arrays: dict[str, tuple[tuple[int, ...], str]] = {}
         for x in spec.operands:
             if division := self._division(spec, x.name):
@@ -103,7 +109,7 @@ class InParts:
     def _operands(
         self, spec: AttentionSpec, operands: Arrays, first: Index, part: AttentionSpec
     ) -> Arrays:
-        """The operands of a part that begins with batch row or kv head `first`."""
+        """The operands of a part that begins with batch row or head `first`."""
         taken, size = dict(operands), length_of(part, self.axis)
         for name, x in operands.items():
             if division := self._division(spec, name):
@@ -118,7 +124,7 @@ class InParts:
     def _moved(self, spec: AttentionSpec, name: str, first: Index) -> Index:
         """By how much a part's first row or head lies after that of its entry of an operand."""
         if self.axis == "heads":
-            return first * _group(spec)
+            return first
         division = self._division(spec, name) if spec.has(name) else None
         return first if division is None else first % division.rows
 
@@ -142,20 +148,20 @@ class InParts:
     def _is_summed(self, spec: AttentionSpec, name: str) -> bool:
         """Whether several parts have a share in an entry of a gradient."""
         division = self._division(spec, name)
-        return spec.is_backward and (division is None or division.rows > 1)
+        return spec.is_backward and (division is None or division.rows > self.size)
 
     def _division(self, spec: AttentionSpec, name: str) -> _Division | None:
         """How parts divide an operand or result; None: they share all of it."""
-        letters = LAYOUTS.get(name, "b").split()
         shape = spec.shape(name) if spec.has(name) else None
         if self.axis == "batch":
             entries = spec.batch if shape is None else shape[0]
-            return None if entries == 1 else _Division(0, rows=spec.batch // entries)
-        if "k" in letters:
-            return _Division(letters.index("k"))
-        if "n" not in letters or (shape is not None and shape[letters.index("n")] == 1):
-            return None
-        return _Division(letters.index("n"), entries=_group(spec))
+            return None if entries == 1 else _Division(0, spec.batch // entries)
+        for axis, letter in enumerate(LAYOUTS.get(name, "").split()):
+            if letter == "k":
+                return _Division(axis, spec.num_heads // spec.num_kv_heads)
+            if letter == "n" and (shape is None or shape[axis] > 1):
+                return _Division(axis, 1)
+        return None
 
 
 @dataclass(frozen=True)
@@ -163,24 +169,22 @@ class _Division:
     """One axis of an array, divided among the parts."""
 
     axis: int
-    entries: int = 1
-    """Entries that belong to each batch row or kv head."""
-    rows: int = 1
-    """Batch rows to which each entry belongs."""
+    rows: int
+    """Batch rows, or query heads, to which each entry belongs."""
 
     def start(self, first: Index) -> Index:
-        return first * self.entries // self.rows
+        return first // self.rows
 
     def length(self, size: int) -> int:
-        return max(size * self.entries // self.rows, 1)
+        return max(size // self.rows, 1)
 
     def take(self, x: jax.Array, first: Index, size: int) -> jax.Array:
         return lax.dynamic_slice_in_dim(x, self.start(first), self.length(size), self.axis)
 
 
 def length_of(spec: AttentionSpec, axis: Axis) -> int:
-    """What there is to divide: batch rows or kv heads."""
-    return spec.batch if axis == "batch" else spec.num_kv_heads
+    """What there is to divide: batch rows or query heads."""
+    return spec.batch if axis == "batch" else spec.num_heads
 
 
 def _keeps_copies_whole(spec: AttentionSpec, size: int) -> bool:
@@ -191,11 +195,6 @@ def _keeps_copies_whole(spec: AttentionSpec, size: int) -> bool:
     each = [spec.batch // number for number in numbers]
     is_whole = all(size % rows == 0 or rows % size == 0 for rows in each)
     return is_whole and not (numbers and spec.batch % size)
-
-
-def _group(spec: AttentionSpec) -> int:
-    """Query heads of a kv head."""
-    return spec.num_heads // spec.num_kv_heads
 
 
 def _wide(dtype: Any) -> np.dtype:

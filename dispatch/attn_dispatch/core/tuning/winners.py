@@ -149,14 +149,18 @@ def _add(file: Path, found: Mapping[str, Winner]) -> None:
 def not_writable(file: Path) -> str:
     """Why no winners can be kept there; empty if they can, as far as one can tell."""
     try:
-        if stat.S_ISREG(file.stat().st_mode):
-            return ""
-        return f"{file} is no file that winners can be kept in"
-    except (FileNotFoundError, NotADirectoryError):
+        if file.exists():
+            return "" if file.is_file() else f"{file} is no file that winners can be kept in"
+        if file.is_symlink():
+            file.stat()  # an error of a link to itself
+    except FileNotFoundError:
         pass
     except OSError as error:
         return said(error)
-    folder = next((x for x in Path(os.path.abspath(file)).parents if x.exists()), Path("/"))
+    try:
+        folder = next(x for x in file.absolute().parents if x.exists())
+    except OSError as error:  # the process is in a folder that has been removed
+        return f"{file}: {said(error)}"
     if folder.is_dir() and os.access(folder, os.W_OK):
         return ""
     return f"{folder} is no folder that winners can be written to"

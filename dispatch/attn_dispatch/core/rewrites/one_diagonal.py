@@ -1,0 +1,119 @@
+"""The backward pass of a window from the bottom right, with queries and keys on one diagonal.
+
+cuDNN's backward pass skips keys left of a window that is counted from the top left, and none of
+one that is counted from the bottom right: 65,536 queries on 131,072 keys in a window of 4,096 take
+681 ms, with lengths or without, and 28 ms like this (H200, 9.19;
+benchmarks/window_with_lengths.py).
+
+So the keys that the window reaches are copied, and queries are moved to the rows of the keys that
+they stand at. Rows before the first query are zeros, whose gradients are 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.rewrite import AS_ROWS, LENGTHS, Arrays, Calls, changed, for_
+from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.row_ids import is_packed, row_lengths
+
+_QUERY_ROWS = ("query", "out", "out_grad")
+_KEY_ROWS = ("key", "value")
+_BY_HEAD = ("lse", "lse_grad")
+"""Arrays [B, N, T]."""
+_CANNOT_GO = ("bias", "mask", "window", "alibi_slopes", "dropout_key")
+"""Operands of pairs, or by which the kernel counts from the top left already."""
+
+_NO_WEIGHT = 1e30
+"""As lse of a row before the first query: exp(score - lse) is 0, and so that of a sink."""
+
+_TILE = 128
+"""Rows that are added to the queries, a multiple of these."""
+_COPIED_ROW = 300
+"""Pairs of a query and a key that take as long as the copies of a row (H200: 30 and 0.1 ns)."""
+_LEAST_SAVED = 1.5
+"""How many times as long the kernel takes at least. Lengths may leave it less than it seems."""
+
+
+@dataclass(frozen=True)
+class OneDiagonal:
+    name: str = "window from the bottom right: queries and keys on one diagonal"
+    moves_dropout: bool = True
+
+    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+        o, (left, right) = spec.options, spec.band
+        if not spec.is_backward or is_packed(spec) or spec.is_empty or o.mods:
+            return None
+        if o.causal_alignment != "bottom_right" or any(map(spec.has, _CANNOT_GO)):
+            return None
+        # A query before the first key sees none. With keys on its right it might see some.
+        if left is None or right != 0:
+            return None
+        rows = _rows(spec, left)
+        if _LEAST_SAVED * _cost(rows, left) > _all_left(spec.seq_len_q, spec.seq_len_kv):
+            return None
+        arrays: dict[str, tuple[tuple[int, ...], str]] = {}
+        for x in spec.operands:
+            if x.name in _QUERY_ROWS + _KEY_ROWS:
+                arrays[x.name] = ((spec.batch, rows, *x.shape[2:]), x.dtype)
+            elif x.name in _BY_HEAD:
+                arrays[x.name] = ((*x.shape[:2], rows), x.dtype)
+        has_lengths = any(map(spec.has, LENGTHS))
+        if has_lengths:
+            arrays |= {name: ((spec.batch,), "int32") for name in LENGTHS}
+        as_rows = {**AS_ROWS, "heads_first_q": False, "same_lengths": has_lengths}
+        return changed(spec, arrays=arrays, causal_alignment="top_left", **as_rows)
+
+    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+        inner = self.inner(spec)
+        assert inner is not None
+        rows = inner.seq_len_q
+        queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
+        first_key = jnp.maximum(keys - rows, 0)
+        first_query = first_key - (keys - queries)
+        given = dict(operands)
+        for name, x in operands.items():
+            if name in _QUERY_ROWS:
+                given[name] = _part(x, first_query, rows)
+            elif name in _KEY_ROWS:
+                given[name] = _part(x, first_key, rows)
+            elif name in _BY_HEAD:
+                filler = _NO_WEIGHT if name == "lse" else 0
+                by_row = _part(x.swapaxes(1, 2), first_query, rows, filler)
+                given[name] = by_row.swapaxes(1, 2)
+        given |= dict.fromkeys(LENGTHS, jnp.minimum(keys, rows))
+        results = dict(calls.kernel(inner, for_(inner, given)))
+        for name, x in results.items():
+            if name == "query":
+                results[name] = _part(x, -first_query, spec.seq_len_q)
+            elif name in _KEY_ROWS:
+                results[name] = _part(x, -first_key, spec.seq_len_kv)
+        return results
+
+
+def _rows(spec: AttentionSpec, left: int) -> int:
+    """Rows from the first key that some query reaches to the last one."""
+    return min(spec.seq_len_q + round_up(left, _TILE), spec.seq_len_kv)
+
+
+def _cost(rows: int, left: int) -> int:
+    """Pairs inside of the window, and the copies."""
+    width = min(left + 1, rows)
+    return rows * width - width * (width - 1) // 2 + _COPIED_ROW * rows
+
+
+def _all_left(t: int, s: int) -> int:
+    """Pairs of each of T queries, the last ones of S keys, and every key up to its own."""
+    first = max(s - t, 0)
+    return t * first + (s - first) * (s - first + 1) // 2
+
+
+def _part(x: jax.Array, first: jax.Array, rows: int, filler: float = 0) -> jax.Array:
+    """So many rows of x [B, L, ...] from first [B] on, filled up where x has none."""
+    at = first[:, None] + jnp.arange(rows, dtype=jnp.int32)
+    at = jnp.where(at < 0, x.shape[1], at)  # an index below 0 counts from the end
+    return jax.vmap(lambda row, i: row.at[i].get(mode="fill", fill_value=filler))(x, at)

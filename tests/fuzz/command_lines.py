@@ -1,0 +1,230 @@
+"""Command lines drawn from the real parsers' options, in a folder of files that may be anything.
+
+What would take long is replaced: a suite that runs, a benchmark, a contest, a build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from unittest import mock
+
+from attn_dispatch import cli
+from attn_dispatch.aiter.build import command as build_command
+from attn_dispatch.aiter.build.errors import BuildError
+from attn_dispatch.bench import command as bench_command
+from attn_dispatch.conformance import command as verify_command
+from attn_dispatch.cudnn import plan_store
+from attn_dispatch.pictures import command as mask_command
+from attn_dispatch.planning import tune as tune_command
+from fuzz import mutations, strange_files
+from fuzz.call_notation import LINES, NUMBERS, WRITTEN
+
+assert mask_command  # imported before the first draw, whose time is limited
+with contextlib.suppress(ImportError):
+    import attn_dispatch.bench.plots
+    import attn_dispatch.conformance.plots
+    import attn_dispatch.pictures.drawing  # noqa: F401
+
+_ROOT = Path(__file__).parents[2]
+_PARSER = cli.parser()
+_COMMANDS: dict[str, argparse.ArgumentParser] = next(
+    x.choices  # type: ignore[misc]
+    for x in _PARSER._actions
+    if isinstance(x, argparse._SubParsersAction)
+)
+
+_PATHS = (
+    "calls.json", "altered.json", "report.json", "bench.json", "strange.json", "script.py",
+    "calls", "folder", "folder/new", "new", "new.svg", "new.png", "nowhere/at/all", "script.py/x",
+    ".", "", "/", "/dev/null", "/dev/zero", "/dev/full", "/proc/self/x", "~", "x" * 300, "µ",
+    "\udcff.json", "device.json",
+)  # fmt: skip
+_RIGHT = {
+    "target": ("h100", "mi300x", "cpu", "a100", "sm100"),
+    "implementation": ("xla", "cudnn", "aiter"),
+    "grids": ("dense", "small"), "directions": ("forward",), "shell": ("bash", "zsh", "fish"),
+    "archs": ("gfx942", "gfx950"), "local_window_size": ("4", "4,0", "none,0", "-1,-1"),
+    "seq": ("8", "5,8", "16", "64"), "lengths": ("4,6",), "segments": ("1,1,2,2,0,0,0,0",),
+    "key_segments": ("1,1,1,1,2,2,2,2",), "max_segments": ("8",), "scale": ("0.5",),
+    "logits_soft_cap": ("30",), "dropout_rate": ("0.1",), "cases": ("window/*", "", "*_d64_*"),
+    "mod": ("chunked_window(4)", "prefix_lm([3])", "causal()", "soft_cap(3.0)"),
+    "cells": ("d128*",), "peers": ("ours*",), "random": ("0", "3"), "seed": ("1", "0"),
+    "jobs": ("1",), "rounds": ("1",), "seconds": ("1",), "time_limit": ("1",),
+}  # fmt: skip
+"""By an option's destination, values that mean something."""
+
+_VARIABLES = {
+    "ATTN_DISPATCH_TARGET": ("h100", "x", "sm90,sm80", "{", "device.json", "altered.json"),
+    "ATTN_DISPATCH_FALLBACK": ("error", "x"),
+    "ATTN_DISPATCH_CHECK": ("1", "x"),
+    "ATTN_DISPATCH_REWRITES": ("0", "x"),
+    "ATTN_DISPATCH_SHARDED_DROPOUT": ("same", "x"),
+    "ATTN_DISPATCH_TUNING": ("5", "off", "-1", "x", "nan"),
+    "ATTN_DISPATCH_PLANS": ("plans", "calls.json", "calls.json/x", "/dev/null", "~x", "off"),
+    "ATTN_DISPATCH_WINNERS": ("kept.json", "strange.json", "folder", "calls.json/x", "off"),
+    "COLUMNS": ("0", "40", "100000", "x"),
+}
+_LARGEST_RANDOM = 50
+"""Drawn cases that are listed; more would only take longer."""
+
+
+def draw(seed: int) -> str:
+    """One command line: its command and how it ended."""
+    random = Random(seed)
+    words = _words(random)
+    drawn = {x: random.choice(y) for x, y in _VARIABLES.items() if random.random() < 0.03}
+    kept = {"ATTN_DISPATCH_PLANS": "plans", "ATTN_DISPATCH_WINNERS": "kept.json"}
+    variables = kept | drawn
+    out, err = io.StringIO(), io.StringIO()
+    with _folder(random), _without_work(), mock.patch.dict(os.environ, variables):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ended = _ended(words)
+    try:
+        assert "Traceback" not in out.getvalue() + err.getvalue()
+        if isinstance(ended, str):
+            assert ended.startswith("error: ") and 7 < len(ended) < 3000, ended
+            return f"{_command(words)}: an error"
+        assert ended in (None, 0, 1, 2), ended
+        assert ended != 2 or "usage: attn-dispatch" in err.getvalue()
+    except AssertionError as error:
+        raise AssertionError(f"{words} {variables}: {error}") from None
+    return f"{_command(words)}: {'usage' if ended == 2 else 'done'}"
+
+
+def _ended(words: list[str]) -> str | int | None:
+    try:
+        cli.main(words)
+    except SystemExit as stop:
+        assert stop.code is None or isinstance(stop.code, str | int)
+        return stop.code
+    except Exception as error:
+        raise AssertionError(f"{words}: {error!r}") from error
+    return None
+
+
+def _command(words: list[str]) -> str:
+    return words[0] if words and words[0] in _COMMANDS else "none"
+
+
+def _words(random: Random) -> list[str]:
+    if random.random() < 0.03:
+        return [random.choice(("", "x", "--help", "--version", "-h", "expl"))]
+    name = random.choice([*_COMMANDS])
+    words = [name]
+    for action in _COMMANDS[name]._actions:
+        if isinstance(action, argparse._HelpAction):
+            continue
+        is_needed = action.required or not action.option_strings
+        if random.random() < (0.95 if is_needed else 0.15):
+            words += _given(random, name, action)
+    if random.random() < 0.05:
+        words.insert(
+            random.randrange(len(words) + 1), random.choice((*NUMBERS[:20], "--", "-x", "--x"))
+        )
+    return words
+
+
+def _given(random: Random, name: str, action: argparse.Action) -> list[str]:
+    option = action.option_strings[:1]
+    if action.nargs == 0:
+        return option
+    if action.dest == "call":
+        return [random.choice((*LINES, *LINES, "calls.json", "altered.json", *_PATHS, *NUMBERS))]
+    right: tuple[str, ...] = _RIGHT.get(action.dest, ())
+    if action.type is Path or action.dest in ("repeat", "out", "plot", "file", "torch_python"):
+        right = _PATHS
+    kind = random.random()
+    if kind < 0.75 and right:
+        value = random.choice(right)
+    elif action.dest in ("random",):
+        value = random.choice(("x", "-1", "1.5", str(_LARGEST_RANDOM)))
+    else:
+        value = random.choice(NUMBERS)
+    return [*option, value.replace("\0", "")]  # which no process can be given
+
+
+class _Started(SystemExit):
+    """What would take long has been started: all that was asked for is right."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__(0)
+
+
+@contextlib.contextmanager
+def _without_work() -> Iterator[None]:
+    def started(*_: object, **__: object) -> None:
+        raise _Started
+
+    def not_built(*_: object, **__: object) -> None:
+        raise BuildError("there is no compiler")
+
+    with contextlib.ExitStack() as stack:
+        for module, function, instead in (
+            (verify_command, "run", started),
+            (bench_command, "present", started),
+            (tune_command, "_tune_script", started),
+            (tune_command.contest, "hold", lambda *_: None),
+            (build_command, "build", not_built),
+            (plan_store, "plan", lambda *_: ("an engine", 0)),
+        ):
+            stack.enter_context(mock.patch.object(module, function, instead))
+        yield
+
+
+@contextlib.contextmanager
+def _folder(random: Random) -> Iterator[None]:
+    """A folder of files to name, which one time in fifty is gone when the command starts."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "folder").mkdir()
+        calls = json.dumps(WRITTEN).encode()
+        for file in ("calls.json", "calls"):
+            (folder / file).write_bytes(calls)
+        (folder / "script.py").write_text("print(1)")
+        reports = [*(_ROOT / "tests/gpu/results").glob("*.json")]
+        benches = [*(_ROOT / "benchmarks/results").glob("bench*.json")]
+        source = random.choice((WRITTEN, _report(random, reports), _report(random, benches)))
+        (folder / "altered.json").write_bytes(mutations.json_text(random, source))
+        for file, real in (("report.json", reports), ("bench.json", benches)):
+            (folder / file).write_bytes(mutations.json_text(random, _report(random, real)))
+        devices = [*(_ROOT / "dispatch/attn_dispatch/devices/targets").glob("*.json")]
+        (folder / "device.json").write_bytes(mutations.json_text(random, _report(random, devices)))
+        strange_files.make(random, folder / "strange.json", calls)
+        if random.random() < 0.02:
+            gone = folder / "gone"
+            gone.mkdir()
+            with contextlib.chdir(folder):
+                os.chdir(gone)
+                gone.rmdir()
+                yield
+        else:
+            with contextlib.chdir(folder):
+                yield
+
+
+_read: dict[Path, object] = {}
+
+
+def _report(random: Random, files: list[Path]) -> object:
+    """A real one, with few outcomes or cells."""
+    if not files:
+        return {}
+    file = random.choice(sorted(files, key=lambda x: x.stat().st_size)[:5])
+    if file not in _read:
+        found = json.loads(file.read_text())
+        for key in ("outcomes", "cells"):
+            if key in found:
+                found[key] = found[key][:3]
+        _read[file] = found
+    return _read[file]
