@@ -327,7 +327,11 @@ def _check_by_xla(call: Drawn, sentence: str) -> None:
     is_small = all(x >= 0 for shape in shapes for x in shape) and (
         sum(_bytes(*x) for x in call.buffers) < _MOST_BYTES
     )
-    if not (sentence and is_small) or np.dtype(np.float64) in [x for _, x in call.buffers]:
+    # XLA removes calls whose results are all empty, and its threads take 1e-45 for 0.
+    is_kept = call.results and all(min(shape, default=1) > 0 for shape in shapes)
+    is_same = call.attributes["arch"] in _BOTH and 1e-45 not in call.attributes.values()
+    has_dtypes = np.dtype(np.float64) not in [x for _, x in call.buffers]
+    if not (sentence and is_small and is_kept and is_same and has_dtypes):
         return
     numbers = {bool: bool, str: _text, float: np.float32, int: np.int64}
     attributes = {x: numbers[type(y)](y) for x, y in call.attributes.items()}
