@@ -29,7 +29,9 @@ PYBIND11_MODULE(ATTN_DISPATCH_MODULE, m) {
       [](const std::string& path, const std::string& arch) {
         return load_aiter(path, arch).message;
       },
-      py::arg("path"), py::arg("arch"), py::call_guard<py::gil_scoped_release>(),
+      // The interpreter's lock is kept: a daemon thread that takes it again while the process ends
+      // is unwound through C++, which would abort.
+      py::arg("path"), py::arg("arch"),
       "Load the library that serves aiter_api.h on an architecture; an empty string, or why it "
       "cannot be used.");
   m.def("forward_handlers", [] { return capsules(forward_handlers()); });
