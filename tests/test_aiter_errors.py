@@ -236,7 +236,7 @@ class TestMissing:
     def test_a_build_for_another_architecture(self, folder):
         folder.mkdir()
         build_record(arch="gfx950").write(folder)
-        assert f"{folder} has AITER dev18 for gfx950: run `attn-dispatch" in load().unusable
+        assert f"{folder} has AITER 'dev18' for 'gfx950': run `attn-dispatch" in load().unusable
 
     def test_asm_kernels(self, folder):
         folder.mkdir()

@@ -102,7 +102,7 @@ def read(folder: Path) -> AiterBuild | None:
 def _build_of(facts: Any) -> AiterBuild:
     fields = {x.name: x.type for x in dataclasses.fields(AiterBuild)}
     if not isinstance(facts, dict) or facts.keys() != fields.keys():
-        got = ", ".join(map(str, facts))[:200] if isinstance(facts, dict) else type(facts).__name__
+        got = ", ".join(map(repr, facts))[:200] if isinstance(facts, dict) else type(facts).__name__
         raise ValueError(f"expected an object with {', '.join(fields)}, got {got or 'none'}")
     for name, kind in fields.items():
         if type(facts[name]).__name__ != kind:

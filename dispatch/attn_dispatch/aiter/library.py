@@ -51,7 +51,7 @@ def load(backend: ModuleType, arch: str) -> AiterLibrary:
             f"AITER is not built for {arch}: {remedy} ({folder} has no finished build)",
         )
     if build.arch != arch or build.generation != aiter_folder.GENERATION:
-        built = f"AITER {build.generation} for {build.arch}"
+        built = f"AITER {build.generation[:80]!r} for {build.arch[:80]!r}"
         return AiterLibrary(None, str(path), f"{folder} has {built}: {remedy}")
     if build.compile_check_only:
         return AiterLibrary(
