@@ -18,6 +18,7 @@ from attn_dispatch import (
     explain,
     flash,
     ragged_dot_product_attention,
+    settings,
 )
 from attn_dispatch import target as planning_for
 from attn_dispatch.conformance import draws
@@ -226,8 +227,12 @@ def test_short_batch_rows_are_not_spread(monkeypatch):
         "to lie 192 rows apart",
     )
     options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((2**20,), jnp.int32)
-    (verdict,) = explain(*arrays(2048, 2048, b=2**20, n=2), **options).forward
-    assert verdict.reasons == ("packed sequences of 2^31 rows and more, past 32-bit offsets",)
+    with settings.scratch_limit("off"):
+        (verdict,) = explain(*arrays(2048, 2048, b=2**20, n=2), **options).forward
+    assert verdict.rewrites == ("in parts of 61681 batch rows, one after the other",)
+    assert verdict.reasons_as_it_is == (
+        "packed sequences of 2^31 rows and more, past 32-bit offsets",
+    )
     options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((4,), jnp.int32)
     (verdict,) = explain(*arrays(1024, 1024, b=4), **options).forward
     rows = 4 * (1024 + 192)
@@ -251,11 +256,17 @@ def test_every_reason():
     )
 
 
-def test_more_batch_rows_than_a_grid_has_blocks_have_no_backward_pass():
+def test_more_batch_rows_than_a_grid_has_blocks_go_backward_in_parts():
     explanation = explain(*arrays(8, 8, b=70_000), implementation="flash", target="sm90")
-    assert explanation.chosen_forward == "flash" and explanation.backward[0].reasons == (
+    assert explanation.chosen_forward == explanation.chosen_backward == "flash"
+    (verdict,) = explanation.backward
+    assert verdict.rewrites == ("in parts of 35000 batch rows, one after the other",)
+    assert verdict.reasons_as_it_is == (
         "batch and heads up to 65,535 each in the backward pass, got 70,000 and 8",
     )
+    with settings.rewrites(False):
+        explanation = explain(*arrays(8, 8, b=70_000), implementation="flash", target="sm90")
+    assert explanation.backward[0].reasons == verdict.reasons_as_it_is
 
 
 def test_a_library_that_cannot_be_loaded_is_a_reason(monkeypatch, tmp_path):
