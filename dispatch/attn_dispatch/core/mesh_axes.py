@@ -28,7 +28,7 @@ def mesh_and_specs(
     """
     if mesh.empty:  # of a program for one device, whatever mesh is set around it
         return mesh, {x: P() for x in shardings}
-    candidate = mesh
+    candidate, found = mesh, dict[str, P | None]()
     for candidate in (mesh, *_in_parts(mesh)):
         found = {x: _spec(sharding, ndim, candidate) for x, (sharding, ndim) in shardings.items()}
         if all(spec is not None for spec in found.values()):
