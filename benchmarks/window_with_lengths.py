@@ -110,7 +110,7 @@ def cu_seqlens(q, k, v, n, cell: Cell, options: dict[str, Any]) -> jax.Array:
     return out.reshape(*q.shape[:3], v.shape[-1])
 
 
-def _row_slices(x, start, size: int):
+def _row_slices(x: jax.Array, start: jax.Array, size: int) -> jax.Array:
     """x [B, L, ...] from start [B] on, 0 outside; start is from -size to L."""
     padded = jnp.pad(x, [(0, 0), (size, size), *[(0, 0)] * (x.ndim - 2)])
     # One by one: the transpose of a gather would add row by row.
@@ -130,9 +130,9 @@ def _sizes(cell: Cell, n, t: int) -> tuple[int, Any, Any, Any]:
 def aligned(q, k, v, n, cell: Cell, options: dict[str, Any]) -> jax.Array:
     t = q.shape[1]
     rows, number, first_key, first_query = _sizes(cell, n, t)
+    taken_k, taken_v = (_row_slices(x, first_key, rows) for x in (k, v))
     out = attend(
-        _row_slices(q, -first_query, rows), *(_row_slices(x, first_key, rows) for x in (k, v)),
-        options, query_seq_lengths=number, key_value_seq_lengths=number,
+        _row_slices(q, -first_query, rows), taken_k, taken_v, options, query_seq_lengths=number, key_value_seq_lengths=number,
         local_window_size=(cell.left, 0),
     )  # fmt: skip
     return _row_slices(out, first_query, t)
@@ -142,9 +142,9 @@ def segments(q, k, v, n, cell: Cell, options: dict[str, Any]) -> jax.Array:
     t = q.shape[1]
     rows, number, first_key, first_query = _sizes(cell, n, t)
     ids = (jnp.arange(rows) < number[:, None]).astype(jnp.int32)
+    taken_k, taken_v = (_row_slices(x, first_key, rows) for x in (k, v))
     out = attend(
-        _row_slices(q, -first_query, rows), *(_row_slices(x, first_key, rows) for x in (k, v)),
-        options, query_segment_ids=ids, max_segments=1, local_window_size=(cell.left, 0),
+        _row_slices(q, -first_query, rows), taken_k, taken_v, options, query_segment_ids=ids, max_segments=1, local_window_size=(cell.left, 0),
     )  # fmt: skip
     return _row_slices(out, first_query, t)
 
@@ -168,12 +168,12 @@ def halo(q, k, v, n, cell: Cell, options: dict[str, Any], block: int) -> jax.Arr
             ]
         return jnp.concatenate(parts, axis=2).reshape(batch * count, -1, *x.shape[2:])
 
-    taken = (blocks(_row_slices(x, first, reach + t)) for x in (k, v))
+    taken_k, taken_v = (blocks(_row_slices(x, first, reach + t)) for x in (k, v))
     key_ids = blocks(is_key.astype(jnp.int32))
     # Queries that lie before key 0: then the keys of their own block are fewer than they.
     query_ids = is_key[:, reach:].astype(jnp.int32).reshape(-1, block)
     out = attend(
-        q.reshape(batch * count, block, *q.shape[2:]), *taken, options,
+        q.reshape(batch * count, block, *q.shape[2:]), taken_k, taken_v, options,
         query_segment_ids=query_ids, key_value_segment_ids=key_ids, max_segments=1,
         causal_alignment="bottom_right", local_window_size=(cell.left, 0),
     )  # fmt: skip
@@ -188,9 +188,9 @@ def no_lengths(q, k, v, n, cell: Cell, options: dict[str, Any]) -> jax.Array:
 
 def no_lengths_aligned(q, k, v, n, cell: Cell, options: dict[str, Any]) -> jax.Array:
     reach, t = cell.left + 1, q.shape[1]
-    keys = (x[:, -(t + reach) :] for x in (k, v))
+    k, v = (x[:, -(t + reach) :] for x in (k, v))
     q = jnp.pad(q, [(0, 0), (reach, 0), (0, 0), (0, 0)])
-    return attend(q, *keys, options, local_window_size=(cell.left, 0))[:, reach:]
+    return attend(q, k, v, options, local_window_size=(cell.left, 0))[:, reach:]
 
 
 def square(q, k, v, n, cell: Cell, options: dict[str, Any]) -> jax.Array:

@@ -45,6 +45,7 @@ _REMEDIES = (
     ),
     (r"wants a power of two", "make pages of 16, 64 or 256 keys"),
     (r"an axis has length zero", "none is needed"),
+    (r"^heads wider than|^2\^31 queries or keys", "none; XLA runs such calls"),
 )
 """A pattern of reasons, and the remedy. What has none here can only be left to XLA."""
 
