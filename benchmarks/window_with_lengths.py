@@ -132,8 +132,8 @@ def aligned(q, k, v, n, cell: Cell, options: dict[str, Any]) -> jax.Array:
     rows, number, first_key, first_query = _sizes(cell, n, t)
     taken_k, taken_v = (_row_slices(x, first_key, rows) for x in (k, v))
     out = attend(
-        _row_slices(q, -first_query, rows), taken_k, taken_v, options, query_seq_lengths=number, key_value_seq_lengths=number,
-        local_window_size=(cell.left, 0),
+        _row_slices(q, -first_query, rows), taken_k, taken_v, options,
+        query_seq_lengths=number, key_value_seq_lengths=number, local_window_size=(cell.left, 0),
     )  # fmt: skip
     return _row_slices(out, first_query, t)
 
@@ -144,7 +144,8 @@ def segments(q, k, v, n, cell: Cell, options: dict[str, Any]) -> jax.Array:
     ids = (jnp.arange(rows) < number[:, None]).astype(jnp.int32)
     taken_k, taken_v = (_row_slices(x, first_key, rows) for x in (k, v))
     out = attend(
-        _row_slices(q, -first_query, rows), taken_k, taken_v, options, query_segment_ids=ids, max_segments=1, local_window_size=(cell.left, 0),
+        _row_slices(q, -first_query, rows), taken_k, taken_v, options,
+        query_segment_ids=ids, max_segments=1, local_window_size=(cell.left, 0),
     )  # fmt: skip
     return _row_slices(out, first_query, t)
 
