@@ -64,7 +64,8 @@ def altered(random: Random, value: Any) -> Any:
             at = random.randrange(len(holder[key]))
             holder[key] = holder[key][:at] + random.choice("[],0x9 \0") + holder[key][at + 1 :]
         else:
-            holder[key] = random.choice(VALUES)
+            # A copy: what is put in may itself be altered next.
+            holder[key] = copy.deepcopy(random.choice(VALUES))
     return changed
 
 
