@@ -542,3 +542,8 @@ def test_the_kernels_of_dew_flash_attn_are_called_as_flash_calls_them(name, monk
         return jax.grad(lambda *x: call.function(*x, *call.extra).sum(), (0, 1, 2))(*qkv)
 
     assert [x.shape for x in jax.eval_shape(gradients, *given)] == [x.shape for x in given]
+
+
+def test_a_pattern_that_would_take_minutes_to_read_fits_no_peer():
+    with pytest.raises(ValueError, match="expected a peer of"):
+        named(["[" * 100_000], all_peers())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import os
 import random
 import sys
@@ -27,6 +26,7 @@ from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.files import writing
 from attn_dispatch.terminal.folder import made_folder
+from attn_dispatch.terminal.globs import fits
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.page import NO_MATPLOTLIB, page
 from attn_dispatch.terminal.text import counted
@@ -243,5 +243,5 @@ def _named(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
     if args.repeat is not None:
         return bad_cases(args.repeat), {"repeat": args.repeat.name, "jobs": args.jobs}
     globs = args.cases.split(",")
-    cases = [x for x in CASES if any(fnmatch.fnmatchcase(x.name, glob) for glob in globs)]
+    cases = [x for x in CASES if any(fits(x.name, glob) for glob in globs)]
     return cases, {"cases": args.cases, "jobs": args.jobs}

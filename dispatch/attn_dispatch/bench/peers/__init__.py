@@ -5,8 +5,6 @@ A peer says why it is absent, and makes a program of a cell or raises, which is 
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 from attn_dispatch.bench.peers import (
     dew_flash_attn,
     fa4_jax,
@@ -17,6 +15,7 @@ from attn_dispatch.bench.peers import (
     torch_sdpa,
 )
 from attn_dispatch.bench.peers.peer import Peer
+from attn_dispatch.terminal.globs import fits
 
 
 def all_peers(torch_python: str | None = None) -> list[Peer]:
@@ -34,7 +33,7 @@ def named(patterns: list[str], peers: list[Peer]) -> list[Peer]:
       ValueError: a pattern fits none.
     """
     for pattern in patterns:
-        if not any(fnmatchcase(peer.name, pattern) for peer in peers):
+        if not any(fits(peer.name, pattern) for peer in peers):
             names = ", ".join(peer.name for peer in peers)
             raise ValueError(f"expected a peer of {names}, got {pattern!r}")
-    return [x for x in peers if any(fnmatchcase(x.name, pattern) for pattern in patterns)]
+    return [x for x in peers if any(fits(x.name, pattern) for pattern in patterns)]
