@@ -59,7 +59,13 @@ def test_limits_of_the_environment(text: str, limit: Any, monkeypatch):
     assert settings.current().scratch_limit == limit
 
 
-@pytest.mark.parametrize("limit", ["2 apples", "-1GB", "0", "101%", "0%", "1e3", 0, -1, 0.5, True])
+WRONG = (
+    "2 apples", "-1GB", "0", "0.4", "101%", "0%", "1e3", "2iB", "2G\u0131B", "9" * 400,
+    "9" * 400 + "GB",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [*WRONG, 0, -1, 0.5, True])
 def test_other_limits_are_errors(limit: Any, monkeypatch):
     with pytest.raises(ValueError, match="scratch_limit: expected a positive number of bytes, a"):
         scratch_limit(limit)
@@ -77,6 +83,8 @@ def test_memory_of_devices():
     assert memory_bytes(parse(unknown)) == 123456789
     smaller = '{"deviceVer": 800, "deviceName": "NVIDIA A100-SXM4-40GB"}'
     assert memory_bytes(parse(smaller)) == 40 * 2**30
+    grace = '{"deviceVer": 900, "deviceName": "NVIDIA GH200 480GB"}'  # of the CPU beside it
+    assert memory_bytes(parse(grace)) == memory_bytes(parse("gh200"))
     assert memory_bytes(parse('{"deviceVer": 900}')) > 0
 
 
