@@ -120,7 +120,7 @@ def test_a_bias_over_a_batch():
         verdict = backward_verdict("cudnn", "h200", q, q, bias=bias)
     assert re.fullmatch(
         r"scratch memory: takes [\d.]+ MB, even in parts, and the limit is 14.9 MB "
-        r"\(0.0001 of the device's memory\)",
+        r"\(0.01% of the device's memory\)",
         verdict.reasons[0],
     )
     wide = jax.ShapeDtypeStruct((128, 4096, 32, 64), jnp.bfloat16)
@@ -182,6 +182,22 @@ def test_a_kernel_over_the_limit_is_not_used():
         with settings.rewrites(False):
             (verdict, *_) = explain(q, q, q, bias=bias, implementation="cudnn").backward
             assert "parts" not in verdict.reasons[0] and "limit is 1 byte (" in verdict.reasons[0]
+
+
+@needs_cudnn
+def test_parts_are_found_under_any_limit_that_some_take():
+    """Parts of single heads take more here than of two: they share gradients of key and value."""
+    q, k = arrays(8, 256, 8, k=4)
+    bias = jax.ShapeDtypeStruct((1, 8, 256, 256), jnp.bfloat16)
+    told = set()
+    for limit in ("1MB", "3MB", "5MB"):
+        with scratch_limit(limit):
+            told.add(backward_verdict("cudnn", "h100", q, k, bias=bias).reasons[0].split(",")[0])
+    assert told == {"scratch memory: takes 5.26 MB"}
+    for limit in ("5.27MB", "6MB", "6.5MB", "8MB"):
+        with scratch_limit(limit):
+            verdict = backward_verdict("cudnn", "h100", q, k, bias=bias)
+        assert verdict.is_eligible and verdict.rewrites[0].startswith("in parts of 2 heads")
 
 
 @needs_cudnn
