@@ -53,7 +53,9 @@ def limit_of(spec: AttentionSpec, device: Device, xla_bytes: Callable[[], int]) 
         )
     bounds = {
         f"1/{MOST} of the device's memory": memory // MOST,
-        "what kernels without scores in memory take": int(_USUAL * usual_bytes(spec)),
+        f"{_USUAL:g} times what kernels without scores in memory take": int(
+            _USUAL * usual_bytes(spec)
+        ),
         "what XLA takes": xla_bytes(),
     }
     why, limit = min(bounds.items(), key=lambda x: x[1])
