@@ -405,6 +405,13 @@ def test_errors(capsys, arguments, said):
     assert str(status).startswith("error: ") and said in str(status)
 
 
+def test_a_process_that_is_not_torch(capsys, tmp_path):
+    """/bin/cat writes the worker's own text, which is no JSON."""
+    words = ["--grid", "small", "--cells", "*full b1 128", "--peer", "torch*", "--out", tmp_path]
+    status, out, _ = bench(capsys, *map(str, words), "--torch-python", "/bin/cat")
+    assert status == 1 and "absent: torch: cudnn: its process answered b" in out
+
+
 def test_help(capsys):
     status, out, _ = bench(capsys, "--help")
     assert status == 0

@@ -157,6 +157,10 @@ def test_a_file_of_calls(said, tmp_path):
 
 
 def test_an_implementation_by_name(said):
+    flags = ["--segments", "4", "--alibi", "--sinks", "--target", "h100"]
+    heads_first = said("q=bf16[2,8,256,64] k=bf16[2,2,512,64] qkv_layout=BNTH", *flags)
+    # The layout is part of the plan; the call, as explain writes it, is the same.
+    assert heads_first.split("device")[0] == said(CALL, *flags).split("device")[0]
     assert "forward   xla" in said(CALL, "--implementation", "xla")
     with pytest.raises(SystemExit) as status:
         cli.main(["explain", "q=f32[2,256,8,64]", "--implementation", "cudnn", "--target", "h100"])
@@ -171,6 +175,8 @@ def test_an_implementation_by_name(said):
         ([CALL + " is_causal=true", "--causal"], "is_causal: expected it once"),
         (["q=bf16[2,256,8,64] k=bf16[2,512,3,64]"], "query: expected the number"),
         (["q=bf16[256]"], "query: expected arrays"),
+        (["q=bf16[2,256,8,64] k=bf16[2]", "--segments", "2"], "key: expected arrays"),
+        (["q=bf16[2,256,8,64] k=3", "--segments", "2"], "key: expected arrays"),
         ([CALL, "--implementation", "cudn"], "cudn"),
     ],
 )

@@ -92,6 +92,7 @@ def test_a_pipe_is_read_to_its_end_and_a_silent_one_given_up(tmp_path, monkeypat
         (b"[" * 101 + b"]" * 101, "expected JSON, got more than 100 levels of brackets"),
         (b'{"a": ' * 200 + b"1" + b"}" * 200, "got more than 100 levels of brackets"),
         (b"1" * 5000, "expected JSON, got Exceeds the limit"),
+        (b'[{"a": 1, "b": {"c": 2, "d": 3, "c": 2}}]', "expected JSON, got 'c' twice in one ob"),
     ],
 )
 def test_json_that_is_none(tmp_path, content, reason):

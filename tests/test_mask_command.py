@@ -149,6 +149,7 @@ def test_what_is_wrong_is_said(words: str, said: str, monkeypatch, tmp_path):
         ("chunked_window()", "--mod: chunked_window: missing 1 required positional argument: 'ch"),
         ("chunked_window(open('x'))", "expected a mod like"),
         ("__import__('os')", "expected"),
+        (f"chunked_window({'-' * 3000}4)", "expected a mod like"),
     ],
 )
 def test_what_is_no_mod(mod: str, said: str, capsys):

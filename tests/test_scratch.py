@@ -59,7 +59,13 @@ def test_limits_of_the_environment(text: str, limit: Any, monkeypatch):
     assert settings.current().scratch_limit == limit
 
 
-@pytest.mark.parametrize("limit", ["2 apples", "-1GB", "0", "101%", "0%", "1e3", 0, -1, 0.5, True])
+WRONG = (
+    "2 apples", "-1GB", "0", "0.4", "101%", "0%", "1e3", "2iB", "2G\u0131B", "9" * 400,
+    "9" * 400 + "GB",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [*WRONG, 0, -1, 0.5, True])
 def test_other_limits_are_errors(limit: Any, monkeypatch):
     with pytest.raises(ValueError, match="scratch_limit: expected a positive number of bytes, a"):
         scratch_limit(limit)
@@ -77,6 +83,8 @@ def test_memory_of_devices():
     assert memory_bytes(parse(unknown)) == 123456789
     smaller = '{"deviceVer": 800, "deviceName": "NVIDIA A100-SXM4-40GB"}'
     assert memory_bytes(parse(smaller)) == 40 * 2**30
+    grace = '{"deviceVer": 900, "deviceName": "NVIDIA GH200 480GB"}'  # of the CPU beside it
+    assert memory_bytes(parse(grace)) == memory_bytes(parse("gh200"))
     assert memory_bytes(parse('{"deviceVer": 900}')) > 0
 
 
@@ -112,7 +120,7 @@ def test_a_bias_over_a_batch():
         verdict = backward_verdict("cudnn", "h200", q, q, bias=bias)
     assert re.fullmatch(
         r"scratch memory: takes [\d.]+ MB, even in parts, and the limit is 14.9 MB "
-        r"\(0.0001 of the device's memory\)",
+        r"\(0.01% of the device's memory\)",
         verdict.reasons[0],
     )
     wide = jax.ShapeDtypeStruct((128, 4096, 32, 64), jnp.bfloat16)
@@ -174,6 +182,22 @@ def test_a_kernel_over_the_limit_is_not_used():
         with settings.rewrites(False):
             (verdict, *_) = explain(q, q, q, bias=bias, implementation="cudnn").backward
             assert "parts" not in verdict.reasons[0] and "limit is 1 byte (" in verdict.reasons[0]
+
+
+@needs_cudnn
+def test_parts_are_found_under_any_limit_that_some_take():
+    """Parts of single heads take more here than of two: they share gradients of key and value."""
+    q, k = arrays(8, 256, 8, k=4)
+    bias = jax.ShapeDtypeStruct((1, 8, 256, 256), jnp.bfloat16)
+    told = set()
+    for limit in ("1MB", "3MB", "5MB"):
+        with scratch_limit(limit):
+            told.add(backward_verdict("cudnn", "h100", q, k, bias=bias).reasons[0].split(",")[0])
+    assert told == {"scratch memory: takes 5.26 MB"}
+    for limit in ("5.27MB", "6MB", "6.5MB", "8MB"):
+        with scratch_limit(limit):
+            verdict = backward_verdict("cudnn", "h100", q, k, bias=bias)
+        assert verdict.is_eligible and verdict.rewrites[0].startswith("in parts of 2 heads")
 
 
 @needs_cudnn

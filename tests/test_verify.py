@@ -91,6 +91,15 @@ def test_the_report_as_a_page(verify, tmp_path):
     assert f"<td>jax</td>\n<td>{jax.__version__}</td>" in text
 
 
+def test_settings_are_in_the_report(verify, monkeypatch):
+    for name, value in {"SCRATCH_LIMIT": "2GB", "AITER_ASM": "0", "REWRITES": "0"}.items():
+        monkeypatch.setenv(f"ATTN_DISPATCH_{name}", value)
+    _, _, report, text = verify("--cases", NAMES[0])
+    expected = {"scratch_limit": 2 * 10**9, "aiter_asm": False, "rewrites": False}
+    assert expected.items() <= report["options"].items()
+    assert "| scratch_limit | 2000000000 |" in text
+
+
 def test_drawn_cases(verify):
     status, printed, report, _ = verify("--cases", NAMES[0], "--random", "2", "--seed", "4")
     assert status == 0

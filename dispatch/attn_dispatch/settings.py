@@ -7,6 +7,7 @@ lowered again.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import warnings
@@ -130,7 +131,7 @@ def checked_seconds(seconds: Any, name: str = "seconds") -> float:
     return float(seconds)
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?i?b|%)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:([kmgt]i?)?b|(%))?", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -142,11 +143,12 @@ def _checked_scratch(limit: Any, name: str = "scratch_limit") -> ScratchLimit:
     if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
         return limit
     if isinstance(limit, str) and (found := _SIZE.fullmatch(limit.strip())):
-        number, unit = float(found[1]), (found[2] or "").lower()
-        if unit == "%" and 0 < number <= 100:
+        number = float(found[1])
+        if found[3] and 0 < number <= 100:
             return number / 100
-        if unit != "%" and (size := int(number * (_UNITS | _BINARY_UNITS)[unit.rstrip("b")])) > 0:
-            return size
+        size = number * (_UNITS | _BINARY_UNITS)[(found[2] or "").lower()]
+        if not found[3] and 1 <= size < math.inf:
+            return int(size)
     raise ValueError(
         f"{name}: expected a positive number of bytes, a size like '2GB', a share of the device's "
         f"memory like '25%', 'off' or None, got {limit!r}"

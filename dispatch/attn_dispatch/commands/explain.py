@@ -129,23 +129,25 @@ def _flags(args: argparse.Namespace, arguments: dict[str, Any]) -> dict[str, Any
     """What the options add to the arguments; arrays take their sizes from query and key."""
     added = given(args, _FLAGS)
     query, key = arguments.get("query"), arguments.get("key")
-    if not isinstance(query, jax.ShapeDtypeStruct) or len(query.shape) < 3:
-        raise ValueError(f"query: {notation.EXPECTED}, got {query!r}")
-    batch, heads = query.shape[:-3], query.shape[-2]
+    for name, x in (("query", query), ("key", query if key is None else key)):
+        if not isinstance(x, jax.ShapeDtypeStruct) or len(x.shape) < 3:
+            raise ValueError(f"{name}: {notation.EXPECTED}, got {x!r}")
+    rows, heads = (-2, -3) if arguments.get("qkv_layout") == "BNTH" else (-3, -2)
+    batch = query.shape[:-3]
 
     def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     if args.max_segments is not None:
-        added["query_segment_ids"] = array(jnp.int32, *batch, query.shape[-3])
-        if key is not None and key.shape[-3] != query.shape[-3]:
-            added["key_value_segment_ids"] = array(jnp.int32, *batch, key.shape[-3])
+        added["query_segment_ids"] = array(jnp.int32, *batch, query.shape[rows])
+        if key is not None and key.shape[rows] != query.shape[rows]:
+            added["key_value_segment_ids"] = array(jnp.int32, *batch, key.shape[rows])
     if args.lengths:
         added["key_value_seq_lengths"] = array(jnp.int32, *batch)
     if args.alibi:
-        added["alibi_slopes"] = array(jnp.float32, heads)
+        added["alibi_slopes"] = array(jnp.float32, query.shape[heads])
     if args.sinks:
-        added["sinks"] = array(jnp.float32, heads)
+        added["sinks"] = array(jnp.float32, query.shape[heads])
     rate = args.dropout_rate or arguments.get("dropout_rate")
     if rate and "dropout_key" not in arguments:
         added["dropout_key"] = jax.random.key(0)

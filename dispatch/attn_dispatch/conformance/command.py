@@ -139,10 +139,7 @@ def main(args: argparse.Namespace) -> None:
         made_folder(args.out)
     except (ModuleNotFoundError, OSError, ValueError) as error:
         sys.exit(f"error: {said(error)}")
-    if not settings.current().rewrites:
-        options |= {"rewrites": False}
-    if (seconds := settings.current().tuning_seconds) is not None:
-        options |= {"tuned": seconds}
+    options |= _settings()
     print(f"{counted(len(cases), 'case')} of {implementation}, {args.jobs} at a time")
     report = run(cases, implementation, args.jobs, options)
     if report.outcomes:
@@ -159,6 +156,21 @@ def main(args: argparse.Namespace) -> None:
     if "interrupted" in report.options:
         sys.exit(130)
     sys.exit(0 if report.is_good else 1)
+
+
+def _settings() -> dict[str, object]:
+    """Those in force, other than by default, that say how calls run."""
+    current = settings.current()
+    found: dict[str, object] = {}
+    if not current.rewrites:
+        found["rewrites"] = False
+    if not current.aiter_asm:
+        found["aiter_asm"] = False
+    if current.scratch_limit is not None:
+        found["scratch_limit"] = current.scratch_limit
+    if current.tuning_seconds is not None:
+        found["tuned"] = current.tuning_seconds
+    return found
 
 
 def _drawn(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:

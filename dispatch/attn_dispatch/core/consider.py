@@ -138,7 +138,9 @@ def _parts(
     for chain in chains:
         if (limit := _limit(chain.first, device)) is not None:
             bytes_of = _scratch_of(implementation, chain, device)
-            for step in scratch.parts_within(chain.spec, bytes_of, limit.bytes):
+            for step in scratch.parts_within(
+                chain.spec, bytes_of, limit.bytes, is_strict=limit.is_strict
+            ):
                 sizes[step.axis] = min(step.size, sizes.get(step.axis, step.size))
     return tuple(InParts(axis, size) for axis, size in sizes.items())
 

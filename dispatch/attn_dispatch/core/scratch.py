@@ -48,10 +48,14 @@ def limit_of(spec: AttentionSpec, device: Device, xla_bytes: Callable[[], int]) 
         return Limit(given, "scratch_limit", is_strict=True)
     memory = memory_bytes(device)
     if isinstance(given, float):
-        return Limit(int(given * memory), f"{given:.3g} of the device's memory", is_strict=True)
+        return Limit(
+            int(given * memory), f"{100 * given:.3g}% of the device's memory", is_strict=True
+        )
     bounds = {
         f"1/{MOST} of the device's memory": memory // MOST,
-        "what kernels without scores in memory take": int(_USUAL * usual_bytes(spec)),
+        f"{_USUAL:g} times what kernels without scores in memory take": int(
+            _USUAL * usual_bytes(spec)
+        ),
         "what XLA takes": xla_bytes(),
     }
     why, limit = min(bounds.items(), key=lambda x: x[1])
@@ -72,14 +76,16 @@ def usual_bytes(spec: AttentionSpec) -> int:
     return 4 * rows * (spec.head_dim + 2) + of_keys
 
 
-def parts_within(spec: AttentionSpec, scratch_of: Scratch, limit: int) -> tuple[InParts, ...]:
+def parts_within(
+    spec: AttentionSpec, scratch_of: Scratch, limit: int, *, is_strict: bool = False
+) -> tuple[InParts, ...]:
     """The largest parts in which a call that a kernel runs takes no more than the limit.
 
     () where it takes no more as it is. If the smallest take more, those that take little more than
-    they do.
+    they do; under a strict limit, which refuses the call then, the smallest.
     """
     steps, taken = _divided(spec, scratch_of, limit)
-    if steps and taken > limit:
+    if steps and taken > limit and not is_strict:
         steps, _ = _divided(spec, scratch_of, int(_LITTLE_MORE * taken))
     return steps
 
@@ -130,10 +136,13 @@ def _largest(
     spec: AttentionSpec, axis: Axis, scratch_of: Scratch, limit: int, whole: int
 ) -> tuple[InParts, int] | None:
     """The largest parts along an axis within the limit, with their scratch, else the smallest."""
-    size, taken = length_of(spec, axis), whole
+    size, taken, unshared = length_of(spec, axis), whole, _unshared(spec, axis)
     best: tuple[InParts, int] | None = None
     for _ in range(_TRIES):
-        size = _below(spec, axis, min(size - 1, int(size * limit / max(taken, 1))))
+        smaller = min(size - 1, int(size * limit / max(taken, 1)))
+        if smaller < unshared < size:
+            smaller = unshared
+        size = _below(spec, axis, smaller)
         if size < 1:
             break
         step = InParts(axis, size)
@@ -147,6 +156,17 @@ def _largest(
         if size == 1:
             break
     return best
+
+
+def _unshared(spec: AttentionSpec, axis: Axis) -> int:
+    """The size of the smallest parts of which no two share a gradient that not all of them share.
+
+    Smaller ones may take more: they keep all of that gradient, in float32.
+    """
+    if axis == "heads":
+        return spec.num_heads // spec.num_kv_heads
+    entries = (x.shape[0] for x in spec.operands if x.shape[0] > 1)
+    return max((spec.batch // x for x in entries), default=1)
 
 
 def _runs(spec: AttentionSpec, step: InParts, scratch_of: Scratch) -> int | None:

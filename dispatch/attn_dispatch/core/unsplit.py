@@ -35,7 +35,7 @@ def say_left_to_xla(spec: AttentionSpec, *, is_export: bool) -> None:
         "split the call cannot be put into the program."
     )
     warn_once(
-        f"attention {how} XLA will, and gathers the operands of a GPU's kernels; "
+        f"attention {how} XLA splits it in its own way, and gathers the operands of GPU kernels; "
         "with Explicit axes, or inside a shard_map, each device keeps its share\n"
         f"  call: {spec}",
         AttentionShardingWarning,

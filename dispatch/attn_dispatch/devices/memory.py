@@ -45,7 +45,9 @@ def memory_bytes(device: Device) -> int:
     Every process has to come to one number, or programs of many devices would differ: so what is
     free, and what JAX has taken for itself, do not count.
     """
-    if found := re.search(r"(\d+) ?GB", device.name):
+    # In "GH200 480GB" the number is the memory of the CPU beside it.
+    found = re.search(r"(\d+) ?GB", device.name)
+    if found and "GH200" not in device.name:
         return int(found[1]) * _GIB
     products = sorted(_OF_PRODUCTS, key=len, reverse=True)
     named = next((x for x in products if re.search(rf"\b{x}\b", device.name)), None)

@@ -101,11 +101,12 @@ def json_value(content: str) -> Any:
     """What a JSON text says.
 
     Raises:
-      ValueError: it is not JSON, or nested so deeply that Python's recursion could not follow.
+      ValueError: it is not JSON, nested so deeply that Python's recursion could not follow, or has
+        a name twice in one object, of which Python would take the last.
     """
     too_deep = f"more than {_MOST_LEVELS} levels of brackets"
     try:
-        value = json.loads(content)
+        value = json.loads(content, object_pairs_hook=_once_each)
     except RecursionError:
         raise ValueError(too_deep) from None
     level = [value]
@@ -114,6 +115,15 @@ def json_value(content: str) -> Any:
         if not level:
             return value
     raise ValueError(too_deep)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} twice in one object")
+        found[name] = value
+    return found
 
 
 def _inside(x: list[Any] | dict[str, Any]) -> Any:

@@ -192,7 +192,7 @@ def _mod(text: str) -> tuple[str, Any, str]:
             raise argparse.ArgumentTypeError(expected)
         values = [_value(x) for x in call.args]
         by_name = {x.arg: _value(x.value) for x in call.keywords if x.arg}
-    except (SyntaxError, ValueError):
+    except (MemoryError, RecursionError, SyntaxError, ValueError):  # of nested brackets as well
         raise argparse.ArgumentTypeError(expected) from None
     name = call.func.id
     if name not in (known := [x for x in mods.__all__ if x not in _OF_OTHERS]):

@@ -19,6 +19,7 @@ import jax
 
 from attn_dispatch.bench.arrays import Arrays
 from attn_dispatch.bench.cells import Cell
+from attn_dispatch.files import reading
 
 _WORKER = Path(__file__).with_name("torch_worker.py")
 _PATIENCE = 300
@@ -100,7 +101,14 @@ class Worker:
                 self.close()
                 raise RuntimeError("its process has ended")
             line += part
-        return json.loads(line)
+        try:
+            answer = reading.json_value(line.decode())
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            self.close()
+            raise RuntimeError(f"its process answered {line[:80]!r}")
+        return answer
 
 
 class _TorchProgram:
