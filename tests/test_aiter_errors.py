@@ -246,9 +246,14 @@ class TestMissing:
         assert "build-aiter" in load().unusable
 
     def test_everything_is_there(self, folder):
-        (folder / "hsa" / "gfx942" / "fmha_v3_fwd").mkdir(parents=True)
+        kernels = folder / "hsa" / "gfx942" / "fmha_v3_fwd" / "MI300"
+        kernels.mkdir(parents=True)
         (folder / ADAPTER).touch()
         build_record().write(folder)
+        for number in range(5):
+            lacks = f"{kernels.parents[1]} has {number} of AITER's 5 ASM kernels: run `attn-"
+            assert load().unusable.startswith(lacks)
+            (kernels / f"{number}.co").touch()
         before = dict(os.environ)
         assert load().is_usable and load().path == str(folder / ADAPTER)
         assert dict(os.environ) == before
