@@ -105,7 +105,7 @@ def test_what_names_no_engine_is_a_wrong_call(monkeypatch):
     operands = made_for(forward)
     attributes = cudnn._ffi_attributes
     monkeypatch.setattr(cudnn, "_ffi_attributes", lambda x: attributes(replace(x, engine="none")))
-    with pytest.raises(jax.errors.JaxRuntimeError, match='engine: expected words .* got "none"'):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r'engine: expected words .* got "none"'):
         jax.jit(lambda x: cudnn.forward(forward, device, x))(operands)
 
 
