@@ -161,11 +161,8 @@ Status check_options(const SdpaSpec& s) {
     return wrong_value("moves_scores", "true, or bends_scores, beside score_nodes", s.moves_scores);
   }
   if (!s.gradient_nodes.empty() && !(s.backward && s.has_score_program())) {
-    return wrong_value("gradient_nodes", "none but in a backward pass with score_nodes",
+    return wrong_value("gradient_nodes", "none, except in a backward pass with score_nodes",
                        s.gradient_nodes);
-  }
-  if (!s.node_arrays.empty() && !s.has_score_program()) {
-    return wrong_value("node_arrays", "none without score_nodes", s.node_arrays);
   }
   if (s.engine.empty()) return {};
   // An engine that is not there is no wrong call: plan_to_run takes another.

@@ -57,13 +57,15 @@ Visit::Visit() {
                "cuDNN was in use when this process was forked, and neither it nor the CUDA driver "
                "works in a forked child; start processes with multiprocessing's \"spawn\" or "
                "\"forkserver\""};
-  } else {
-    std::lock_guard<std::mutex> lock(door().mutex);
-    if (door().is_closed && door().stops_this_thread()) {
-      status_ = {Code::kLibrary, "the process is ending"};
-    }
+    --inside;
+    return;
   }
-  if (!status_.ok()) --inside;
+  std::lock_guard<std::mutex> lock(door().mutex);
+  if (door().is_closed && door().stops_this_thread()) {
+    status_ = {Code::kLibrary, "the process is ending"};
+    --inside;
+    door().changed.notify_all();  // who waits for the others may have counted this one
+  }
 }
 
 Visit::~Visit() {

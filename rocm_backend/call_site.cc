@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <sstream>
 #include <string_view>
 
 namespace attn_dispatch {
@@ -33,6 +34,11 @@ constexpr Choice kAccumulators[] = {
 
 std::string text(bool value) { return value ? "true" : "false"; }
 std::string text(std::string_view value) { return std::string(value); }
+std::string text(float value) {
+  std::ostringstream out;
+  out << value;  // to_string would make 0.000000 of 1e-40
+  return out.str();
+}
 template <typename Number>
 std::string text(Number value) {
   return std::to_string(value);
@@ -68,7 +74,7 @@ struct Decoder {
   template <typename Value>
   void only(const char* name, Value value, Value idle, bool applies, const char* where) {
     if (!applies && value != idle) {
-      fail(name, text(idle) + " but " + std::string(where), text(value));
+      fail(name, text(idle) + ", except " + where, text(value));
     }
   }
 

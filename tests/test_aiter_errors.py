@@ -138,7 +138,9 @@ class TestFailures:
             ("scale: expected a positive normal number, got nan", {"scale": np.float32(np.nan)}),
             ("scale: expected a positive normal number, got inf", {"scale": np.float32(np.inf)}),
             ("scale: expected a positive normal number, got -0.5", {"scale": np.float32(-0.5)}),
-            ("dropout_rate: expected 0 to below 1, got 1.0", {"dropout_rate": np.float32(1)}),
+            ("dropout_rate: expected 0 to below 1, got 1", {"dropout_rate": np.float32(1)}),
+            ("dropout_rate: expected 0 to below 1, got -1e-09",
+             {"dropout_rate": np.float32(-1e-9)}),
             ("dropout_rate: expected 0 to below 1, got", {"dropout_rate": np.float32(np.nan)}),
             ("logits_soft_cap: expected a finite number", {"logits_soft_cap": np.float32(np.inf)}),
             ("logits_soft_cap: expected a finite number", {"logits_soft_cap": np.float32(-1)}),
@@ -147,22 +149,24 @@ class TestFailures:
             ("bias: expected one of none, bias, alibi, got junk", {"bias": "junk"}),
             ("accumulator: expected one of split,", {"accumulator": "junk"}),
             ("window_left: expected -1 to 2147483647, got -2", {"window_left": np.int64(-2)}),
-            ("window_left: expected -1 but under a mask, got 3", {"window_left": np.int64(3)}),
+            ("window_left: expected -1, except under a mask, got 3", {"window_left": np.int64(3)}),
             ("bf16_rounding: expected 0 to 2, got 3", {"bf16_rounding": np.int64(3)}),
-            ("bf16_rounding: expected 0 but with use_asm, got 1", {"bf16_rounding": np.int64(1)}),
+            ("bf16_rounding: expected 0, except with use_asm, got 1",
+             {"bf16_rounding": np.int64(1)}),
             ("num_splits: expected 1 to 128, got 129", {"num_splits": np.int64(129)}),
-            ("num_splits: expected 1 but in a split-KV call", {"num_splits": np.int64(2)}),
-            ("value_page: expected 0 but with keys in pages", {"value_page": np.int64(1)}),
-            ("is_paged: expected false but in a split-KV call, got true", {"is_paged": True}),
-            ("heads_first_kv: expected false but", {"heads_first_kv": True}),
-            ("deterministic: expected false but in a backward", {"deterministic": True}),
-            ("has_dbias: expected false but in a backward", {"has_dbias": True}),
-            ("accumulator: expected split but in a backward", {"accumulator": "atomic_32"}),
+            ("num_splits: expected 1, except in a split-KV call", {"num_splits": np.int64(2)}),
+            ("value_page: expected 0, except with keys in pages", {"value_page": np.int64(1)}),
+            ("is_paged: expected false, except in a split-KV call, got true", {"is_paged": True}),
+            ("heads_first_kv: expected false, except", {"heads_first_kv": True}),
+            ("deterministic: expected false, except in a backward", {"deterministic": True}),
+            ("has_dbias: expected false, except in a backward", {"has_dbias": True}),
+            ("accumulator: expected split, except in a backward", {"accumulator": "atomic_32"}),
             ("has_gaps: expected false where q has 4 axes, got true", {"has_gaps": True}),
-            ("has_gaps: expected false but without use_asm", {"has_gaps": True, "use_asm": True}),
-            ("logits_soft_cap: expected 0.0* but without use_asm",
+            ("has_gaps: expected false, except without use_asm",
+             {"has_gaps": True, "use_asm": True}),
+            ("logits_soft_cap: expected 0, except without use_asm",
              {"logits_soft_cap": np.float32(2), "use_asm": True}),
-            ("bias: expected none but without logits_soft_cap",
+            ("bias: expected none, except without logits_soft_cap",
              {"logits_soft_cap": np.float32(2), "bias": "alibi"}),
         ],
     )  # fmt: skip
@@ -246,9 +250,14 @@ class TestMissing:
         assert "build-aiter" in load().unusable
 
     def test_everything_is_there(self, folder):
-        (folder / "hsa" / "gfx942" / "fmha_v3_fwd").mkdir(parents=True)
+        kernels = folder / "hsa" / "gfx942" / "fmha_v3_fwd" / "MI300"
+        kernels.mkdir(parents=True)
         (folder / ADAPTER).touch()
         build_record().write(folder)
+        for number in range(5):
+            lacks = f"{kernels.parents[1]} has {number} of AITER's 5 ASM kernels: run `attn-"
+            assert load().unusable.startswith(lacks)
+            (kernels / f"{number}.co").touch()
         before = dict(os.environ)
         assert load().is_usable and load().path == str(folder / ADAPTER)
         assert dict(os.environ) == before

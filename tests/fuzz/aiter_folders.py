@@ -22,8 +22,9 @@ from fuzz import mutations, strange_files
 _ARCH = "gfx942"
 _BUILD = AiterBuild(
     aiter_folder.GENERATION, _ARCH, aiter_folder.WHEEL_VERSION, "*", "*@*@*", "*", "hipcc of HIP 7",
-    False, 6297, 152, "2026-11-21T00:00:00+00:00",
+    False, 6297, 1, "2026-11-21T00:00:00+00:00",
 )  # fmt: skip
+_KERNEL = f"hsa/{_ARCH}/fmha_v3_fwd/forward.co"
 _MOST_CHARACTERS = 2000
 
 
@@ -47,7 +48,15 @@ def draw(seed: int) -> str:
             return "used as it is" if not changes else "used"
         assert changes and 0 < len(found.unusable) < _MOST_CHARACTERS and "\n" not in found.unusable
         assert str(folder) in found.unusable or "build-aiter" in found.unusable
-    words = ("not built", "cannot be read", "not a record", "compiles", "missing", "has AITER")
+    words = (
+        "not built",
+        "cannot be read",
+        "not a record",
+        "compiles",
+        "missing",
+        "has AITER",
+        "ASM kernels",
+    )
     return next((x for x in words if x in found.unusable), "the library")
 
 
@@ -61,7 +70,8 @@ def _load(path: str, arch: str) -> str:
 
 
 def _make(folder: Path) -> None:
-    (folder / "hsa" / _ARCH / "fmha_v3_fwd").mkdir(parents=True)
+    (folder / _KERNEL).parent.mkdir(parents=True)
+    (folder / _KERNEL).touch()
     (folder / ADAPTER).symlink_to(_some_library())
     _BUILD.write(folder)
 
@@ -79,7 +89,7 @@ def _change_record(random: Random, folder: Path) -> None:
 
 
 def _change_entry(random: Random, folder: Path) -> None:
-    name = random.choice(("build.json", ADAPTER, "hsa", f"hsa/{_ARCH}"))
+    name = random.choice(("build.json", ADAPTER, "hsa", f"hsa/{_ARCH}", _KERNEL))
     _put(random, folder / name, random.randbytes(100), 0.6)
 
 

@@ -220,7 +220,16 @@ def check(x: Attributes, operands: Sizes, results: Sizes) -> None:
     assert x["bias_batch"] in (1, x["batch"]) and x["bias_heads"] in (1, x["num_heads"])
     assert x["bias_rows"] in (1, x["seq_len_q"]) and x["num_heads"] % x["num_kv_heads"] == 0
     assert 0 <= x["dropout_rate"] < 1 and math.isfinite(x["scale"])
-    assert -1 <= min(x["window_left"], x["window_right"])
+    windows = x["window_left"], x["window_right"]
+    assert -1 <= min(windows) and max(windows) < 2**31 - 1
+    # By these arrays are strided: a wrong one leads out of a buffer of the right size.
+    for side, rows in (("q", x["seq_len_q"]), ("kv", x["page_size"] or x["seq_len_kv"])):
+        head_rows, packed = x[f"head_rows_{side}"], x[f"packed_rows_{side}"]
+        assert not head_rows or (packed % head_rows == 0 if packed else head_rows == rows)
+        assert not (head_rows and packed and x["backward"])
+    assert x["page_size"] or not (x["num_pages"] or x["has_value_table"])
+    assert x["backward"] or not (x["needs_dbias"] or x["gradient_nodes"])
+    assert not x["backward"] or not (x["has_sinks"] or x["page_size"] or x["needs_keep"])
     for array in _node_arrays(x):
         extents = [int(y) for y in array[1:]]
         assert all(y in (1, x[axis]) for y, axis in zip(extents, _ARRAY_AXES, strict=True))

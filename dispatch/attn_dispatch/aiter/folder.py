@@ -75,6 +75,11 @@ def asm_folder(folder: Path, arch: str) -> Path:
     return folder / "hsa" / arch
 
 
+def asm_kernels(folder: Path) -> list[Path]:
+    """The ASM kernels of attention in AITER's folder of one architecture."""
+    return sorted(x for x in folder.glob("fmha_v3_*/**/*.co") if os.path.isfile(x))
+
+
 def read(folder: Path) -> AiterBuild | None:
     """The finished build in `folder`, or None where there is none.
 

@@ -67,6 +67,10 @@ def load(backend: ModuleType, arch: str) -> AiterLibrary:
     if not os.path.isdir(kernels):  # of a folder that may not be looked into: False
         missing = f"AITER's ASM kernels are missing from {kernels}: {remedy}"
         return AiterLibrary(None, str(path), missing)
+    # AITER ends the process where it does not find the kernel that a call needs.
+    if (found := len(aiter_folder.asm_kernels(kernels))) < build.asm_kernels:
+        missing = f"{kernels} has {found} of AITER's {build.asm_kernels} ASM kernels: {remedy}"
+        return AiterLibrary(None, str(path), missing)
     if error := backend.load_aiter(str(path), arch):
         return AiterLibrary(None, str(path), error)
     return AiterLibrary(backend, str(path))

@@ -47,7 +47,7 @@ def install(
 def _copy_asm_kernels(source: Path, folder: Path, arch: str) -> Sequence[Path]:
     """The kernels, in the folder beside the libraries in which these look for them."""
     target = Path(aiter_folder.asm_folder(folder, arch))
-    kernels = sorted(source.glob("fmha_v3_*/**/*.co"))
+    kernels = aiter_folder.asm_kernels(source)
     for kernel in kernels:
         copy = target / kernel.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
