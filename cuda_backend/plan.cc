@@ -3,16 +3,15 @@
 #include <cudnn_frontend.h>
 
 #include <algorithm>
-#include <array>
 #include <mutex>
 #include <numeric>
-#include <string_view>
 
 #include "buffers.h"
 #include "engine.h"
 #include "failure.h"
 #include "graph.h"
 #include "known_bad.h"
+#include "plan_line.h"
 #include "remake.h"
 #include "wrong_value.h"
 
@@ -25,8 +24,6 @@ namespace {
 // A plan is some 100 KB of host memory, a loaded one as much on the device.
 constexpr size_t kPlanCapacity = 1024;
 constexpr size_t kLoadedCapacity = 1024;
-
-constexpr size_t kLongestLine = size_t{1} << 26;
 
 using PlanCache = OnceCache<std::shared_ptr<const Plan>>;
 using LoadedCache = OnceCache<std::shared_ptr<const LoadedPlan>>;
@@ -94,41 +91,6 @@ Result<std::shared_ptr<fe::DeviceProperties>> make_properties(const std::string&
   return properties;
 }
 
-std::string hex(const std::vector<uint8_t>& bytes) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  text.reserve(2 * bytes.size());
-  for (const uint8_t byte : bytes) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
-}
-
-constexpr std::array<int8_t, 256> hex_values() {
-  std::array<int8_t, 256> values{};
-  for (int8_t& value : values) value = -1;
-  for (int i = 0; i < 10; ++i) values['0' + i] = static_cast<int8_t>(i);
-  for (int i = 0; i < 6; ++i) values['a' + i] = static_cast<int8_t>(10 + i);
-  return values;
-}
-
-// Whether it was all of it digits, two for each byte. There are some 200,000 of them, so that a
-// branch for each would cost a millisecond.
-bool from_hex(std::string_view text, std::vector<uint8_t>& bytes) {
-  constexpr std::array<int8_t, 256> kValues = hex_values();
-  if (text.size() % 2 || text.empty()) return false;
-  bytes.resize(text.size() / 2);
-  int wrong = 0;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    const int high = kValues[static_cast<uint8_t>(text[2 * i])];
-    const int low = kValues[static_cast<uint8_t>(text[2 * i + 1])];
-    wrong |= high | low;
-    bytes[i] = static_cast<uint8_t>(16 * high + low);
-  }
-  return wrong >= 0;
-}
-
 // Device properties come from files as well: no more than a page, a list or two in it, and what the
 // graph has to know.
 Result<Json> read_properties(const std::string& text) {
@@ -172,46 +134,6 @@ Status check_pointers(const SdpaSpec& spec, const fe::graph::Graph& graph) {
   if (got == expected) return {};
   return {Code::kUnsupported, "cuDNN's plan reads " + std::to_string(got.size()) +
                                   " of the call's " + std::to_string(expected.size()) + " buffers"};
-}
-
-// FNV-1a, 64 bits, of all that a line has: cuDNN reads code from it, so it must get no damaged one.
-std::string checksum(const Plan& plan) {
-  uint64_t hash = 0xcbf29ce484222325;
-  const auto add = [&](const auto& bytes) {
-    for (const auto byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3;
-  };
-  add(plan.key);
-  add(plan.engine);
-  add(plan.blob);
-  std::vector<uint8_t> digits;
-  for (int shift = 56; shift >= 0; shift -= 8)
-    digits.push_back(static_cast<uint8_t>(hash >> shift));
-  return hex(digits);
-}
-
-std::string line_of(const Plan& plan) {
-  const Json facts{{"key", plan.key}, {"engine", plan.engine}, {"checksum", checksum(plan)}};
-  return facts.dump() + ' ' + hex(plan.blob);
-}
-
-// The plan in such a line, of which key, engine and blob are known yet.
-Result<Plan> read_line(const std::string& line) {
-  const Status wrong{Code::kWrongCall, "expected a plan as a line of JSON and digits"};
-  // The blob stands behind the JSON: inside it parsing would cost as much as lowering.
-  const size_t space = line.rfind(' ');
-  if (space == std::string::npos || line.size() > kLongestLine) return wrong;
-  const Json facts = Json::parse(line.begin(), line.begin() + static_cast<ptrdiff_t>(space),
-                                 /*callback=*/nullptr, /*allow_exceptions=*/false);
-  const auto text = [&](const char* name) {
-    const bool has = facts.is_object() && facts.contains(name) && facts[name].is_string();
-    return has ? facts[name].get<std::string>() : "";
-  };
-  Plan plan;
-  plan.key = text("key");
-  plan.engine = text("engine");
-  if (!from_hex(std::string_view(line).substr(space + 1), plan.blob)) return wrong;
-  if (text("checksum") != checksum(plan)) return Status{Code::kWrongCall, "a damaged plan"};
-  return plan;
 }
 
 // The graph of a spec, as far as cuDNN has checked it and not yet chosen an engine.

@@ -43,7 +43,7 @@ NEEDS_XLA_OR_PYTHON = (
 )  # fmt: skip
 """What the program for ThreadSanitizer does without."""
 
-WITH_FRONTEND = ("plan.cc", "graph.cc", "engine.cc")
+WITH_FRONTEND = ("plan.cc", "plan_line.cc", "graph.cc", "engine.cc")
 """Compiled as one: each of them includes the 40,000 lines of cudnn-frontend."""
 
 
