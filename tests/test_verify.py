@@ -28,6 +28,7 @@ from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES
 from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
 from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.empty import NoScores
+from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
 
 SIZE = "f16_d64_33x17"
 CASES = f"plain/*_{SIZE}"
@@ -123,8 +124,8 @@ def test_each_rewrite_is_drawn(verify):
     drawn = each_rewrite(draws.examples(150, 5))
     used = Counter(case.rewrite for case in drawn)
     # No axis is drawn empty, and no page of 24 keys or the like, which named cases have; and no
-    # call on whole pages alone.
-    left_out = (NoScores(), SmallerPages(), HeadsAsQueries())
+    # call on whole pages alone, nor one so long that it gains by queries and keys on one diagonal.
+    left_out = (NoScores(), SmallerPages(), HeadsAsQueries(), OneDiagonal())
     names = {x.name for x in (*REWRITES, *ONE_BY_ONE)} - {x.name for x in left_out}
     assert used.keys() - {""} == names
     assert all(Case.from_json(case.to_json()) == case for case in drawn)
