@@ -51,7 +51,8 @@ class AiterBuild:
 def root() -> Path:
     """$ATTN_DISPATCH_AITER, else a folder of the user's. One subfolder for each architecture."""
     if chosen := os.environ.get("ATTN_DISPATCH_AITER"):
-        return Path(chosen).expanduser()
+        # Path.expanduser raises where there is no such user.
+        return Path(os.path.expanduser(chosen))
     try:
         data = platformdirs.user_data_path("attn-dispatch")
     except RuntimeError:  # of users that have no home: what Python's environment is in

@@ -24,6 +24,8 @@ _PART = 2**20
 def contents(path: Path, most: int = MOST_BYTES, *, is_kept: bool = False) -> bytes:
     """The bytes of a file; of a pipe or a device (/dev/stdin) all that comes until its end.
 
+    A named pipe that nobody has opened for writing is at its end.
+
     Args:
       path: what is read. Links are followed.
       most: the largest size in bytes.
