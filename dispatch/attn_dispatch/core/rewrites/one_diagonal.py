@@ -2,7 +2,7 @@
 
 cuDNN's backward pass skips keys left of a window that is counted from the top left, and none of
 one that is counted from the bottom right: 65,536 queries on 131,072 keys in a window of 4,096 take
-681 ms, with lengths or without, and 28 ms like this (H200, 9.19;
+690 ms in both directions, with lengths or without, and 34 or 33 ms like this (H200, 9.19;
 benchmarks/window_with_lengths.py).
 
 So the keys that the window reaches are copied, and queries are moved to the rows of the keys that
@@ -34,7 +34,8 @@ _NO_WEIGHT = 1e30
 _TILE = 128
 """Rows that are added to the queries, a multiple of these."""
 _COPIED_ROW = 300
-"""Pairs of a query and a key that take as long as the copies of a row (H200: 30 and 0.1 ns)."""
+"""Pairs of a query and a key that take as long as the copies of a row. Estimated
+from the times of benchmarks/window_with_lengths.py on an H200: 30 ns a row, 0.1 ns a pair."""
 _LEAST_SAVED = 1.5
 """How many times as long the kernel takes at least. Lengths may leave it less than it seems."""
 
