@@ -123,17 +123,19 @@ class Arrays {
  private:
   Array taken(const char* name, const xla::ffi::AnyBuffer& buffer) {
     const auto dims = buffer.dimensions();
-    Array array{buffer.untyped_data(), Dims(dims.begin(), dims.end()), buffer.element_type(),
-                buffer.size_bytes()};
-    ATTN_DISPATCH_NOTE_BUFFER(array.data, static_cast<int64_t>(array.bytes));
-    int64_t bytes = static_cast<int64_t>(xla::ffi::ByteWidth(array.dtype));
+    Array array{buffer.untyped_data(), Dims(dims.begin(), dims.end()), buffer.element_type(), 0};
+    // Not size_bytes(), which multiplies extents unchecked.
+    size_t bytes = xla::ffi::ByteWidth(array.dtype);
     for (int64_t dim : array.dims) {
-      if (dim < 1 || dim > kMostInt32 || __builtin_mul_overflow(bytes, dim, &bytes)) {
+      if (dim < 1 || dim > kMostInt32 || __builtin_mul_overflow(bytes, dim, &bytes) ||
+          bytes > size_t{INT64_MAX}) {
         fail(name, "axes of 1 to " + std::to_string(kMostInt32) + " and fewer than 2^63 bytes",
              text(array));
-        break;
+        return array;
       }
     }
+    array.bytes = bytes;
+    ATTN_DISPATCH_NOTE_BUFFER(array.data, static_cast<int64_t>(array.bytes));
     return array;
   }
 
