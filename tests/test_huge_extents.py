@@ -7,9 +7,9 @@ import warnings
 
 import pytest
 
+from attn_dispatch.call.divisors import largest_divisor
 from attn_dispatch.cli import main
 from attn_dispatch.cudnn import plan_store
-from attn_dispatch.xla.blocks import _divisor
 
 EXTENTS = (2**28, 2**40, 2**40 - 87)
 """2^40 - 87 is a prime: of its divisors nothing can be had by halving."""
@@ -77,7 +77,7 @@ def _by_definition(number: int, most: int) -> int:
 def test_the_largest_divisor():
     for number in range(1, 300):
         for most in (*range(0, 40), number // 2, number - 1, number, number + 1):
-            assert _divisor(number, most) == _by_definition(number, most)
+            assert largest_divisor(number, most) == _by_definition(number, most)
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_the_largest_divisor():
     ],
 )
 def test_the_largest_divisor_of_huge_numbers(number: int, most: int, divisor: int):
-    assert _divisor(number, most) == divisor
+    assert largest_divisor(number, most) == divisor

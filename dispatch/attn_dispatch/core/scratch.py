@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.in_parts import Axis, InParts, length_of
+from attn_dispatch.core.rewrites.in_parts import Axis, InParts, length_of, most_heads
 from attn_dispatch.core.rewrites.rewrite import Rewrite
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.memory import memory_bytes
@@ -185,7 +185,7 @@ def _below(spec: AttentionSpec, axis: Axis, most: int) -> int:
     whole = length_of(spec, axis)
     most = min(max(most, 1), whole)
     if axis == "heads":
-        return next(x for x in range(most, 0, -1) if InParts(axis, x).inner(spec) or x == 1)
+        return most_heads(spec, most)
     least = max(most // 2, most - _MOST_LOOKED_AT, 1)
     divisor = next((x for x in range(most, least - 1, -1) if whole % x == 0), None)
     return divisor or -(-whole // -(-whole // most))

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from math import isqrt, prod
+from math import prod
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
+from attn_dispatch.call.divisors import largest_divisor
 from attn_dispatch.call.spec import AttentionSpec
 
 SCORE_BYTES = 2**27
@@ -27,7 +26,6 @@ ENOUGH_ROWS = 128
 """Query rows that a block has at least, unless so many of a single kv head do not fit: those of
 the query heads that share it are rows of one matrix product, which then is high enough as it is."""
 
-_TRIED_AT_ONCE = 2**16
 
 State = TypeVar("State")
 Index = jax.Array | int
@@ -57,9 +55,9 @@ class BlockSizes:
         batch = spec.batch
         # In an exported module the batch may be a symbol: then it is whole, and counts as one row.
         if isinstance(batch, int):
-            batch = _divisor(batch, SCORE_BYTES // (kv_heads * enough * row_bytes))
+            batch = largest_divisor(batch, SCORE_BYTES // (kv_heads * enough * row_bytes))
         counted = batch if isinstance(batch, int) else 1
-        kv_heads = _divisor(kv_heads, SCORE_BYTES // (counted * enough * row_bytes))
+        kv_heads = largest_divisor(kv_heads, SCORE_BYTES // (counted * enough * row_bytes))
         fitting = max(SCORE_BYTES // (counted * kv_heads * row_bytes), 1)
         power = 1 << fitting.bit_length() - 1
         # `enough` itself need not be a power of two.
@@ -189,21 +187,6 @@ def _split(index: Index, count: int) -> tuple[Index, Index]:
     if count == 1:
         return 0, index
     return lax.rem(index, jnp.int32(count)), lax.div(index, jnp.int32(count))
-
-
-@lru_cache(maxsize=256)
-def _divisor(number: int, most: int) -> int:
-    """The largest divisor of a number that is at most `most`, or 1."""
-    if number <= most:
-        return number
-    # Of two divisors whose product is the number, one is at most its root.
-    found, end = 1, min(most, isqrt(number)) + 1
-    for start in range(1, end, _TRIED_AT_ONCE):
-        tried = np.arange(start, min(start + _TRIED_AT_ONCE, end), dtype=np.int64)
-        small = tried[number % tried == 0]
-        both = np.concatenate([small, number // small])
-        found = max(found, int(both[both <= most].max(initial=1)))
-    return found
 
 
 def _row_bytes(spec: AttentionSpec) -> int:

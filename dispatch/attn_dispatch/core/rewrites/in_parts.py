@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from attn_dispatch.call.divisors import largest_divisor
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, changed
 from attn_dispatch.core.shards import LAYOUTS
@@ -185,6 +186,16 @@ class _Division:
 def length_of(spec: AttentionSpec, axis: Axis) -> int:
     """What there is to divide: batch rows or query heads."""
     return spec.batch if axis == "batch" else spec.num_heads
+
+
+def most_heads(spec: AttentionSpec, most: int) -> int:
+    """The largest number of heads of a part, at most so many: whole groups, or equal parts of
+    one."""
+    group = spec.num_heads // spec.num_kv_heads
+    most = min(most, spec.num_heads - 1)
+    if most < group:
+        return largest_divisor(group, most)
+    return group * largest_divisor(spec.num_kv_heads, most // group)
 
 
 def _keeps_copies_whole(spec: AttentionSpec, size: int) -> bool:

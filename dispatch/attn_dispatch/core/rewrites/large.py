@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.in_parts import Axis, InParts, length_of
+from attn_dispatch.core.rewrites.in_parts import Axis, InParts, length_of, most_heads
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 
 MOST_BLOCKS = 65_535
@@ -67,8 +67,7 @@ def _equal_parts(spec: AttentionSpec, axis: Axis, most: int) -> InParts:
     """The fewest parts that are as equal as they can be, of at most so many."""
     whole, most = length_of(spec, axis), max(most, 1)
     if axis == "heads":
-        sizes = (InParts(axis, x) for x in range(most, 1, -1))
-        return next((x for x in sizes if x.inner(spec)), InParts(axis, 1))
+        return InParts(axis, most_heads(spec, most))
     return InParts(axis, -(-whole // -(-whole // most)))
 
 
