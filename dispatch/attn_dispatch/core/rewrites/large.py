@@ -19,6 +19,9 @@ MOST_BLOCKS = 65_535
 LARGE = 2**30
 """Elements of an array, or of a batch row of it, from which some kernels may not count them."""
 
+_LARGEST = 8 * LARGE
+"""Elements, counted as below, of the largest parts that are tried: no kernel runs larger ones."""
+
 _KEYS_OF_A_SPLIT = 64
 """AITER's deterministic backward pass keeps a gradient of query for so many keys, or more."""
 
@@ -39,20 +42,26 @@ def parts_of_a_large_call(spec: AttentionSpec) -> Iterator[Steps]:
     for axis, most in blocks:
         if length_of(spec, axis) > max(most, 1):
             yield (_equal_parts(spec, axis, most),)
-    if _elements_of_a_row(spec) >= LARGE:
-        yield from _halves(spec, ("heads",))
-    elif spec.options.deterministic_backward and _elements_of_splits(spec) >= LARGE:
-        yield from _halves(spec, ("batch", "heads"))
+    if (elements := _elements_of_a_row(spec)) >= LARGE:
+        yield from _halves(spec, ("heads",), elements)
+    elif spec.options.deterministic_backward and (elements := _elements_of_splits(spec)) >= LARGE:
+        yield from _halves(spec, ("batch", "heads"), elements)
 
 
-def _halves(spec: AttentionSpec, axes: Sequence[Axis], taken: Steps = ()) -> Iterator[Steps]:
-    """Ever smaller parts along one axis, and from those of size 1 along the next."""
+def _halves(
+    spec: AttentionSpec, axes: Sequence[Axis], elements: int, taken: Steps = ()
+) -> Iterator[Steps]:
+    """Ever smaller parts along one axis, and from those of size 1 along the next.
+
+    The first have few enough elements that some kernel may count them.
+    """
     if not axes:
         return
     axis, *others = axes
     size, inner = length_of(spec, axis), spec
+    least_parts = max(2, elements // _LARGEST)
     while size > 1:
-        step = _equal_parts(spec, axis, size // 2)
+        step = _equal_parts(spec, axis, min(size // 2, length_of(spec, axis) // least_parts))
         inner = step.inner(spec)
         if inner is None:
             return
@@ -60,7 +69,8 @@ def _halves(spec: AttentionSpec, axes: Sequence[Axis], taken: Steps = ()) -> Ite
         size = step.size
         if size == 1:
             taken = (*taken, step)
-    yield from _halves(inner, others, taken)
+    left = elements // max(length_of(spec, axis), 1)
+    yield from _halves(inner, others, left, taken)
 
 
 def _equal_parts(spec: AttentionSpec, axis: Axis, most: int) -> InParts:
