@@ -235,6 +235,7 @@ def test_every_argument_arrives(
 ):
     judge("gfx950")
     capture = libraries[1]
+    capture.set_asm_folder("gfx950", build.asm_folder("gfx950"))
     capture.set_gpu("gfx950")
     struct = api.backward_struct() if backward else api.forward_struct()
     given = _fill_distinctly(struct)
