@@ -98,7 +98,10 @@ def main() -> None:
         run_one(args.draws, args.seed, args.one)
         return
     with ThreadPoolExecutor(args.jobs) as pool:
-        calls = list(pool.map(lambda index: checked(args, index), range(args.draws)))
+        calls = []
+        for call in pool.map(lambda index: checked(args, index), range(args.draws)):
+            calls.append(call)  # printed at once: a run that is cut off has shown something
+            print(f"{call['case']}: {call['status']}, errors: {call['errors']}", flush=True)
     clean = [x for x in calls if x["errors"] == 0 and x["status"] == "passed"]
     refused = [x for x in calls if x["status"] == "refused"]
     unknown = [x for x in calls if x["errors"] is None and x not in refused]
