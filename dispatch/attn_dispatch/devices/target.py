@@ -109,7 +109,7 @@ def parse(name: str) -> Device:
     raise ValueError(
         f"target: expected a product like 'h100' or 'mi300x', one of {archs}, or "
         f"cuDNN's device properties as a JSON text or the path of an existing .json file; got "
-        f"{name[:80]!r}{meant}"
+        f"{name[:200]!r}{meant}"
     )
 
 
