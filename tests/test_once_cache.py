@@ -25,7 +25,8 @@ def test_what_is_kept_and_what_is_forgotten(tmp_path: Path):
 @needs_compiler
 def test_threads_inside_cudnn_when_the_process_ends_or_forks(tmp_path: Path):
     program = compiled(
-        tmp_path / "visits", "-std=c++17", "-g", "-pthread", f"-I{BACKEND}", f"-I{HERE.parent / 'common_backend'}",
+        tmp_path / "visits", "-std=c++17", "-g", "-pthread", f"-I{BACKEND}",
+        f"-I{HERE.parent / 'common_backend'}",
         HERE / "cuda_checks" / "visits.cc", BACKEND / "visit.cc",
     )  # fmt: skip
     done = subprocess.run([program], capture_output=True, text=True, timeout=90)
