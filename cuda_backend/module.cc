@@ -184,12 +184,12 @@ PYBIND11_MODULE(_cuda, m) {
       "buffers",
       [](const py::dict& attributes) {
         const CallBuffers buffers = value_or_throw(buffers_of(spec_from(attributes)));
-        py::list operands, results;
+        std::vector<std::pair<std::string, int64_t>> operands, results;
         for (size_t i = 0; i < buffers.all.size(); ++i) {
           const auto& [name, bytes] = buffers.all[i];
-          (i < buffers.operands ? operands : results).append(py::make_tuple(name, bytes));
+          (i < buffers.operands ? operands : results).emplace_back(name, bytes);
         }
-        return py::make_tuple(operands, results);
+        return std::pair(operands, results);
       },
       py::arg("attributes"),
       "(operands, results) of a call but for the workspace, each (name, bytes); takes no cuDNN.");
