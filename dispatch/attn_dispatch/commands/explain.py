@@ -128,7 +128,9 @@ def _explanations(args: argparse.Namespace) -> list[Explanation]:
 def _flags(args: argparse.Namespace, arguments: dict[str, Any]) -> dict[str, Any]:
     """What the options add to the arguments; arrays take their sizes from query and key."""
     added = given(args, _FLAGS)
-    query, key = arguments.get("query"), arguments.get("key")
+    # Any: the loop below says what is no array.
+    query: Any = arguments.get("query")
+    key: Any = arguments.get("key")
     for name, x in (("query", query), ("key", query if key is None else key)):
         if not isinstance(x, jax.ShapeDtypeStruct) or len(x.shape) < 3:
             raise ValueError(f"{name}: {notation.EXPECTED}, got {x!r}")
