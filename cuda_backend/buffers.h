@@ -59,8 +59,8 @@ inline constexpr int64_t kMostBytes = int64_t{1} << 47;
 // Beside the arrays of nodes a call has fewer than 32 buffers.
 inline constexpr size_t kMostBuffers = kMostNodeArrays + 32;
 
-// Of a spec whose values are in order by themselves (validate.cc). A wrong call where a size, their
-// sum, or the number of scores is beyond what can be counted.
+// The buffers of a spec whose values are in order by themselves (validate.cc). A wrong call where a
+// size, the sum of sizes, or the number of scores is beyond what can be counted.
 Result<CallBuffers> buffers_of(const SdpaSpec& spec);
 
 }  // namespace attn_dispatch

@@ -40,7 +40,7 @@ LoadedCache& loaded_cache() {
   return *instance;
 }
 
-// Of plans that were imported and made anew since, until somebody takes them.
+// Imported plans that were made anew since, kept until somebody takes them.
 struct Remade {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<const Plan>> by_key;
@@ -124,7 +124,7 @@ Result<DeviceFacts> device_facts(const std::string& properties) {
                      static_cast<int32_t>(number("multiProcessorCount"))};
 }
 
-// That the plan wants a pointer for each of the call's buffers and for nothing else.
+// Refuses a plan that wants pointers other than one for each of the call's buffers.
 Status check_pointers(const SdpaSpec& spec, const fe::graph::Graph& graph) {
   const auto buffers = buffers_of(spec);
   if (!buffers.ok()) return buffers.status;

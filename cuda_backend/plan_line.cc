@@ -35,8 +35,8 @@ constexpr std::array<int8_t, 256> hex_values() {
   return values;
 }
 
-// Whether it was all of it digits, two for each byte. There are some 200,000 of them, so that a
-// branch for each would cost a millisecond.
+// Decodes two digits for each byte; false if the text has anything else. A plan has some 200,000
+// digits, so a branch for each would cost a millisecond.
 bool from_hex(std::string_view text, std::vector<uint8_t>& bytes) {
   constexpr std::array<int8_t, 256> kValues = hex_values();
   if (text.size() % 2 || text.empty()) return false;

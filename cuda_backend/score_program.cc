@@ -209,7 +209,7 @@ class Parser {
     return false;
   }
 
-  // Of the nodes from `first` on: the last is the result, the others are read by one behind them.
+  // Refuses unread nodes: from `first` on the last is the result, and a later one reads each other.
   Status check_use(const char* attribute, size_t first) const {
     const auto& nodes = program_.nodes;
     if (nodes.size() == first) return {};
