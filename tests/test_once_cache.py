@@ -11,24 +11,23 @@ HERE = Path(__file__).parent
 BACKEND = HERE.parent / "cuda_backend"
 
 
+def check(folder: Path, name: str, source: str) -> Path:
+    """The program of tests/cuda_checks/NAME.cc, with one file of the library."""
+    headers = (f"-I{BACKEND}", f"-I{BACKEND.parent / 'common_backend'}")
+    sources = (HERE / "cuda_checks" / f"{name}.cc", BACKEND / source)
+    return compiled(folder / name, "-std=c++17", "-g", "-pthread", *headers, *sources)
+
+
 @needs_compiler
 def test_what_is_kept_and_what_is_forgotten(tmp_path: Path):
-    program = compiled(
-        tmp_path / "once_cache", "-std=c++17", "-g", "-pthread", f"-I{BACKEND}",
-        f"-I{HERE.parent / 'common_backend'}",
-        HERE / "cuda_checks" / "once_cache.cc", BACKEND / "failure.cc",
-    )  # fmt: skip
+    program = check(tmp_path, "once_cache", "failure.cc")
     done = subprocess.run([program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "ok\n", done.stdout + done.stderr
 
 
 @needs_compiler
 def test_threads_inside_cudnn_when_the_process_ends_or_forks(tmp_path: Path):
-    program = compiled(
-        tmp_path / "visits", "-std=c++17", "-g", "-pthread", f"-I{BACKEND}",
-        f"-I{HERE.parent / 'common_backend'}",
-        HERE / "cuda_checks" / "visits.cc", BACKEND / "visit.cc",
-    )  # fmt: skip
+    program = check(tmp_path, "visits", "visit.cc")
     done = subprocess.run([program], capture_output=True, text=True, timeout=90)
     assert done.stdout == "ok\na destructor ran\n", done.stdout + done.stderr
     stays = subprocess.run([program, "stay"], capture_output=True, text=True, timeout=90)

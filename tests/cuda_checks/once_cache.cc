@@ -10,15 +10,10 @@
 #include <vector>
 
 #include "cache.h"
+#include "check.h"
 #include "failure.h"
 #include "remake.h"
 #include "status.h"
-
-#define CHECK(condition)                           \
-  if (!(condition)) {                              \
-    std::printf("%d: %s\n", __LINE__, #condition); \
-    std::exit(1);                                  \
-  }
 
 namespace {
 

@@ -12,15 +12,10 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "library.h"
 #include "plan.h"
 #include "visit.h"
-
-#define CHECK(condition)                           \
-  if (!(condition)) {                              \
-    std::printf("%d: %s\n", __LINE__, #condition); \
-    std::exit(1);                                  \
-  }
 
 namespace {
 

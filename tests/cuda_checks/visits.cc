@@ -12,14 +12,9 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "library.h"
 #include "visit.h"
-
-#define CHECK(condition)                           \
-  if (!(condition)) {                              \
-    std::printf("%d: %s\n", __LINE__, #condition); \
-    std::exit(1);                                  \
-  }
 
 // cuDNN is loaded, as far as visits ask.
 int64_t attn_dispatch::cudnn_version() { return 91900; }

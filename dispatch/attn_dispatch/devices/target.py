@@ -143,7 +143,7 @@ def _in_file(name: str) -> str | None:
 
 
 _OLDEST, _NEWEST = 10, 99_999
-"""Of deviceVer, ten times the number in an architecture's name."""
+"""Bounds of deviceVer, which is ten times the number in an architecture's name."""
 
 
 def _nvidia(properties: str, where: str = "") -> Device:

@@ -28,7 +28,7 @@ _MOST_BYTES = 2**63 - 1
 """XLA counts the bytes of an array in 64 bits."""
 
 _DIGITS = 19
-"""Of an extent."""
+"""Digits of an extent."""
 
 EXPECTED = "expected arrays like 'q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]'"
 

@@ -14,7 +14,7 @@ from attn_dispatch.core.rewrites.in_parts import Axis, InParts, length_of, most_
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 
 MOST_BLOCKS = 65_535
-"""Of an axis of a launch grid."""
+"""Blocks along one axis of a launch grid."""
 
 LARGE = 2**30
 """Elements of an array, or of a batch row of it, from which some kernels may not count them."""
