@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ _ENVIRONMENT = {
     "XLA_FLAGS": "--xla_gpu_autotune_level=0",
     "ATTN_DISPATCH_POISON": "1",
 }
+
+_MEMCHECK = (
+    "compute-sanitizer", "--tool", "memcheck", "--print-limit", "5",
+    # Of this process alone: the sanitizer crashes beside the compilers that XLA starts.
+    "--target-processes", "application-only",
+    # What the driver refuses is no access to memory: cuDNN tries calls, and goes on without them.
+    "--report-api-errors", "no",
+)  # fmt: skip
 
 _LONGEST = 100
 """Seconds for one call; most take 10 to 20."""
@@ -59,8 +68,7 @@ def devices() -> tuple[str, ...]:
 def checked(args: argparse.Namespace, index: int) -> dict[str, Any]:
     """One call under compute-sanitizer: its status, and the errors that were counted."""
     command = (
-        "compute-sanitizer", "--tool", "memcheck", "--print-limit", "5",
-        sys.executable, __file__, "--draws", str(args.draws), "--seed", str(args.seed),
+        *_MEMCHECK, sys.executable, __file__, "--draws", str(args.draws), "--seed", str(args.seed),
         "--one", str(index),
     )  # fmt: skip
     device = {"CUDA_VISIBLE_DEVICES": devices()[index % len(devices())]}
@@ -74,13 +82,13 @@ def checked(args: argparse.Namespace, index: int) -> dict[str, Any]:
         os.killpg(process.pid, signal.SIGKILL)
         said, _ = process.communicate()
     status = re.search(r"STATUS (\w+)", said)
-    counted = re.search(r"ERROR SUMMARY: (\d+) error", said)
+    summed = re.search(r"ERROR SUMMARY: (\d+) error", said)
     found = re.findall(r"========= (Invalid .*|    at .*)", said)
     return {
-        "case": f"{args.seed}_{index}",
+        "case": f"drawn/{args.seed}_{index}",
         "status": status[1] if status else "unfinished",
         # Errors are printed as they happen; their sum only at the end.
-        "errors": int(counted[1]) if counted else (len(found) or None),
+        "errors": int(summed[1]) if summed else (len(found) or None),
         "first_errors": found[:6],
         "exit_status": process.returncode,
     }
@@ -97,31 +105,60 @@ def main() -> None:
     if args.one is not None:
         run_one(args.draws, args.seed, args.one)
         return
+    facts = facts_of(args) if args.out else {}
+    calls: list[dict[str, Any]] = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        calls = []
+        # Told as they end, so that a run that is cut off has shown something.
         for call in pool.map(lambda index: checked(args, index), range(args.draws)):
-            calls.append(call)  # printed at once: a run that is cut off has shown something
+            calls.append(call)
             print(f"{call['case']}: {call['status']}, errors: {call['errors']}", flush=True)
-    clean = [x for x in calls if x["errors"] == 0 and x["status"] == "passed"]
-    refused = [x for x in calls if x["status"] == "refused"]
-    unknown = [x for x in calls if x["errors"] is None and x not in refused]
-    bad = [x for x in calls if x not in (*clean, *refused, *unknown)]
+            if facts:
+                report(Path(args.out), facts, calls)
+    counts = counted(calls)
     print(
-        f"{len(calls)} calls: {len(clean)} clean, {len(refused)} refused, {len(bad)} not clean, "
-        f"{len(unknown)} of which the sanitizer said nothing"
+        f"{len(calls)} calls:", ", ".join(f"{x.replace('_', ' ')} {y}" for x, y in counts.items())
     )
-    for call in bad + unknown:
-        print(call)
-    if args.out:
-        from attn_dispatch.conformance.environment import environment, file_name
+    for call in calls:
+        if kind(call) in ("not_clean", "sanitizer_crashed_or_hung"):
+            print(call)
+    sys.exit(0 if counts["clean"] and not counts["not_clean"] else 1)
 
-        facts = environment()
-        counts = {"clean": len(clean), "refused": len(refused), "not_clean": len(bad)}
-        counts["sanitizer_crashed_or_hung"] = len(unknown)
-        report = {"environment": facts, "draws": args.draws, "seed": args.seed, **counts}
-        path = Path(args.out, f"{file_name('memcheck', facts)}.json")
-        path.write_text(json.dumps(report | {"calls": calls}, indent=1) + "\n")
-    sys.exit(0 if clean and not bad else 1)
+
+def kind(call: dict[str, Any]) -> str:
+    """What a call counts as."""
+    if call["status"] == "refused":
+        return "refused"
+    if call["errors"] is None:
+        return "sanitizer_crashed_or_hung"
+    return "clean" if call["status"] == "passed" and not call["errors"] else "not_clean"
+
+
+def counted(calls: list[dict[str, Any]]) -> dict[str, int]:
+    """How many calls there are of each kind."""
+    found = Counter(map(kind, calls))
+    kinds = ("clean", "refused", "not_clean", "sanitizer_crashed_or_hung")
+    return {x: found[x] for x in kinds}
+
+
+def facts_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What a report begins with."""
+    from attn_dispatch.conformance import draws
+    from attn_dispatch.conformance.environment import environment
+
+    cases = draws.examples(args.draws, args.seed)
+    packed = [x for x in cases if x.q_segments is not None or x.cu_q is not None]
+    return {
+        "environment": environment(), "draws": args.draws, "seed": args.seed,
+        "paged": [x.name for x in cases if x.page], "packed": [x.name for x in packed],
+    }  # fmt: skip
+
+
+def report(folder: Path, facts: dict[str, Any], calls: list[dict[str, Any]]) -> None:
+    """Writes what is known of these calls."""
+    from attn_dispatch.conformance.environment import file_name
+
+    path = folder / f"{file_name('memcheck', facts['environment'])}.json"
+    path.write_text(json.dumps(facts | counted(calls) | {"calls": calls}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -61,20 +61,24 @@ class Program:
 
     def compile(self, traced: Any) -> Any:
         """The compiled program of what `trace` returned."""
-        with warnings.catch_warnings():
-            # Nobody minds that what was given away is of no use to a result.
-            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-            return traced.lower().compile()
+        return _lowered(traced).compile()
 
     def runs(self, traced: Any) -> tuple[Callable[[Arrays], Arrays], str]:
         """What runs the program that `trace` returned, and its text, which names its kernels.
 
-        An eager case runs operation by operation, so it is only lowered.
+        The text is the lowered one: XLA drops a kernel whose results it knows, as where a mask_mod
+        leaves no pair. An eager case runs operation by operation.
         """
-        if self.case.transform == "eager":
-            return self.run, traced.lower().as_text()
-        compiled = self.compile(traced)
-        return compiled, compiled.as_text()
+        lowered = _lowered(traced)
+        run = self.run if self.case.transform == "eager" else lowered.compile()
+        return run, lowered.as_text()
+
+
+def _lowered(traced: Any) -> Any:
+    with warnings.catch_warnings():
+        # Nobody minds that what was given away is of no use to a result.
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        return traced.lower()
 
 
 def numpy_results(run: Callable[[Arrays], Arrays], operands: Operands) -> Operands:
@@ -95,14 +99,12 @@ def specs_in(jaxpr: Any) -> list[AttentionSpec]:
 
 
 def custom_calls_in(text: str) -> set[str]:
-    """The targets of this library's custom calls in a program, lowered or compiled.
+    """The targets of this library's custom calls in a lowered program.
 
     Those of kernels for packed sequences alone, or that split keys, are called like the others.
     What clears rows afterwards computes nothing.
     """
-    found = re.findall(
-        r'custom_call(?:_target="| @)(attn_dispatch\w*?)(?:_packed|_split_kv)?\b', text
-    )
+    found = re.findall(r"custom_call @(attn_dispatch\w*?)(?:_packed|_split_kv)?\b", text)
     return {*found} - {"attn_dispatch_clear_rows"}
 
 
