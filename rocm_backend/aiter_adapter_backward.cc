@@ -77,6 +77,7 @@ bool ReadsDeviceMemory(const AttnAiterCall& call) {
 }  // namespace
 
 int Backward(const AttnAiterBackward* backward, void* stream, char* message, int32_t size) {
+  const OwnErrors own_errors;
   const bool asm_layout = backward->accumulator != ATTN_AITER_SPLIT;
   if (asm_layout != (backward->call.use_asm != 0)) {
     return Fail(message, size,

@@ -57,6 +57,7 @@ bool AsksForAsm(const AttnAiterForward& forward) {
 }  // namespace
 
 int Forward(const AttnAiterForward* forward, void* stream, char* message, int32_t size) {
+  const OwnErrors own_errors;
   // CK may stand in where ASM cannot run: out and lse are the same.
   const bool use_asm = AsksForAsm(*forward);
   if (use_asm) {

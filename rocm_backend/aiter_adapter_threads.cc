@@ -39,10 +39,13 @@ class DeviceThread {
  private:
   void Serve() {
     std::unique_lock<std::mutex> lock(mutex_);
-    device_error_ = hipSetDevice(device_);
+    bool is_at_device = false;
     while (true) {
       changed_.wait(lock, [this] { return work_ != nullptr; });
-      if (device_error_ == hipSuccess) result_ = (*work_)();
+      // A device that is busy now may not be next time.
+      if (!is_at_device) device_error_ = hipSetDevice(device_);
+      is_at_device = device_error_ == hipSuccess;
+      if (is_at_device) result_ = (*work_)();
       work_ = nullptr;
       changed_.notify_all();
     }

@@ -325,6 +325,39 @@ def test_an_earlier_error_of_somebody_else(judge: Any, version: int, use_asm: bo
 
 
 @pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+def test_hip_does_not_say_which_device_is_current(judge: Any, backward: bool):
+    """Then the forward pass runs by CK; either leaves no error behind."""
+    library, call = judge("gfx942"), replace(grid.CALL, backward=backward)
+    struct = struct_of(call, use_asm=True, accumulator=_atomic_32(call))
+    for first in (0, 1, 2, 3):  # calls of hipGetDevice that succeed before one fails
+        library.fail_call("hipGetDevice", first)
+        failed, _ = library.run(struct)
+        assert not failed or "an error of the fake HIP" in failed
+        assert library.last_error() == 0
+        library.fail_call("", 0)
+
+
+def test_a_device_that_cannot_be_made_current_at_first(judge: Any):
+    """The next call finds it."""
+    library, results = judge("gfx942"), []
+    struct = struct_of(grid.CALL, use_asm=True)
+
+    def run() -> None:
+        library.set_device(0)
+        results.append(library.run(struct))
+        library.set_device(7)  # a thread of it begins
+        library.fail_call("hipSetDevice", 0)
+        results.extend(library.run(struct) for _ in range(2))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    (first, _), (second, records), (third, _) = results
+    assert (first, records, third) == ("", [], "")
+    assert second == "HIP cannot make the device current: an error of the fake HIP"
+
+
 def test_asm_without_its_files(judge: Any, backward: bool):
     library = judge("gfx942")
     call = replace(grid.CALL, backward=backward)

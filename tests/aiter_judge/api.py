@@ -50,6 +50,10 @@ class Library:
     def set_launch_error(self, error: int) -> None:
         self._library.judge_set_launch_error(error)
 
+    def fail_call(self, name: str, after: int) -> None:
+        """Let HIP's function of this name fail once, after so many calls of it that succeed."""
+        self._library.judge_fail_call(name.encode(), after)
+
     def last_error(self) -> int:
         return self._library.judge_last_error()
 

@@ -34,6 +34,8 @@ std::map<std::string, std::string> folders;
 std::string records;
 int hip_version = 7;
 int launch_error = hipSuccess;
+std::string failing;  // the name of a function that is to fail once, after so many calls of it
+int calls_before = 0;
 
 // HIP's, of each host thread.
 thread_local int current_device = 0;
@@ -49,6 +51,13 @@ const Gpu& gpu(int device) {
 hipError_t returned(hipError_t error) {
   if (hip_version < 7 || error != hipSuccess) last_error = error;
   return error;
+}
+
+bool fails(const char* name) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (failing != name || calls_before-- > 0) return false;
+  failing.clear();
+  return true;
 }
 
 }  // namespace
@@ -95,6 +104,11 @@ int judge_last_error() { return last_error; }
 
 // The next kernel cannot be launched.
 void judge_set_launch_error(int error) { launch_error = error; }
+void judge_fail_call(const char* name, int after) {
+  failing = name;
+  calls_before = after;
+}
+
 
 // What was recorded since the last call.
 const char* judge_take_records() {
@@ -112,11 +126,13 @@ hipError_t hipGetDeviceCount(int* count) {
 hipError_t hipGetDevice(int* device) {
   *device = current_device;
   return returned(hipSuccess);
+  if (fails("hipGetDevice")) return returned(hipErrorInitializationError);
 }
 
 hipError_t hipSetDevice(int device) {
   current_device = device;
   return returned(hipSuccess);
+  if (fails("hipSetDevice")) return returned(hipErrorOutOfMemory);
 }
 
 hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device) {
