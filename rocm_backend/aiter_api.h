@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 // The version of this file. A library of another version is refused.
-#define ATTN_AITER_API_VERSION 3
+#define ATTN_AITER_API_VERSION 4
 
 enum AttnAiterDtype { ATTN_AITER_FP16 = 0, ATTN_AITER_BF16 = 1 };
 
@@ -165,6 +165,7 @@ struct AttnAiterBackward {
 struct AttnAiter {
   int32_t api_version;     // ATTN_AITER_API_VERSION
   const char* generation;  // of AITER's C++ interface: "dev18"
+  const char* arch;        // the gfx name that its kernels are built for; null if they run on any
 
   // The gfx name of the current device ("gfx942") into `arch`. Returns 0, or 1 with a sentence in
   // `message`, as the others do.

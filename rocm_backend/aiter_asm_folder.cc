@@ -1,10 +1,17 @@
-// The ASM kernels beside this very library: hsa/gfx942 in its folder, as `attn-dispatch
-// build-aiter` leaves it. One build is for one architecture.
+// The ASM kernels beside this very library: hsa/gfx942 in its folder if it was built for gfx942, as
+// `attn-dispatch build-aiter` leaves them.
 #include <dlfcn.h>
 
+#include <atomic>
 #include <filesystem>
 
 #include "aiter_environment.h"
+
+#ifndef ATTN_DISPATCH_AITER_ARCH
+#error "build-aiter says for which architecture it builds, for example gfx942"
+#endif
+#define ATTN_TEXT(name) #name
+#define ATTN_TEXT_OF(macro) ATTN_TEXT(macro)
 
 namespace attn_dispatch::aiter_adapter {
 namespace {
@@ -16,20 +23,24 @@ std::string Find() {
   std::error_code failed;
   const fs::path library = fs::canonical(found.dli_fname, failed);
   if (failed) return "";
-  fs::directory_iterator folders(library.parent_path() / "hsa", failed);
-  if (failed) return "";
-  for (; folders != fs::directory_iterator(); folders.increment(failed)) {
-    if (failed) return "";
-    if (folders->is_directory(failed)) return folders->path().string() + "/";
-  }
-  return "";
+  return (library.parent_path() / "hsa" / ArchOfBuild()).string() + "/";
 }
 
 }  // namespace
 
+const char* ArchOfBuild() { return ATTN_TEXT_OF(ATTN_DISPATCH_AITER_ARCH); }
+
 const std::string& AsmFolder() {
-  static const std::string folder = Find();
-  return folder;
+  static const std::string none;
+  static std::atomic<const std::string*> kept{nullptr};  // once found; never freed
+  if (const std::string* folder = kept) return *folder;
+  std::string folder = Find();
+  if (folder.empty()) return none;
+  const std::string* expected = nullptr;
+  const auto* made = new std::string(std::move(folder));
+  if (kept.compare_exchange_strong(expected, made)) return *made;
+  delete made;
+  return *expected;
 }
 
 }  // namespace attn_dispatch::aiter_adapter

@@ -7,9 +7,9 @@
 
 #include <hip/hip_runtime_api.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 
 #include "aiter_api.h"
 #include "arrays.h"
@@ -46,8 +46,7 @@ struct State {
   static ffi::TypeInfo info;
   CallSite site;
   const Aiter* aiter = nullptr;
-  std::once_flag device_checked;
-  Status wrong_device;
+  std::atomic<bool> device_is_right{false};
 };
 
 ffi::TypeId State::id = {};
@@ -80,9 +79,12 @@ Status wrong_device(const State& state) {
                               arch + "\")"};
 }
 
+// Until it is right: a device that does not answer may do so next time.
 Status check_device(State& state) {
-  std::call_once(state.device_checked, [&] { state.wrong_device = wrong_device(state); });
-  return state.wrong_device;
+  if (state.device_is_right) return {};
+  ATTN_RETURN_IF_ERROR(wrong_device(state));
+  state.device_is_right = true;
+  return {};
 }
 
 // One execution: everything that can be wrong is looked at before anything is written.

@@ -30,11 +30,14 @@ bool find_hip(void* library, Hip& hip) {
   return hip.memset_async && hip.error_string && hip.get_last_error;
 }
 
-Result<Aiter> open(const std::string& path) {
-  const auto failure = [](const std::string& sentence) -> Status {
+Result<Aiter> open(const std::string& path, const std::string& arch) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const auto failure = [library](const std::string& sentence) -> Status {
+    // Another file may be in its place next time. The loader goes by the path, and would answer
+    // with what is open.
+    if (library) dlclose(library);
     return {Code::kLibrary, sentence};
   };
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const char* why = dlerror();
     return failure("AITER's library cannot be loaded: " + std::string(why ? why : path) +
@@ -56,6 +59,10 @@ Result<Aiter> open(const std::string& path) {
     return failure(path + " was built from AITER's generation " + calls->generation +
                    " and this attn_dispatch works with " + kGeneration + "; " + kBuild);
   }
+  if (calls->arch && calls->arch != arch) {
+    return failure(path + " is AITER for " + calls->arch + ", and this is " + arch +
+                   "; build it with `attn-dispatch build-aiter --arch " + arch + "`");
+  }
   Aiter found{calls, {}};
   if (!find_hip(library, found.hip)) {
     return failure(path + " is not linked with HIP (libamdhip64): it was not built by " +
@@ -68,7 +75,7 @@ Result<Aiter> open(const std::string& path) {
 
 Status load_aiter(const std::string& path, const std::string& arch) {
   if (aiter(arch)) return {};
-  const Result<Aiter> found = open(path);
+  const Result<Aiter> found = open(path, arch);
   if (!found.ok()) return found.status;
   std::lock_guard<std::mutex> lock(mutex);
   loaded().emplace(arch, found.value);

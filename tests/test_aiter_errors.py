@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +64,22 @@ class TestFailures:
         with pytest.raises(jax.errors.JaxRuntimeError, match="out of something"):
             backward()
         assert len(backward()) == 3  # and the next call works
+
+    @pytest.mark.parametrize("answer", ["the device is busy", "gfx950"])
+    def test_a_device_that_was_wrong_once(self, emulator, answer):
+        """A compiled program asks again."""
+        case = BY_NAME["causal"]
+        operands = {x: jnp.asarray(y) for x, y in case.operands().items()}
+        spec = spec_of(case.forward_options(), operands)
+        compiled = jax.jit(lambda o: aiter.forward(spec, GFX942, o)).lower(operands).compile()
+        if answer == "gfx950":
+            emulator.set_arch(answer)
+        else:
+            emulator.fail_next(answer)
+        with pytest.raises(jax.errors.JaxRuntimeError, match=answer):
+            jax.block_until_ready(compiled(operands))
+        emulator.set_arch("gfx942")
+        jax.block_until_ready(compiled(operands))
 
     def test_aiter_fails(self, emulator):
         emulator.fail_next("no kernel for this")
@@ -201,9 +219,9 @@ def call_directly(operands: list[jax.Array], **changes: Any) -> Any:
 def folder(tmp_path, monkeypatch):
     """Where AITER is looked for; nothing is there."""
     monkeypatch.setenv("ATTN_DISPATCH_AITER", str(tmp_path))
-    aiter_library.find.cache_clear()
+    aiter_library._load.cache_clear()
     yield tmp_path / "gfx942"
-    aiter_library.find.cache_clear()
+    aiter_library._load.cache_clear()
 
 
 def build_record(**changes: Any) -> AiterBuild:
@@ -213,6 +231,45 @@ def build_record(**changes: Any) -> AiterBuild:
 
 def load(error: str = "") -> aiter_library.AiterLibrary:
     return aiter_library.load(SimpleNamespace(load_aiter=lambda path, arch: error), "gfx942")
+
+
+def finish_build(folder: Path) -> None:
+    """Put into `folder` what a finished build leaves there."""
+    kernels = folder / "hsa" / "gfx942" / "fmha_v3_fwd"
+    kernels.mkdir(parents=True)
+    for number in range(5):
+        (kernels / f"{number}.co").touch()
+    (folder / ADAPTER).touch()
+    build_record().write(folder)
+
+
+def test_what_failed_to_load_is_tried_again(folder, monkeypatch):
+    """What loads is kept."""
+    errors = ["out of memory"]
+    backend = SimpleNamespace(load_aiter=lambda path, arch: errors.pop() if errors else "")
+    monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", backend)
+    assert "AITER is not built for gfx942" in aiter_library.find("gfx942").unusable
+    finish_build(folder)
+    assert aiter_library.find("gfx942").unusable == "out of memory"
+    found = aiter_library.find("gfx942")
+    assert found.is_usable
+    (folder / ADAPTER).unlink()
+    assert aiter_library.find("gfx942") is found
+
+
+def test_a_rocm_library_that_failed_to_import_is_tried_again(folder, monkeypatch):
+    backend = SimpleNamespace(load_aiter=lambda path, arch: "")
+    answers = [backend, ImportError("cannot allocate memory in static TLS block")]
+
+    def load(native: Any) -> Any:
+        if isinstance(answer := answers.pop(), ImportError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(aiter_library.native_libraries, "load", load)
+    finish_build(folder)
+    assert "static TLS" in aiter_library.find("gfx942").unusable
+    assert aiter_library.find("gfx942").is_usable
 
 
 class TestMissing:
@@ -281,15 +338,22 @@ class TestMissing:
         assert reason == "AITER's attention kernels run on gfx942 and gfx950, and this is gfx1100"
 
 
-def loaded_alone(path: str) -> str:
-    """What a new process says to loading this library: the first that loads stays."""
+def loaded_alone(path: str, arch: str = "gfx942", then: str = "") -> str:
+    """What a new process says to loading this library: the first that loads stays.
+
+    If there is a second one, it is put in the place of the first, and what is said to it counts.
+    """
     code = (
-        "import aiter_emulated, sys; "
+        "import aiter_emulated, os, sys; "
         "module = aiter_emulated.load_module(aiter_emulated.library()); "
-        "print(module.load_aiter(sys.argv[1], 'gfx942'))"
+        "path, arch, then = sys.argv[1:]; "
+        "answer = module.load_aiter(path, arch); "
+        "assert answer or not then; "
+        "then and os.replace(then, path); "
+        "print(module.load_aiter(path, arch) if then else answer)"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code, path]
+    command = [sys.executable, "-c", code, path, arch, then]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return done.stdout.strip()
 
@@ -311,11 +375,34 @@ def test_the_library_is_another():
     ],
 )  # fmt: skip
 def test_the_library_is_not_one_of_ours(tmp_path, version, generation, message):
-    source = tmp_path / f"{generation}.cc"
+    assert message in loaded_alone(str(served(tmp_path, version, generation)))
+
+
+def test_a_library_that_was_refused_and_is_built_again(tmp_path):
+    """It has the same path, under which the loader knows what is still open."""
+    wrong, right = tmp_path / "lib.so", tmp_path / "right.so"
+    shutil.copy(served(tmp_path, "99", "dev18"), wrong)
+    shutil.copy(aiter_emulated.library(), right)
+    assert loaded_alone(str(wrong), then=str(right)) == ""
+
+
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [("gfx942", "is not linked with HIP"), ("gfx950", "is AITER for gfx942, and this is gfx950")],
+)
+def test_the_library_is_for_another_architecture(tmp_path, arch, message):
+    library = served(tmp_path, "ATTN_AITER_API_VERSION", "dev18")
+    assert message in loaded_alone(str(library), arch)
+
+
+def served(folder: Path, version: str, generation: str) -> Path:
+    """A library that serves AITER for gfx942, and nothing behind it."""
+    source = folder / f"{generation}.cc"
     source.write_text(
         '#include "aiter_api.h"\n'
-        f'static const AttnAiter served{{{version}, "{generation}", 0, 0, 0, 0, 0, 0}};\n'
+        f'static const AttnAiter served{{{version}, "{generation}", "gfx942"}};\n'
         'extern "C" __attribute__((visibility("default"))) '
         "const AttnAiter* attn_dispatch_aiter() { return &served; }\n"
     )
-    assert message in loaded_alone(str(build.build(f"served_{generation}", [source])))
+    flags = ["-Wno-missing-field-initializers"]
+    return build.build(f"served_{version}_{generation}", [source], flags=flags)

@@ -237,7 +237,9 @@ hipError_t hipGetDeviceProperties(hipDeviceProp_t* p, int device) { return p->de
 ASKS = """
 #include <hip/hip_runtime_api.h>
 #include <cstdlib>
+#include "aiter_environment.h"
 extern "C" const char* asked(const char* name) { return getenv(name); }
+extern "C" const char* arch() { return attn_dispatch::aiter_adapter::ArchOfBuild(); }
 extern "C" int device() { hipDeviceProp_t p; hipGetDeviceProperties(&p, 0); return p.device; }
 """
 
@@ -250,28 +252,37 @@ def test_what_aiter_asks_is_answered_for_its_own_build(tmp_path):
     (tmp_path / "hip" / "hip_runtime_api.h").write_text(HIP_STAND_IN)
     (tmp_path / "asks.cc").write_text(ASKS)
     (tmp_path / "hip.cc").write_text(HIP)
-    tools = Toolchain("g++", ("g++", "-std=c++20", "-fPIC", f"-I{tmp_path}"), ("g++",))
     adapter = wheel.adapter_folder()
+    flags = ("-std=c++20", "-fPIC", f"-I{tmp_path}", f"-I{adapter}")
+    tools = Toolchain("g++", ("g++", *flags), ("g++",))
     sources = (tmp_path / "asks.cc", *(adapter / x for x in wheel.ENVIRONMENT))
     lines = ["import ctypes, os", "os.environ['AITER_ASM_DIR'] = '/nowhere/'"]
     for arch in ("gfx942", "gfx950"):
         folder = tmp_path / arch
-        (folder / "hsa" / arch).mkdir(parents=True)
+        for other in ("gfx950", "gfx90a", "gfx942"):  # in any order, as folders are read
+            (folder / "hsa" / other).mkdir(parents=True)
         libraries = [
             Library("libhip.so", (tmp_path / "hip.cc",)),
-            Library(f"libasks_{arch}.so", sources, (), ("libhip.so",), ninja.WRAPPED),
+            Library(
+                f"libasks_{arch}.so",
+                sources,
+                (),
+                ("libhip.so",),
+                ninja.WRAPPED,
+                wheel.environment_flags(arch),
+            ),
         ]
         ninja.write(folder, tools, libraries)
         ninja.run(folder, 2, _ignore)
         lines += [
             f"x = ctypes.CDLL({str(folder / f'libasks_{arch}.so')!r})",
-            "x.asked.restype = ctypes.c_char_p",
-            "print(x.asked(b'AITER_ASM_DIR').decode(), x.asked(b'HOME2'), x.device())",
+            "x.asked.restype = x.arch.restype = ctypes.c_char_p",
+            "print(x.asked(b'AITER_ASM_DIR').decode(), x.asked(b'HOME2'), x.device(), x.arch())",
         ]
     command = [sys.executable, "-c", "\n".join(lines)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        f"{tmp_path}/{arch}/hsa/{arch}/ None 3" for arch in ("gfx942", "gfx950")
+        f"{tmp_path}/{arch}/hsa/{arch}/ None 3 b'{arch}'" for arch in ("gfx942", "gfx950")
     ]
 
 

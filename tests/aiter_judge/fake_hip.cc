@@ -78,6 +78,8 @@ float RecordLiteral(const char* line) { return Record(line); }
 
 }  // namespace judge
 
+const char* attn_dispatch::aiter_adapter::ArchOfBuild() { return nullptr; }
+
 // In a process with AITER this is the folder beside a library; here one library has all.
 const std::string& attn_dispatch::aiter_adapter::AsmFolder() {
   return folders[gpu(current_device).arch];
@@ -102,13 +104,13 @@ void judge_set_hip_version(int version) { hip_version = version; }
 void judge_set_error(int error) { last_error = static_cast<hipError_t>(error); }
 int judge_last_error() { return last_error; }
 
-// The next kernel cannot be launched.
-void judge_set_launch_error(int error) { launch_error = error; }
 void judge_fail_call(const char* name, int after) {
   failing = name;
   calls_before = after;
 }
 
+// The next kernel cannot be launched.
+void judge_set_launch_error(int error) { launch_error = error; }
 
 // What was recorded since the last call.
 const char* judge_take_records() {
@@ -124,15 +126,15 @@ hipError_t hipGetDeviceCount(int* count) {
 }
 
 hipError_t hipGetDevice(int* device) {
+  if (fails("hipGetDevice")) return returned(hipErrorInitializationError);
   *device = current_device;
   return returned(hipSuccess);
-  if (fails("hipGetDevice")) return returned(hipErrorInitializationError);
 }
 
 hipError_t hipSetDevice(int device) {
+  if (fails("hipSetDevice")) return returned(hipErrorOutOfMemory);
   current_device = device;
   return returned(hipSuccess);
-  if (fails("hipSetDevice")) return returned(hipErrorOutOfMemory);
 }
 
 hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device) {

@@ -62,6 +62,7 @@ class Table(ctypes.Structure):
     _fields_ = [
         ("api_version", ctypes.c_int32),
         ("generation", ctypes.c_char_p),
+        ("arch", ctypes.c_char_p),
         ("device_arch", _Arch),
         ("forward", _Run),
         ("backward", _Run),

@@ -51,6 +51,7 @@ int takes_asm(const Call* call, char* message, int32_t size) {
 extern "C" __attribute__((visibility("default"))) const AttnAiter* attn_dispatch_aiter(void) {
   static const AttnAiter served = {ATTN_AITER_API_VERSION,
                                    "dev18",
+                                   /*arch=*/nullptr,
                                    attn_emulator::device_arch,
                                    attn_emulator::forward,
                                    attn_emulator::backward,

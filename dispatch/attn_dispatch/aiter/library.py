@@ -25,14 +25,35 @@ class AiterLibrary:
         return self.backend is not None
 
 
-@lru_cache
 def find(arch: str) -> AiterLibrary:
-    """Load `_rocm` and through it the AITER that was built for this architecture."""
+    """Load `_rocm` and through it the AITER that was built for this architecture.
+
+    What is found is kept. A failure to load is not: AITER may be built, memory may be free again.
+    """
+    try:
+        return _load(arch)
+    except _NotLoaded as failure:
+        return failure.library
+
+
+class _NotLoaded(Exception):
+    def __init__(self, library: AiterLibrary) -> None:
+        super().__init__(library.unusable)
+        self.library = library
+
+
+@lru_cache
+def _load(arch: str) -> AiterLibrary:
     try:
         backend = native_libraries.load(native_libraries.ROCM)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         return AiterLibrary(None, unusable=str(error))
-    return load(backend, arch)
+    except ImportError as error:
+        raise _NotLoaded(AiterLibrary(None, unusable=str(error))) from error
+    library = load(backend, arch)
+    if not library.is_usable:
+        raise _NotLoaded(library)
+    return library
 
 
 def load(backend: ModuleType, arch: str) -> AiterLibrary:

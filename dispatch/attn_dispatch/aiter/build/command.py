@@ -139,8 +139,9 @@ def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
 
     include = source_wheel.include_flags
     names = aiter_folder.libraries(arch)
+    own_flags = wheel.environment_flags(arch)
     libraries = [
-        Library(name, files, (*include, *options), needs, ninja.WRAPPED)
+        Library(name, files, (*include, *options), needs, ninja.WRAPPED, own_flags)
         for name, files, options, needs in (
             (names[0], (*forward.files, *environment), flags.FORWARD, ()),
             (names[1], (*backward.files, *environment), flags.BACKWARD, ()),

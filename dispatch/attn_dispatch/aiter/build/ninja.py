@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from attn_dispatch.aiter.build.errors import BuildError
@@ -35,6 +35,8 @@ class Library:
     """Libraries of the same build that it is linked with."""
     wrapped: tuple[str, ...] = ()
     """Linker flags that send calls of a function to one of the sources."""
+    flags_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Further flags of single sources, by their names."""
 
     def objects(self) -> list[tuple[Path, Path]]:
         """Each source with its object, relative to the build folder."""
@@ -75,11 +77,11 @@ def write(folder: Path, toolchain: Toolchain, libraries: Sequence[Library]) -> N
 
 
 def _library(library: Library) -> Iterator[str]:
-    flags = _escape_variable(" ".join(map(shlex.quote, library.flags)))
     for source, target in library.objects():
+        flags = (*library.flags, *library.flags_of.get(source.name, ()))
         yield ""
         yield f"build {_escape_path(target)}: compile {_escape_path(source)}"
-        yield f"  flags = {flags}"
+        yield f"  flags = {_escape_variable(' '.join(map(shlex.quote, flags)))}"
         yield f"  name = {_escape_variable(source.name)}"
     objects = " ".join(_escape_path(target) for _, target in library.objects())
     needs = " ".join(library.needs)

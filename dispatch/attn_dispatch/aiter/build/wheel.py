@@ -81,6 +81,11 @@ ENVIRONMENT = ("aiter_environment.cc", "aiter_asm_folder.cc")
 """This project's sources that are part of each library, and answer what AITER asks there."""
 
 
+def environment_flags(arch: str) -> dict[str, tuple[str, ...]]:
+    """Flags of single sources of ENVIRONMENT, by name."""
+    return {ENVIRONMENT[1]: (f"-DATTN_DISPATCH_AITER_ARCH={arch}",)}
+
+
 def adapter_folder() -> Path:
     """This project's C++ sources for AITER: here, in the repository or in attn-dispatch-rocm."""
     package = Path(__file__).resolve().parents[2]
