@@ -8,13 +8,13 @@
 #include <hip/hip_runtime_api.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <memory>
 
 #include "aiter_api.h"
 #include "arrays.h"
 #include "call_site.h"
 #include "check.h"
+#include "environment.h"
 #include "fill.h"
 #include "library.h"
 #include "spec.h"
@@ -46,6 +46,7 @@ struct State {
   static ffi::TypeInfo info;
   CallSite site;
   const Aiter* aiter = nullptr;
+  bool poisons = false;
   std::atomic<bool> device_is_right{false};
 };
 
@@ -56,7 +57,10 @@ template <Pass pass>
 ffi::ErrorOr<std::unique_ptr<State>> Instantiate(Attributes attributes) {
   Result<CallSite> site = decode(attributes, pass);
   if (!site.ok()) return ffi::Unexpected(failure(site.status));
+  const Result<bool> poison = poisons();
+  if (!poison.ok()) return ffi::Unexpected(failure(poison.status));
   auto state = std::make_unique<State>();
+  state->poisons = poison.value;
   state->site = std::move(site.value);
   state->aiter = aiter(state->site.arch);
   if (state->aiter) return state;
@@ -95,6 +99,7 @@ struct Execution {
   const Hip& hip;
   Arrays arrays;
   const ffi::RemainingRets& results;
+  const bool poisons;
 
   Status forward() {
     const AttnAiterForward call = fill_forward(site, arrays);
@@ -130,14 +135,8 @@ struct Execution {
     return {Code::kDevice, std::string("hipMemsetAsync: ") + hip.error_string(status)};
   }
 
-  // Set in tests: fills results and scratch with NaN first, so that whatever a kernel leaves
-  // unwritten or reads uninitialized shows.
   Status poison() {
-    static const bool wanted = [] {
-      const char* value = std::getenv("ATTN_DISPATCH_POISON");
-      return value && *value && *value != '0';
-    }();
-    for (size_t i = 0; wanted && i < results.size(); ++i) {
+    for (size_t i = 0; poisons && i < results.size(); ++i) {
       const ffi::AnyBuffer buffer = **results.get<ffi::AnyBuffer>(i);
       ATTN_RETURN_IF_ERROR(fill_bytes(buffer.untyped_data(), 0xff, buffer.size_bytes()));
     }
@@ -187,8 +186,8 @@ ffi::Error Execute(hipStream_t stream, State* state, ffi::RemainingArgs operands
   Status status = check_device(*state);
   if (status.ok()) {
     Execution execution{
-        stream, state->site, *state->aiter->calls, state->aiter->hip, Arrays(operands, results),
-        results};
+        stream,  state->site,   *state->aiter->calls, state->aiter->hip, Arrays(operands, results),
+        results, state->poisons};
     status = (execution.*run)();
   }
   return status.ok() ? ffi::Error::Success() : failure(status);

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ["ATTN_DISPATCH_POISON"] = "1"  # read once, at the first call
+os.environ["ATTN_DISPATCH_POISON"] = "1"  # read when a call is compiled
 
 import jax
 import rich.progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-os.environ["ATTN_DISPATCH_POISON"] = "1"  # read once, at the first call
+os.environ["ATTN_DISPATCH_POISON"] = "1"  # read when a call is compiled
 
 from collections.abc import Iterator
 from contextlib import contextmanager

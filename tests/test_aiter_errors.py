@@ -86,6 +86,17 @@ class TestFailures:
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"AITER: .*no kernel for this"):
             forward()
 
+    def test_whether_results_hold_nan_first_is_0_or_1(self, emulator, monkeypatch):
+        for value, is_filled in (("", False), ("0", False), ("1", True)):
+            monkeypatch.setenv("ATTN_DISPATCH_POISON", value)
+            before = emulator.calls("memset")
+            forward()
+            assert (emulator.calls("memset") > before) == is_filled
+        monkeypatch.setenv("ATTN_DISPATCH_POISON", "yes")
+        expected = "AITER: ATTN_DISPATCH_POISON: expected 0 or 1, got 'yes'"
+        with pytest.raises(jax.errors.JaxRuntimeError, match=expected):
+            call_directly([jnp.zeros((2, 8, 4, 16), jnp.bfloat16)] * 3)
+
     def test_another_gpu_than_it_was_lowered_for(self, emulator):
         emulator.set_arch("gfx950")
         expected = "lowered for gfx942 and runs on gfx950; lower it again"

@@ -159,6 +159,8 @@ def test_a_report_on_a_full_disk_leaves_the_earlier_one(tmp_path, monkeypatch):
         ("ATTN_DISPATCH_FALLBACK", "x"),
         ("ATTN_DISPATCH_TUNING", "x"),
         ("ATTN_DISPATCH_CHECK", "yes"),
+        ("ATTN_DISPATCH_TRUST_PLANS", "true"),
+        ("ATTN_DISPATCH_POISON", "2"),
     ],
 )
 def test_a_variable_with_a_wrong_value(command, variable, value, monkeypatch, tmp_path):

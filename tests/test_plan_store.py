@@ -196,8 +196,13 @@ def test_another_users_plans_are_read_if_asked(folder, monkeypatch):
     others = os.stat_result((found.st_mode, *found[1:4], 54321, *found[5:10]))
     monkeypatch.setattr(os, "fstat", lambda descriptor: others)
     assert builds() == 1
-    monkeypatch.setenv(plan_store.TRUST, "1")
+    monkeypatch.setenv(settings.TRUST_PLANS, "0")
+    assert builds() == 1
+    monkeypatch.setenv(settings.TRUST_PLANS, "1")
     assert builds() == 0
+    monkeypatch.setenv(settings.TRUST_PLANS, "yes")
+    with pytest.raises(ValueError, match="ATTN_DISPATCH_TRUST_PLANS: expected 0 or 1, got 'yes'"):
+        builds()
 
 
 def test_a_folder_that_cannot_be_written_to(monkeypatch, tmp_path, caplog):

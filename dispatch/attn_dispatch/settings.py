@@ -29,6 +29,13 @@ TUNING = "ATTN_DISPATCH_TUNING"
 AITER_ASM = "ATTN_DISPATCH_AITER_ASM"
 """The environment variable that is 0 where AITER's ASM kernels are not to run."""
 
+TRUST_PLANS = "ATTN_DISPATCH_TRUST_PLANS"
+"""The environment variable that is 1 where plans are read whoever wrote them."""
+
+POISON = "ATTN_DISPATCH_POISON"
+"""The environment variable that is 1 where results hold NaN before each kernel runs. The C++
+libraries read it (common_backend/environment.h)."""
+
 SCRATCH_LIMIT = "ATTN_DISPATCH_SCRATCH_LIMIT"
 """The environment variable of `scratch_limit`."""
 
@@ -80,13 +87,16 @@ def _from_environment() -> Settings:
     # A device-property JSON has commas of its own.
     targets = (names,) if names.lstrip().startswith("{") else tuple(names.split(","))
     targets = tuple(name.strip() for name in targets if name.strip())
+    # Neither changes what is lowered, but a wrong value is an error, as in the others.
+    for name in (TRUST_PLANS, POISON):
+        flag(name)
     return Settings(
         targets,
         _checked_policy(*_variable("ATTN_DISPATCH_FALLBACK", "warn")),
         _checked_dropout(*_variable("ATTN_DISPATCH_SHARDED_DROPOUT", "own")),
-        _checked_flag(*_variable("ATTN_DISPATCH_CHECK", "0")),
-        _checked_flag(*_variable("ATTN_DISPATCH_REWRITES", "1")),
-        aiter_asm=_checked_flag(*_variable(AITER_ASM, "1")),
+        flag("ATTN_DISPATCH_CHECK"),
+        flag("ATTN_DISPATCH_REWRITES", "1"),
+        aiter_asm=flag(AITER_ASM, "1"),
         tuning_seconds=_tuning_seconds(),
         scratch_limit=_checked_scratch(os.environ.get(SCRATCH_LIMIT) or None, SCRATCH_LIMIT),
     )
@@ -105,10 +115,16 @@ def _variable(name: str, default: str) -> tuple[str, str]:
     return os.environ.get(name) or default, name
 
 
-def _checked_flag(flag: str, name: str) -> bool:
-    if flag not in ("0", "1"):
-        raise ValueError(f"{name}: expected 0 or 1, got {flag!r}")
-    return flag == "1"
+def flag(name: str, default: str = "0") -> bool:
+    """Whether an environment variable is 1.
+
+    Raises:
+      ValueError: it is neither 0 nor 1.
+    """
+    value, _ = _variable(name, default)
+    if value not in ("0", "1"):
+        raise ValueError(f"{name}: expected 0 or 1, got {value!r}")
+    return value == "1"
 
 
 def _checked_policy(policy: Any, name: str = "fallback") -> FallbackPolicy:

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 from unittest import mock
 
-os.environ["ATTN_DISPATCH_POISON"] = "1"  # read once, at the first call
+os.environ["ATTN_DISPATCH_POISON"] = "1"  # read when a call is compiled
 
 import jax
 import jax.numpy as jnp

@@ -21,13 +21,10 @@ from typing import Any
 
 from attn_dispatch.cudnn.planning import PlanningProcess
 from attn_dispatch.files import writing
-from attn_dispatch.settings import kept_at
+from attn_dispatch.settings import TRUST_PLANS, flag, kept_at
 
 FOLDER = "ATTN_DISPATCH_PLANS"
 """The environment variable that names the folder; "off" keeps none."""
-
-TRUST = "ATTN_DISPATCH_TRUST_PLANS"
-"""Set to 1, plans are read whoever wrote them."""
 
 MOST_FILES = 4096
 """Those that were not used for longest go first. A plan is some 200 KB here."""
@@ -119,12 +116,12 @@ def _read(file: Path) -> str | None:
 def _mistrusted(found: os.stat_result) -> str:
     if not stat.S_ISREG(found.st_mode):
         return "it is no file"
-    if os.environ.get(TRUST) == "1":
+    if flag(TRUST_PLANS):
         return ""
     if found.st_uid not in (os.geteuid(), 0):
-        return f"user {found.st_uid} wrote it ({TRUST}=1 reads it)"
+        return f"user {found.st_uid} wrote it ({TRUST_PLANS}=1 reads it)"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"other users may write to it ({TRUST}=1 reads it)"
+        return f"other users may write to it ({TRUST_PLANS}=1 reads it)"
     return ""
 
 
