@@ -34,8 +34,8 @@ enum AttnAiterAccumulator {
   ATTN_AITER_SPLIT = 0,
   // ASM: float32 [batch, num_heads, seq_len_q, head_dim], in group mode without the batch axis.
   ATTN_AITER_ATOMIC_32 = 1,
-  // ASM: query's dtype [batch, num_heads, ceil16(seq_len_q), 128 or 192], also in group mode, where
-  // seq_len_q is the largest there.
+  // ASM: query's dtype [batch, num_heads, ceil16(seq_len_q), 128], also in group mode, where
+  // seq_len_q is the largest there. Head dim 192 has rows of 192; no other above 128 has a kernel.
   ATTN_AITER_ATOMIC_16 = 2,
 };
 

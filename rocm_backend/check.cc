@@ -70,6 +70,11 @@ Status check(const AttnAiterForward& forward) {
 
 Status check(const AttnAiterBackward& backward) {
   ATTN_RETURN_IF_ERROR(check_shared(backward.call));
+  // The rows of dq_acc are as wide as those of the kernels that there are.
+  const int32_t dim = backward.call.head_dim;
+  if (backward.accumulator == ATTN_AITER_ATOMIC_16 && dim > 128 && dim != 192) {
+    return wrong("head dim of q", "at most 128, or 192, with accumulator atomic_16", dim);
+  }
   return check_grid("heads of q", backward.call.num_heads);
 }
 

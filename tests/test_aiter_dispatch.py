@@ -229,6 +229,24 @@ def test_16_bit_atomics_run_nothing_that_32_bit_ones_do_not(judge: Any, arch: st
     assert both >= 20
 
 
+@ARCHS
+def test_rows_of_a_16_bit_accumulator_are_as_wide_as_a_head(judge: Any, arch: str):
+    """128, or 192 for head dim 192: AITER has no such kernel for other head dims above 128."""
+    library, dims = judge(arch), set()
+    call = replace(grid.CALL, backward=True)
+    for dim, length, is_group in product(range(8, 257, 8), (64, 150, 256), (False, True)):
+        for dim_v, mask in product({64, 128, 192, dim}, ({}, CAUSAL)):
+            lengths = dict.fromkeys(
+                ("seq_len_q", "seq_len_kv", "max_seq_len_q", "max_seq_len_kv"), length
+            )
+            asked = replace(
+                call, head_dim=dim, head_dim_v=dim_v, is_group=is_group, **lengths, **mask
+            )
+            if library.takes_asm(struct_of(asked, use_asm=True, accumulator="atomic_16")):
+                dims.add(dim)
+    assert dims == {*range(64, 129, 8)} | ({192} if arch == "gfx950" else set())
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_every_argument_arrives(
     libraries: tuple[api.Library, api.Library], judge: Any, backward: bool

@@ -157,7 +157,7 @@ class Run:
         (t, _), (max_t, max_s) = self.rows, self.max_lengths
         batch = () if case.is_group else (case.batch,)
         if case.accumulator == "ATOMIC_16":
-            shape = (case.batch, case.heads, -(-max_t // 16) * 16, 128 if case.dim <= 128 else 192)
+            shape = (case.batch, case.heads, -(-max_t // 16) * 16, 192 if case.dim == 192 else 128)
             array = np.zeros(shape, DTYPES[case.dtype])
         elif case.accumulator == "ATOMIC_32":
             array = np.zeros((*batch, case.heads, t, case.dim), np.float32)

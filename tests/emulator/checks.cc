@@ -83,6 +83,9 @@ std::string refusal_of_call(const AttnAiterCall& call) {
 std::string refusal_of_asm_layout(const AttnAiterBackward& backward, const std::string& arch) {
   const AttnAiterCall& call = backward.call;
   const bool is_16 = backward.accumulator == ATTN_AITER_ATOMIC_16;
+  if (is_16 && call.head_dim > 128 && call.head_dim != 192) {
+    return "no ASM kernel with a 16-bit dq_acc has head dim " + text(call.head_dim);
+  }
   if (is_direct(backward, arch)) {
     if (call.is_group) {
       return "dev18 has no 16-bit accumulation of packed sequences here and would run the float32 "
@@ -95,7 +98,7 @@ std::string refusal_of_asm_layout(const AttnAiterBackward& backward, const std::
     return "";
   }
   const int64_t rows = is_16 ? (call.max_seq_len_q + 15) / 16 * 16 : call.seq_len_q;
-  const int64_t row = !is_16 ? call.head_dim : call.head_dim <= 128 ? 128 : 192;
+  const int64_t row = !is_16 ? call.head_dim : call.head_dim == 192 ? 192 : 128;
   const int64_t batch = call.is_group && !is_16 ? 0 : call.num_heads * rows * row;
   if (backward.stride_dq_acc != row || backward.nhead_stride_dq_acc != rows * row ||
       backward.batch_stride_dq_acc != batch) {

@@ -90,7 +90,9 @@ def _dq_acc(backward: Any) -> tuple:
     """ASM kernels know its layout without strides; CK goes by strides."""
     call, n = backward.call, backward.call.num_heads
     if backward.accumulator == _ATOMIC_16:
-        rows, width = -(-call.max_seq_len_q // 16) * 16, 192 if call.head_dim > 128 else 128
+        # As AITER's own caller lays it out (csrc/py_itfs_cu/asm_mha_bwd.cu).
+        rows, width = -(-call.max_seq_len_q // 16) * 16, 192 if call.head_dim == 192 else 128
+        assert call.head_dim <= width, f"no kernel has head dim {call.head_dim}"
         return "dq_acc", backward.dq_acc, 2, [(call.batch * n * rows * width, 1)]
     if backward.accumulator == _ATOMIC_32:
         batch = 1 if call.is_group else call.batch
