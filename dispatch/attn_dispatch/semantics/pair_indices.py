@@ -91,5 +91,5 @@ def _rows_and_heads(
     heads = jnp.arange(spec.num_heads, dtype=jnp.int32)
     copies = rows // (spec.batch // count)
     b = (rows % (spec.batch // count) + jnp.take(start[:, 0], copies))[:, None]
-    n = heads + start[:, 1:]
+    n = heads[None] + start[:, 1:]
     return copies, b, n if count == 1 else jnp.take(n, copies, axis=0)
