@@ -5,6 +5,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "wrong_value.h"
+
 namespace attn_dispatch {
 namespace {
 
@@ -33,7 +35,7 @@ constexpr Choice kAccumulators[] = {
 };
 
 std::string text(bool value) { return value ? "true" : "false"; }
-std::string text(std::string_view value) { return std::string(value); }
+std::string text(std::string_view value) { return beginning(value); }
 std::string text(float value) {
   std::ostringstream out;
   out << value;  // to_string would make 0.000000 of 1e-40
@@ -55,7 +57,7 @@ struct Decoder {
       if (word == value) return number;
       known += (known.empty() ? "" : ", ") + std::string(word);
     }
-    fail(name, "one of " + known, std::string(value));
+    fail(name, "one of " + known, text(value));
     return 0;
   }
 

@@ -12,6 +12,7 @@
 
 #include "aiter_api.h"
 #include "arrays.h"
+#include "attribute_reader.h"
 #include "call_site.h"
 #include "check.h"
 #include "environment.h"
@@ -22,12 +23,6 @@
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
-
-#define FIRST(type, name) xla::ffi::StructMember<type>(#name)
-#define FIELD(type, name) , FIRST(type, name)
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(attn_dispatch::Attributes, ATTN_AITER_SPEC(FIRST, FIELD));
-#undef FIRST
-#undef FIELD
 
 namespace attn_dispatch {
 namespace {
@@ -54,7 +49,13 @@ ffi::TypeId State::id = {};
 ffi::TypeInfo State::info = ffi::MakeTypeInfo<State>();
 
 template <Pass pass>
-ffi::ErrorOr<std::unique_ptr<State>> Instantiate(Attributes attributes) {
+ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Dictionary dictionary) {
+  Attributes attributes;
+  AttributeReader reader(dictionary);
+#define FIELD(type, name) reader.take<type>(#name, &attributes.name);
+  ATTN_AITER_SPEC(FIELD, FIELD)
+#undef FIELD
+  if (Status status = reader.status(); !status.ok()) return ffi::Unexpected(failure(status));
   Result<CallSite> site = decode(attributes, pass);
   if (!site.ok()) return ffi::Unexpected(failure(site.status));
   const Result<bool> poison = poisons();
@@ -202,7 +203,7 @@ auto execution() {
       .Attrs();
 }
 
-auto instantiation() { return ffi::Ffi::BindInstantiate().Attrs<Attributes>(); }
+auto instantiation() { return ffi::Ffi::BindInstantiate().Attrs(); }
 
 XLA_FFI_DEFINE_HANDLER(kPlanForward, Instantiate<Pass::kForward>, instantiation());
 XLA_FFI_DEFINE_HANDLER(kPlanBackward, Instantiate<Pass::kBackward>, instantiation());

@@ -205,8 +205,13 @@ class TestFailures:
 
     def test_a_wrong_attribute_is_refused(self):
         q = jnp.zeros((2, 8, 4, 16), jnp.bfloat16)
-        with pytest.raises(jax.errors.JaxRuntimeError, match=r"expected 21 attributes|Unexpected"):
-            call_directly([q] * 3, unheard_of=True)
+        changes = {"unheard_of": True, "scale": np.int64(1), "mask": True}
+        with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+            call_directly([q] * 3, **changes)
+        _, _, wrong = str(raised.value).partition("attributes of the custom call: ")
+        scale, mask, unknown = wrong.split("; ")
+        assert scale.startswith("scale: ") and "expected F32 but got S64" in scale
+        assert mask.startswith("mask: ") and unknown == "unknown unheard_of"
 
 
 def matching(message: str) -> str:
