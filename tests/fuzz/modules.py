@@ -8,23 +8,20 @@ must be what it finds about the same attributes as a dictionary.
 
 from __future__ import annotations
 
-import math
 import random
 import re
-import struct
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxlib.mlir.dialects import stablehlo
 
 import attn_dispatch
 from attn_dispatch import cudnn, mods
 from attn_dispatch.devices import native as native_libraries
+from fuzz import custom_calls
 from fuzz.cudnn_specs import Attributes, changed
 from fuzz.hostile_specs import FORWARD
 
@@ -33,12 +30,6 @@ _ACCEPTED = "attn_dispatch cuDNN (library): cuDNN is not loaded"
 _REFUSED = re.compile(
     r"attn_dispatch cuDNN \(wrong call\): attributes of the custom call: (.*)", re.DOTALL
 )
-_CONFIG = re.compile(r"(mhlo\.backend_config = )\{([^}]*)\}")
-_ENTRY = re.compile(r'(\w+) = (true|false|"[^"]*"|-?[\d.e+-]+)(?: : (\w+))?')
-
-_ODD = ("2 : i32", "2 : ui64", "0.5 : f64", "[1, 2]", "{x = 1}", "dense<1> : tensor<2xi64>")
-"""Values of types that no attribute has."""
-
 _Q = jax.ShapeDtypeStruct((2, 256, 8, 64), jnp.bfloat16)
 
 
@@ -81,40 +72,10 @@ def exported(i: int) -> tuple[jax.export.Exported, str]:
     return made, made.mlir_module()
 
 
-def read_config(text: str) -> Attributes:
-    """The attributes of a custom call as MLIR prints them."""
-    kinds: dict[str, Callable[[str], Any]] = {"i64": int, "f32": float}
-    words = {"true": True, "false": False}
-    return {
-        name: kinds[kind](value) if kind else words.get(value, value.strip('"'))
-        for name, value, kind in _ENTRY.findall(text)
-    }
-
-
-def written(value: Any) -> str:
-    """A value as MLIR reads it."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case int():
-            return f"{max(-(2**63), min(value, 2**63 - 1))} : i64"
-        case float():
-            return f"0x{struct.unpack('>I', struct.pack('>f', _float32(value)))[0]:08X} : f32"
-        case str() | bytes():
-            encoded = value.encode() if isinstance(value, str) else value
-            return '"' + "".join(f"\\{byte:02X}" for byte in encoded) + '"'
-    return "[1]" if isinstance(value, list) else "dense<1> : tensor<2xi64>"
-
-
-def _float32(value: float) -> float:
-    return math.copysign(math.inf, value) if abs(value) > 3.4e38 else value
-
-
 def compiled(module: jax.export.Exported) -> str:
     """What compiling it raises."""
-    again = jax.export.deserialize(module.serialize())
     try:
-        jax.jit(again.call).lower(_Q, _Q, _Q).compile()
+        jax.jit(module.call).lower(_Q, _Q, _Q).compile()
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         return str(error)
     return ""
@@ -128,16 +89,13 @@ def _has_real_types(attributes: Attributes) -> bool:
 def draw(seed: int) -> str:
     dice, native = random.Random(f"modules {seed}"), library()
     made, text = exported(dice.randrange(len(PROGRAMS)))
-    configs = list(_CONFIG.finditer(text))
+    configs = custom_calls.configs(text)
     config = dice.choice(configs)
-    attributes = changed(dice, read_config(config[2]))
-    entries = {name: written(x) for name, x in attributes.items()}
+    attributes = changed(dice, custom_calls.read(config))
+    entries = {name: custom_calls.written(x) for name, x in attributes.items()}
     if is_odd := dice.random() < 0.1:
-        entries[dice.choice(list(entries))] = dice.choice(_ODD)
-    inside = ", ".join(f'"{name}" = {x}' for name, x in entries.items())
-    text = text[: config.start(2)] + inside + text[config.end(2) :]
-    artifact = stablehlo.serialize_portable_artifact_str(text, stablehlo.get_current_version())
-    message = compiled(replace(made, mlir_module_serialized=artifact, platforms=("cpu",)))
+        entries[dice.choice(list(entries))] = dice.choice(custom_calls.ODD)
+    message = compiled(custom_calls.with_entries(made, text, config, entries))
     is_same = _has_real_types(attributes) and not is_odd
     if _ACCEPTED in message:
         # Of several custom calls another one may be compiled first.
@@ -159,7 +117,7 @@ def draw(seed: int) -> str:
 
 
 def _as_in_memory(attributes: Attributes) -> Attributes:
-    """With integers cut off as `written` cuts them off."""
+    """With integers cut off as `custom_calls.written` cuts them off."""
     return {
         name: max(-(2**63), min(x, 2**63 - 1)) if type(x) is int else x
         for name, x in attributes.items()
