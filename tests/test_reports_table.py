@@ -8,6 +8,13 @@ import reports_table
 MKDOCS = reports_table.PAGE.parents[1] / "mkdocs.yml"
 
 
+def test_every_report_is_in_its_short_form():
+    assert not [*keep_reports.RESULTS.glob("verify-*.md")]
+    for report in reports_table.reports():
+        message = f"{report.name}: run python tests/keep_reports.py tests/gpu/results"
+        assert keep_reports.is_kept(report.facts), message
+
+
 def test_the_pages_are_of_the_reports_that_are_here():
     pages = dict(reports_table.pages(reports_table.PAGE.read_text()))
     for path, text in pages.items():
@@ -34,10 +41,3 @@ def test_the_totals_are_sums_of_the_reports():
         assert sum(int(x[column]) for x in rows) == sum(x.facts["counts"][status] for x in reports)
     bad = [int(re.match(r"\d+", x[9])[0]) for x in rows]
     assert sum(bad) == sum(len(x.facts["outcomes"]) for x in reports) > 10
-
-
-def test_every_report_is_in_its_short_form():
-    assert not [*keep_reports.RESULTS.glob("verify-*.md")]
-    for report in reports_table.reports():
-        message = f"{report.name}: run python tests/keep_reports.py tests/gpu/results"
-        assert keep_reports.is_kept(report.facts), message
