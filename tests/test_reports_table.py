@@ -9,7 +9,7 @@ MKDOCS = reports_table.PAGE.parents[1] / "mkdocs.yml"
 
 
 def test_every_report_is_in_its_short_form():
-    assert not [*keep_reports.RESULTS.glob("verify-*.md")]
+    assert not [*keep_reports.RESULTS.glob("verify-*.md")], "the JSON files say the same"
     for report in reports_table.reports():
         message = f"{report.name}: run python tests/keep_reports.py tests/gpu/results"
         assert keep_reports.is_kept(report.facts), message
