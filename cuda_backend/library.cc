@@ -9,6 +9,8 @@
 #include <mutex>
 #include <vector>
 
+#include "elf_file.h"
+
 // cudnn-frontend's dynamic loading resolves every cuDNN symbol through this handle.
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;
@@ -85,18 +87,28 @@ Status load_stand_ins(const std::string& why) {
   return {};
 }
 
+std::vector<std::string> files_like(const std::string& pattern) {
+  glob_t found{};
+  std::vector<std::string> files;
+  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
+    files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
+  globfree(&found);
+  return files;
+}
+
 // cuDNN is several libraries: libcudnn.so.9 opens the others when it is first asked something, and
 // ends the process if there is no libcudnn_graph. It looks for that beside itself, then where the
 // loader looks. Other missing ones are errors that it reports.
 Status open_graph_library(const std::string& cudnn_path, void** handle) {
-  const std::string name = "libcudnn_graph.so";
-  const std::string beside = cudnn_path.substr(0, cudnn_path.rfind('/') + 1) + name;
-  std::vector<std::string> candidates = {beside + ".9", beside};
-  glob_t found{};
-  if (glob((beside + ".9.*").c_str(), 0, nullptr, &found) == 0) {
-    candidates.insert(candidates.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  const std::string folder = cudnn_path.substr(0, cudnn_path.rfind('/') + 1);
+  for (const std::string& part : files_like(folder + "libcudnn*.so.9*")) {
+    ATTN_RETURN_IF_ERROR(check_is_whole(part));
   }
-  globfree(&found);
+  const std::string name = "libcudnn_graph.so";
+  const std::string beside = folder + name;
+  std::vector<std::string> candidates = {beside + ".9", beside};
+  for (const std::string& file : files_like(beside + ".9.*")) candidates.push_back(file);
   candidates.insert(candidates.end(), {name + ".9", name});
   std::string why;
   for (const std::string& candidate : candidates) {
@@ -157,11 +169,12 @@ Result<int64_t> load_cudnn(const std::string& path, bool allow_stand_ins) {
     if (!allow_stand_ins) return status;
     ATTN_RETURN_IF_ERROR(load_stand_ins(status.message));
   }
-  // The loader would wait for somebody to write to a pipe.
-  struct stat file_status{};
-  if (path.find('/') != std::string::npos && stat(path.c_str(), &file_status) == 0 &&
-      !S_ISREG(file_status.st_mode)) {
-    return Status{Code::kLibrary, "cuDNN could not be loaded: " + path + " is not a file"};
+  if (struct stat found; path.find('/') != std::string::npos && stat(path.c_str(), &found) == 0) {
+    // The loader would wait for somebody to write to a pipe.
+    if (!S_ISREG(found.st_mode)) {
+      return Status{Code::kLibrary, "cuDNN could not be loaded: " + path + " is not a file"};
+    }
+    ATTN_RETURN_IF_ERROR(check_is_whole(path));
   }
   // Never RTLD_GLOBAL: nothing of cuDNN's is meant for the symbol lookups of other libraries.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -76,6 +76,7 @@ def emulator(path: Path | None = None) -> Emulator:
 @contextmanager
 def arch(name: str) -> Iterator[Emulator]:
     """The emulator plays this GPU."""
+    emulator().reset()  # others may have called it as it was
     emulator().set_arch(name)
     try:
         yield emulator()

@@ -227,3 +227,8 @@ def test_hooks_refuse_what_is_not_there(monkeypatch):
     assert changed == "[a](https://example.org/x/blob/main/README.md#b)"
     with pytest.raises(ValueError, match=r"x.md: no such file: ../gone"):
         hooks.on_page_markdown("[a](../gone)", page=Page, config=config, files=[])
+    Page.file.src_uri = "in/x.md"
+    config["nav"] = [{"Y": "y.md"}]
+    text = "[a](../y.md#b), [c](../../README.md)"
+    changed = hooks.on_page_markdown(text, page=Page, config=config, files=[])
+    assert changed == "[a](../y.md#b), [c](https://example.org/x/blob/main/README.md)"

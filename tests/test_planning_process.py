@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from attn_dispatch.cudnn import helper, planning
 from attn_dispatch.cudnn import library as cudnn_library
-from attn_dispatch.cudnn import planning
 from attn_dispatch.cudnn.planning import PLANNER, PlanningProcess
 from attn_dispatch.devices.target import parse
 from backend import needs_no_driver
@@ -220,6 +220,44 @@ def test_silence_is_a_refusal(odd: PlanningProcess, monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     assert not Path(f"/proc/{pid}").exists()
     assert odd.plan(SMALL, SM90) == plan
+
+
+def test_silence_costs_less_each_time(monkeypatch: pytest.MonkeyPatch):
+    """A call may ask for a dozen plans, and must not wait two minutes for each."""
+    monkeypatch.setattr(planning, "TIMEOUT", 1.0)
+    monkeypatch.setattr(planning, "LEAST_TIMEOUT", 0.25)
+    monkeypatch.setattr(planning, "Helper", lambda _: Silent())
+    process = PlanningProcess(native())
+    for seconds in ("1", "0.5", "0.25", "0.25"):
+        with pytest.raises(process.CudnnError, match=rf"did not answer in {seconds} s$"):
+            process.cudnn_version()
+
+
+class Silent:
+    """A helper that answers nothing."""
+
+    has_ended = False
+
+    def ask(self, line: bytes, timeout: float) -> bytes:
+        raise helper.HelperSilent(f"did not answer in {timeout:g} s")
+
+    def end(self) -> None:
+        pass
+
+
+def test_what_it_logs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """cuDNN may be set to log all it does to stderr."""
+    monkeypatch.setattr(helper, "_KEPT", 1000)
+    script = tmp_path / "talker.py"
+    script.write_text(
+        "import sys\nfor line in sys.stdin:\n"
+        "    print('x' * 900, file=sys.stderr, flush=True)\n    print('done', flush=True)\n"
+    )
+    talker = helper.Helper((sys.executable, str(script)))
+    for _ in range(10):
+        assert talker.ask(b"go\n", 30.0) == b"done\n"
+    assert os.fstat(talker._said.fileno()).st_size <= 1900
+    talker.end()
 
 
 @pytest.fixture

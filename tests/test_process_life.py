@@ -198,6 +198,20 @@ def test_a_cudnn_without_some_of_its_libraries(tmp_path: Path, real: str, missin
         assert is_planned or (said.startswith("library: ") and "SUBLIBRARY" in said), said
 
 
+@pytest.mark.parametrize("part", ["", "_graph", "_engines_runtime_compiled", "_ops"])
+def test_a_cudnn_of_which_a_library_is_cut_off(tmp_path: Path, part: str):
+    """To touch what is missing of it would end the process by SIGBUS."""
+    cudnn = part_of_cudnn(tmp_path / "cudnn", CUDNN, ())
+    cut = cudnn.parent / f"libcudnn{part}.so.9"
+    bytes_kept = cut.stat().st_size // 2
+    with cut.resolve().open("rb") as whole:
+        start = whole.read(bytes_kept)
+    cut.unlink()
+    cut.write_bytes(start)
+    done = run("load()", cudnn)
+    assert f"{cut} is cut off: it has {bytes_kept} bytes, and segment" in done.stderr
+
+
 def test_a_pipe_is_no_cudnn(tmp_path: Path):
     """The loader would wait until somebody writes to it."""
     os.mkfifo(pipe := tmp_path / "libcudnn.so.9")

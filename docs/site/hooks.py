@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +17,15 @@ _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Links out of the docs lead to the repository, or where its address is not known nowhere."""
     url = (config.get("repo_url") or "").rstrip("/")
+    titles = dict(_titles(config["nav"]))
 
     def outside(found: re.Match[str]) -> str:
-        path = re.sub(r"^(\.\./)+", "", found[2])
+        path = posixpath.normpath(posixpath.join("docs", page.file.src_uri, "..", found[2]))
+        if path.partition("#")[0].removeprefix("docs/") in titles:
+            return found[0]
         if not (Path(config["config_file_path"]).parent / path.partition("#")[0]).exists():
             raise ValueError(f"{page.file.src_uri}: no such file: {found[2]}")
         return f"[{found[1]}]({url}/blob/main/{path})" if url else found[1]
-
-    titles = dict(_titles(config["nav"]))
 
     def by_title(found: re.Match[str]) -> str:
         title = titles.get(found[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -57,7 +58,8 @@ def altered(random: Random, value: Any) -> Any:
             if not (isinstance(other, list) and name >= len(other)) and _has(other, name):
                 holder[key] = copy.deepcopy(other[name])
         elif kind == 3 and isinstance(holder[key], int | float):
-            holder[key] = random.choice((-1, 2, 0.1, 1000)) * holder[key]
+            with suppress(OverflowError):  # an integer that no float holds
+                holder[key] = random.choice((-1, 2, 0.1, 1000)) * holder[key]
         elif kind == 4:
             holder[key] = [holder[key]]
         elif kind == 5 and isinstance(holder[key], str) and holder[key]:

@@ -71,11 +71,17 @@ def _listed(file: Path) -> list[dict[str, Any]] | None:
     if not file.is_file() or file.stat().st_size > 2**25:
         return None
     try:
-        content = json.loads(file.read_bytes().decode())
+        content = json.loads(file.read_bytes().decode(), object_pairs_hook=_without_doubles)
         listed = content["winners"]
         return listed if content["format"] == 1 and _all_well_formed(listed) else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a name twice in one object")
+    return dict(pairs)
 
 
 def _all_well_formed(listed: Any) -> bool:

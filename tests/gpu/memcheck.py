@@ -118,9 +118,8 @@ def main() -> None:
     print(
         f"{len(calls)} calls:", ", ".join(f"{x.replace('_', ' ')} {y}" for x, y in counts.items())
     )
-    for call in calls:
-        if kind(call) in ("not_clean", "sanitizer_crashed_or_hung"):
-            print(call)
+    for call in unclean(calls):
+        print(call)
     sys.exit(0 if counts["clean"] and not counts["not_clean"] else 1)
 
 
@@ -140,17 +139,32 @@ def counted(calls: list[dict[str, Any]]) -> dict[str, int]:
     return {x: found[x] for x in kinds}
 
 
+def unclean(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The calls that were not clean, and those of which it is not known."""
+    return [x for x in calls if kind(x) in ("not_clean", "sanitizer_crashed_or_hung")]
+
+
 def facts_of(args: argparse.Namespace) -> dict[str, Any]:
     """What a report begins with."""
     from attn_dispatch.conformance import draws
     from attn_dispatch.conformance.environment import environment
 
     cases = draws.examples(args.draws, args.seed)
-    packed = [x for x in cases if x.q_segments is not None or x.cu_q is not None]
     return {
         "environment": environment(), "draws": args.draws, "seed": args.seed,
-        "paged": [x.name for x in cases if x.page], "packed": [x.name for x in packed],
+        "paged": [x.name for x in cases if x.page],
+        "packed": [x.name for x in cases if x.q_segments is not None or x.cu_q is not None],
     }  # fmt: skip
+
+
+def kept(facts: dict[str, Any], calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is written of these calls: counts, and the unclean ones whole."""
+    clean = {x["case"] for x in calls if kind(x) == "clean"}
+    of_kind = {
+        name: {"drawn": len(facts[name]), "clean": len(clean.intersection(facts[name]))}
+        for name in ("paged", "packed")
+    }
+    return facts | of_kind | counted(calls) | {"unclean": unclean(calls)}
 
 
 def report(folder: Path, facts: dict[str, Any], calls: list[dict[str, Any]]) -> None:
@@ -158,7 +172,7 @@ def report(folder: Path, facts: dict[str, Any], calls: list[dict[str, Any]]) -> 
     from attn_dispatch.conformance.environment import file_name
 
     path = folder / f"{file_name('memcheck', facts['environment'])}.json"
-    path.write_text(json.dumps(facts | counted(calls) | {"calls": calls}, indent=1) + "\n")
+    path.write_text(json.dumps(kept(facts, calls), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Exported modules that do not fit this library are refused, and the process goes on."""
+"""Modules that do not fit this library, and memory that is full: the process goes on."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -69,3 +72,55 @@ def test_edited_module(wrong: str):
         run(edited(module, pattern, replacement))
     np.testing.assert_array_equal(run(module), expected)
     assert jnp.isfinite(expected).all()
+
+
+MEMORY_THAT_IS_FULL = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+import attn_dispatch
+
+room = int(sys.argv[1])
+value = np.random.default_rng(0).standard_normal((2, 512, 8, 64)).astype(jnp.bfloat16)
+zeros = jnp.zeros_like(value)
+value = jnp.asarray(value)
+# Every weight is 1 / 512.
+expected = np.broadcast_to(np.asarray(value, np.float32).mean(1, keepdims=True), value.shape)
+run = jax.jit(
+    lambda q, k, v: attn_dispatch.dot_product_attention(q, k, v, implementation="cudnn")
+).lower(zeros, zeros, value).compile()
+free = room and jnp.zeros(room, jnp.int8).block_until_ready()
+held, size = [], 2**34
+while size >= 2**16:
+    try:
+        held.append(jnp.zeros(size, jnp.int8).block_until_ready())
+    except jax.errors.JaxRuntimeError:
+        size //= 2
+if room:
+    free.delete()
+try:
+    run(zeros, zeros, value).block_until_ready()
+    print("ran", end=", ")
+except jax.errors.JaxRuntimeError as error:
+    print("failed:", str(error).splitlines()[0][:200], end=", ")
+for x in held:
+    x.delete()
+for _ in range(2):
+    got = np.asarray(run(zeros, zeros, value), np.float32)
+    np.testing.assert_allclose(got, expected, atol=2e-3)
+print("then right")
+"""
+
+
+@pytest.mark.parametrize("room", [0, 2**21, 2**23, 2**25, 2**27])
+def test_memory_that_is_full_and_then_is_not(record, room: int):
+    """The first call finds this many bytes free, for results, cuDNN's handle and the kernel."""
+    environment = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY_THAT_IS_FULL, str(room)],
+        env=os.environ | environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    outcome = done.stdout.splitlines()[-1]
+    record(room=room, outcome=outcome)
+    assert outcome.endswith(", then right")
+    assert room or outcome.startswith("failed: RESOURCE_EXHAUSTED"), outcome

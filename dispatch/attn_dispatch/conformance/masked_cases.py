@@ -66,6 +66,22 @@ WINDOWS: tuple[Case, ...] = (
         (SQUARE, MORE_QUERIES),
     ),
     *table("window", {"left_causal": {"window": (8, None), **CAUSAL}}, (SMALL, ODD, MLA, EIGHTY)),
+    # Their backward pass moves to one diagonal: core/rewrites/one_diagonal.py.
+    *table(
+        "window",
+        {
+            "narrow_bottom_right": {"window": (32, None), **BOTTOM_RIGHT},
+            "narrow_bottom_right_lengths": {
+                "window": (32, None),
+                "q_lengths": (0.45, 1),
+                "kv_lengths": (1, 0.7),
+                "lse_grad": True,
+                "sinks": 1,
+                **BOTTOM_RIGHT,
+            },
+        },
+        ({"t": 512, "s": 1024, "dtype": "bfloat16", "h": 64, "n": 2, "k": 1},),
+    ),
 )
 
 # The last row is empty, the first is full.

@@ -43,6 +43,11 @@ class Report:
         """How many outcomes there are of each status."""
         return count(self.outcomes)
 
+    @property
+    def bad(self) -> tuple[Outcome, ...]:
+        """The outcomes of cases that failed or crashed."""
+        return tuple(x for x in self.outcomes if x.status in ("failed", "crashed"))
+
     def to_json(self) -> dict[str, Any]:
         """Everything."""
         return {
@@ -103,43 +108,53 @@ class Report:
             if reasons:
                 lines += ["", f"## {title}", ""]
                 lines += [f"- {n} cases: {reason}" for reason, n in reasons]
-        bad = [x for x in self.outcomes if x.status in ("failed", "crashed")]
-        if bad:
+        if self.bad:
             lines += ["", "## Failures"]
-        for outcome in bad:
+        for outcome in self.bad:
             lines += ["", f"### {outcome.case}: {outcome.status}", ""]
             lines += ["```", *outcome.failures, "```"]
         return "\n".join(lines) + "\n"
 
 
 def read(path: Path) -> Report:
-    """A report that was written as JSON.
+    """A report that was written as JSON, with every outcome.
 
     Raises:
-      ValueError: the file is no such report.
+      ValueError: the file is no such report, or some of its outcomes were left out.
     """
     with _a_report(path):
-        data = reading.json_file(path, _MOST_BYTES)
-        report = Report(
-            environment=data["environment"],
-            implementation=data["implementation"],
-            options=data["options"],
-            outcomes=tuple(Outcome.from_json(x) for x in data["outcomes"]),
-            seconds=data["seconds"],
-        )
-        report.markdown()  # what cannot be shown is no report
+        report, counts = _parsed(path)
+        if report.counts() != counts:
+            shown = f"{len(report.outcomes)} of {sum(counts.values())}"
+            raise ValueError(f"{_EXPECTED} with every outcome, got {path} with {shown}")
         return report
 
 
 def bad_cases(path: Path) -> list[Case]:
     """The cases that failed or crashed in a report that was written as JSON.
 
+    Outcomes that passed or were refused may have been left out.
+
     Raises:
       ValueError: the file is no such report.
     """
     with _a_report(path):
-        bad = [x for x in read(path).outcomes if x.status in ("failed", "crashed")]
-        return [Case.from_json(x.call) if x.call else BY_NAME[x.case] for x in bad]
+        report, _ = _parsed(path)
+        return [Case.from_json(x.call) if x.call else BY_NAME[x.case] for x in report.bad]
+
+
+def _parsed(path: Path) -> tuple[Report, dict[str, int]]:
+    """The report in a JSON file, and how many outcomes of each status the run had."""
+    data = reading.json_file(path, _MOST_BYTES)
+    report = Report(
+        environment=data["environment"],
+        implementation=data["implementation"],
+        options=data["options"],
+        outcomes=tuple(Outcome.from_json(x) for x in data["outcomes"]),
+        seconds=data["seconds"],
+    )
+    report.markdown()  # what cannot be shown is no report
+    return report, data["counts"]
 
 
 @contextmanager

@@ -20,6 +20,9 @@ _SAID_AT_LAST = 3
 _CHARACTERS = 1000
 """At most, of these lines."""
 
+_KEPT = 2**20
+"""Bytes of stderr that are kept: cuDNN may be set to log all it does."""
+
 _LONGEST_ANSWER = 2**26
 """Bytes of an answer. A plan is some 200 KB."""
 
@@ -34,6 +37,10 @@ _END_SECONDS = 5.0
 
 class HelperEnded(Exception):
     """The process ended, or was ended, before it answered: how, and what it said at last."""
+
+
+class HelperSilent(HelperEnded):
+    """The process was ended because it did not answer in time."""
 
 
 class Helper:
@@ -63,8 +70,10 @@ class Helper:
         """The line that answers this line; both end in a newline.
 
         Raises:
-          HelperEnded: if the process ends, or does not answer in this many seconds and is ended.
+          HelperEnded: if the process ends.
+          HelperSilent: if it does not answer in this many seconds, and is ended.
         """
+        self._bound_what_it_said()
         try:
             return self._answer(line, timeout)
         except BaseException:
@@ -98,7 +107,7 @@ class Helper:
             while not answer.endswith(b"\n"):
                 left = deadline - time.monotonic()
                 if left <= 0 or not (ready := waiting.poll(left * 1000)):
-                    raise HelperEnded(f"did not answer in {timeout:g} s")
+                    raise HelperSilent(f"did not answer in {timeout:g} s")
                 if (asked.fileno(), select.POLLOUT) in ready:
                     line = line[asked.write(line[:_PART]) or 0 :]
                     if not line:
@@ -112,6 +121,14 @@ class Helper:
         except (OSError, ValueError) as error:  # a broken pipe, or ended by another thread
             raise HelperEnded(self._how_it_ended()) from error
         return bytes(answer)
+
+    def _bound_what_it_said(self) -> None:
+        if self._said.closed:
+            return
+        file = self._said.fileno()
+        if os.lseek(file, 0, os.SEEK_CUR) > _KEPT:  # the position is shared with the process
+            os.lseek(file, 0, os.SEEK_SET)
+            os.ftruncate(file, 0)
 
     def _how_it_ended(self) -> str:
         try:

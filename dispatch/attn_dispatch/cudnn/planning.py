@@ -12,12 +12,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attn_dispatch.cudnn.helper import Helper, HelperEnded
+from attn_dispatch.cudnn.helper import Helper, HelperEnded, HelperSilent
 
 PLANNER = Path(__file__).with_name("planner.py")
 
 TIMEOUT = 120.0
 """Seconds that cuDNN may take for one call. A plan takes some 300 ms, the first one twice that."""
+
+LEAST_TIMEOUT = 5.0
+"""Seconds that are left of it when it has passed often: each time halves it.
+
+One call of attention may ask for a dozen plans, and would wait as many times.
+"""
 
 _EXCEPTIONS = {x.__name__: x for x in (KeyError, TypeError, ValueError)}
 
@@ -40,6 +46,7 @@ class PlanningProcess:
         self._path = ""
         self._helper: Helper | None = None
         self._lock = threading.Lock()
+        self._times_silent = 0
         _ALL.add(self)
 
     def load_cudnn(self, path: str) -> int:
@@ -98,8 +105,9 @@ class PlanningProcess:
         try:
             if self._helper is None:
                 self._helper = Helper(self._command)
-            answer = _read(self._helper.ask(line, TIMEOUT))
+            answer = _read(self._helper.ask(line, self._timeout))
         except HelperEnded as error:
+            self._times_silent += isinstance(error, HelperSilent)
             if self._helper is not None:
                 self._helper.end()
             self._helper = None
@@ -112,6 +120,10 @@ class PlanningProcess:
         if answer["error"] == "CudnnError":
             raise self._error(answer["code"], answer["message"])
         raise _EXCEPTIONS.get(answer["error"], RuntimeError)(answer["message"])
+
+    @property
+    def _timeout(self) -> float:
+        return max(TIMEOUT / 2**self._times_silent, min(TIMEOUT, LEAST_TIMEOUT))
 
     def _error(self, code: str, message: str) -> Exception:
         error = self.CudnnError(message)

@@ -1,0 +1,25 @@
+"""What tests/gpu/memcheck.py writes of its calls."""
+
+import importlib
+from pathlib import Path
+
+
+def test_memcheck_keeps_counts_and_the_unclean_calls(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "gpu"))
+    memcheck = importlib.import_module("memcheck")
+    calls = [
+        {"case": "a", "status": "passed", "errors": 0},
+        {"case": "b", "status": "passed", "errors": 3},
+        {"case": "c", "status": "refused", "errors": None},
+        {"case": "d", "status": "unfinished", "errors": None},
+    ]
+    assert memcheck.kept({"seed": 4, "paged": ["a", "b"], "packed": ["c"]}, calls) == {
+        "seed": 4,
+        "paged": {"drawn": 2, "clean": 1},
+        "packed": {"drawn": 1, "clean": 0},
+        "clean": 1,
+        "refused": 1,
+        "not_clean": 1,
+        "sanitizer_crashed_or_hung": 1,
+        "unclean": [calls[1], calls[3]],
+    }
