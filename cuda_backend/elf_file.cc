@@ -1,6 +1,7 @@
 #include "elf_file.h"
 
 #include <elf.h>
+#include <sys/stat.h>
 
 #include <cstdint>
 #include <fstream>
@@ -8,6 +9,10 @@
 namespace attn_dispatch {
 
 Status check_is_whole(const std::string& path) {
+  struct stat found{};
+  if (stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode)) {
+    return {Code::kLibrary, "cuDNN could not be loaded: " + path + " is not a file"};
+  }
   std::ifstream file(path, std::ios::binary);
   file.seekg(0, std::ios::end);
   const auto bytes = static_cast<uint64_t>(file.tellg());

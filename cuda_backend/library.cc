@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 #include <glob.h>
-#include <sys/stat.h>
 
 #include <atomic>
 #include <map>
@@ -102,8 +101,10 @@ std::vector<std::string> files_like(const std::string& pattern) {
 // loader looks. Other missing ones are errors that it reports.
 Status open_graph_library(const std::string& cudnn_path, void** handle) {
   const std::string folder = cudnn_path.substr(0, cudnn_path.rfind('/') + 1);
-  for (const std::string& part : files_like(folder + "libcudnn*.so.9*")) {
-    ATTN_RETURN_IF_ERROR(check_is_whole(part));
+  for (const char* pattern : {"libcudnn*.so.9", "libcudnn*.so.9.[0-9]*"}) {
+    for (const std::string& part : files_like(folder + pattern)) {
+      ATTN_RETURN_IF_ERROR(check_is_whole(part));
+    }
   }
   const std::string name = "libcudnn_graph.so";
   const std::string beside = folder + name;
@@ -169,13 +170,7 @@ Result<int64_t> load_cudnn(const std::string& path, bool allow_stand_ins) {
     if (!allow_stand_ins) return status;
     ATTN_RETURN_IF_ERROR(load_stand_ins(status.message));
   }
-  if (struct stat found; path.find('/') != std::string::npos && stat(path.c_str(), &found) == 0) {
-    // The loader would wait for somebody to write to a pipe.
-    if (!S_ISREG(found.st_mode)) {
-      return Status{Code::kLibrary, "cuDNN could not be loaded: " + path + " is not a file"};
-    }
-    ATTN_RETURN_IF_ERROR(check_is_whole(path));
-  }
+  if (path.find('/') != std::string::npos) ATTN_RETURN_IF_ERROR(check_is_whole(path));
   // Never RTLD_GLOBAL: nothing of cuDNN's is meant for the symbol lookups of other libraries.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) return Status{Code::kLibrary, "cuDNN could not be loaded: " + loader_error()};

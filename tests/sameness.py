@@ -2,12 +2,10 @@
 
 usage: PYTHONPATH=tests python tests/sameness.py FOLDER [--cases GLOB] [--random N] [--seed N]
        PYTHONPATH=tests python tests/sameness.py FOLDER --against EARLIER_FOLDER
-       PYTHONPATH=tests python tests/sameness.py FOLDER --digests FILE
 
 The first writes one file for each case: the lowered program of its forward and backward pass, and
 the verdict of every implementation on every call of it, for an H100, an MI300X and the CPU. The
-second names what differs; programs must not, and verdicts may in their wording alone. The third
-writes the digests that test_sameness.py compares: of named cases, of this JAX and this cuDNN.
+second names what differs; programs must not, and verdicts may in their wording alone.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import gzip
-import hashlib
 import json
 import os
 import sys
@@ -34,7 +31,6 @@ from attn_dispatch.conformance.calls import Program, specs_in
 from attn_dispatch.conformance.case import Case
 from attn_dispatch.conformance.cases import CASES
 from attn_dispatch.core import select
-from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.devices.target import device_for
 
 TARGETS = {"sm90": "cuda", "gfx942": "rocm", "cpu": "cpu"}
@@ -67,16 +63,6 @@ def made_of(case: Case, target: str) -> dict[str, Any]:
     return {"program": program, "verdicts": verdicts}
 
 
-def digest(case: Case, target: str) -> str:
-    """Of the lowered program alone."""
-    return hashlib.sha256(made_of(case, target)["program"].encode()).hexdigest()[:10]
-
-
-def versions() -> dict[str, str]:
-    """What lowered programs depend on beside this library."""
-    return {"jax": jax.__version__, "cudnn": cudnn_library.find().version_text}
-
-
 def file_of(folder: Path, case: Case) -> Path:
     return folder / f"{case.name.replace('/', '-')}.json.gz"
 
@@ -84,7 +70,6 @@ def file_of(folder: Path, case: Case) -> Path:
 def write(folder: Path, cases: Iterable[Case]) -> None:
     """A file for each case that has none yet, so that what was cut off can go on."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "versions.json").write_text(json.dumps(versions()))
     for i, case in enumerate(cases):
         file = file_of(folder, case)
         if case.transform == "eager" or file.exists():
@@ -104,15 +89,15 @@ def read(file: Path) -> dict[str, Any]:
 def compare(folder: Path, earlier: Path) -> bool:
     """Whether the programs are the same; prints what is not."""
     names = sorted({x.name for y in (folder, earlier) for x in y.glob("*.json.gz")})
+    if not names:
+        sys.exit(f"neither {folder} nor {earlier} has cases")
     is_same, worded = True, 0
     for name in names:
         if not ((folder / name).exists() and (earlier / name).exists()):
             print(f"{name}: in one folder alone")
             is_same = False
             continue
-        now, before = (
-            json.loads(gzip.decompress((x / name).read_bytes())) for x in (folder, earlier)
-        )
+        now, before = read(folder / name), read(earlier / name)
         for target in TARGETS:
             for what in now[target]:
                 if now[target][what] == before[target][what]:
@@ -133,22 +118,9 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=0)
     parser.add_argument("--seed", type=int, default=4711)
     parser.add_argument("--against", type=Path)
-    parser.add_argument("--digests", type=Path)
     args = parser.parse_args()
     if args.against:
         sys.exit(not compare(args.folder, args.against))
-    if args.digests:
-        found = {
-            x.name: [
-                hashlib.sha256(y["program"].encode()).hexdigest()[:10]
-                for y in read(file_of(args.folder, x)).values()
-            ]
-            for x in CASES
-            if file_of(args.folder, x).exists()
-        }
-        of = json.loads((args.folder / "versions.json").read_text())
-        args.digests.write_text(json.dumps({"versions": of, "programs": found}, indent=0) + "\n")
-        return
     named = [x for x in CASES if fnmatch.fnmatch(x.name, args.cases)]
     write(args.folder, [*named, *draws.examples(args.random, args.seed)])
 

@@ -231,6 +231,9 @@ def test_silence_costs_less_each_time(monkeypatch: pytest.MonkeyPatch):
     for seconds in ("1", "0.5", "0.25", "0.25"):
         with pytest.raises(process.CudnnError, match=rf"did not answer in {seconds} s$"):
             process.cudnn_version()
+    process._times_silent = 2000  # the time that is left is no float's any more
+    with pytest.raises(process.CudnnError, match=r"did not answer in 0.25 s$"):
+        process.cudnn_version()
 
 
 class Silent:

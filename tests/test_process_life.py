@@ -212,8 +212,21 @@ def test_a_cudnn_of_which_a_library_is_cut_off(tmp_path: Path, part: str):
     assert f"{cut} is cut off: it has {bytes_kept} bytes, and segment" in done.stderr
 
 
-def test_a_pipe_is_no_cudnn(tmp_path: Path):
+@pytest.mark.parametrize("part", ["", "_ops"])
+def test_a_pipe_is_no_cudnn(tmp_path: Path, part: str):
     """The loader would wait until somebody writes to it."""
-    os.mkfifo(pipe := tmp_path / "libcudnn.so.9")
-    done = run("load()", pipe)
+    cudnn = part_of_cudnn(tmp_path / "cudnn", CUDNN, ())
+    pipe = cudnn.parent / f"libcudnn{part}.so.9"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    done = run("load()", cudnn)
     assert f"CudnnError: cuDNN could not be loaded: {pipe} is not a file" in done.stderr
+
+
+def test_a_broken_download_beside_cudnn(tmp_path: Path):
+    """Nobody loads it: its name is not that of a library."""
+    cudnn = part_of_cudnn(tmp_path / "cudnn", CUDNN, ())
+    with Path(CUDNN).open("rb") as whole:
+        (cudnn.parent / "libcudnn_ops.so.9.part").write_bytes(whole.read(4096))
+    done = run("load()\nprint(plan(128))", cudnn)
+    assert done.stdout.strip().isdigit(), done.stderr

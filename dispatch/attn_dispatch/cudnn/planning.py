@@ -123,7 +123,7 @@ class PlanningProcess:
 
     @property
     def _timeout(self) -> float:
-        return max(TIMEOUT / 2**self._times_silent, min(TIMEOUT, LEAST_TIMEOUT))
+        return max(TIMEOUT * 0.5**self._times_silent, min(TIMEOUT, LEAST_TIMEOUT))
 
     def _error(self, code: str, message: str) -> Exception:
         error = self.CudnnError(message)
