@@ -86,10 +86,17 @@ Status load_stand_ins(const std::string& why) {
   return {};
 }
 
-std::vector<std::string> files_like(const std::string& pattern) {
+// The paths of files whose names are like the pattern.
+std::vector<std::string> files_like(const std::string& folder, const std::string& pattern) {
+  std::string path;
+  for (char letter : folder) {
+    if (std::string("*?[\\").find(letter) != std::string::npos) path += '\\';
+    path += letter;
+  }
+  path += pattern;
   glob_t found{};
   std::vector<std::string> files;
-  if (glob(pattern.c_str(), 0, nullptr, &found) == 0) {
+  if (glob(path.c_str(), 0, nullptr, &found) == 0) {
     files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   }
   globfree(&found);
@@ -102,14 +109,14 @@ std::vector<std::string> files_like(const std::string& pattern) {
 Status open_graph_library(const std::string& cudnn_path, void** handle) {
   const std::string folder = cudnn_path.substr(0, cudnn_path.rfind('/') + 1);
   for (const char* pattern : {"libcudnn*.so.9", "libcudnn*.so.9.[0-9]*"}) {
-    for (const std::string& part : files_like(folder + pattern)) {
+    for (const std::string& part : files_like(folder, pattern)) {
       ATTN_RETURN_IF_ERROR(check_is_whole(part));
     }
   }
   const std::string name = "libcudnn_graph.so";
   const std::string beside = folder + name;
   std::vector<std::string> candidates = {beside + ".9", beside};
-  for (const std::string& file : files_like(beside + ".9.*")) candidates.push_back(file);
+  for (const std::string& file : files_like(folder, name + ".9.*")) candidates.push_back(file);
   candidates.insert(candidates.end(), {name + ".9", name});
   std::string why;
   for (const std::string& candidate : candidates) {

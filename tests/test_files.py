@@ -87,7 +87,7 @@ def test_a_pipe_is_read_to_its_end_and_a_silent_one_given_up(tmp_path, monkeypat
     [
         (b"\xff", "expected UTF-8, got byte 0xff at 0"),
         (b"{", "expected JSON, got Expecting property name"),
-        (b"", "expected JSON, got Expecting value"),
+        (b"", "expected JSON, got nothing"),
         (b"[" * 100_000, "expected JSON, got more than 100 levels of brackets"),
         (b"[" * 101 + b"]" * 101, "expected JSON, got more than 100 levels of brackets"),
         (b'{"a": ' * 200 + b"1" + b"}" * 200, "got more than 100 levels of brackets"),

@@ -59,13 +59,18 @@ def test_limits_of_the_environment(text: str, limit: Any, monkeypatch):
     assert settings.current().scratch_limit == limit
 
 
+def test_a_limit_computed_with_numpy():
+    with scratch_limit(np.int64(10**9)):
+        assert settings.current().scratch_limit == 10**9
+
+
 WRONG = (
     "2 apples", "-1GB", "0", "0.4", "101%", "0%", "1e3", "2iB", "2G\u0131B", "9" * 400,
     "9" * 400 + "GB",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("limit", [*WRONG, 0, -1, 0.5, True])
+@pytest.mark.parametrize("limit", [*WRONG, 0, -1, 0.5, True, np.ones(2)])
 def test_other_limits_are_errors(limit: Any, monkeypatch):
     with pytest.raises(ValueError, match="scratch_limit: expected a positive number of bytes, a"):
         scratch_limit(limit)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import os
 import re
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args
+from typing import Any, Literal, ParamSpec, SupportsIndex, TypeVar, cast, get_args
 
 import jax
 import platformdirs
@@ -156,8 +157,11 @@ def _checked_scratch(limit: Any, name: str = "scratch_limit") -> ScratchLimit:
     """Bytes, a share, "off" or None of what a caller or the environment gives."""
     if limit is None or (isinstance(limit, str) and limit.lower() == OFF):
         return None if limit is None else OFF
-    if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
-        return limit
+    if isinstance(limit, SupportsIndex) and not isinstance(limit, bool):
+        with suppress(TypeError):  # an array that is no integer has __index__ as well
+            limit = operator.index(limit)
+            if limit > 0:
+                return limit
     if isinstance(limit, str) and (found := _SIZE.fullmatch(limit.strip())):
         number = float(found[1])
         if found[3] and 0 < number <= 100:

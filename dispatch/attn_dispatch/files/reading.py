@@ -106,6 +106,8 @@ def json_value(content: str) -> Any:
       ValueError: it is not JSON, nested so deeply that Python's recursion could not follow, or has
         a name twice in one object, of which Python would take the last.
     """
+    if not content.strip():
+        raise ValueError("nothing")
     too_deep = f"more than {_MOST_LEVELS} levels of brackets"
     try:
         value = json.loads(content, object_pairs_hook=_once_each)
