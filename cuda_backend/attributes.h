@@ -1,4 +1,5 @@
-// The spec of a custom call, from its attributes.
+// The attributes of a custom call, by name. A module lowered by another version of this library, or
+// by hand, may lack some, have others, or mean something else by them.
 #pragma once
 
 #include "spec.h"
