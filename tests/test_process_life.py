@@ -73,7 +73,9 @@ def run(code: str, cudnn: str | Path = CUDNN) -> subprocess.CompletedProcess[str
     # Without JAX, which takes longer to import than all that follows.
     library = str(importlib.import_module("attn_dispatch._cuda").__file__)
     call = json.dumps([cudnn_attributes(**SMALL), parse("sm90").properties])
-    command = [sys.executable, "-c", BEGIN + textwrap.dedent(code)]
+    # Python 3.12 warns of a fork beside threads, which is what some of these tests are about.
+    warnings = ("-W", "ignore:This process:DeprecationWarning")
+    command = [sys.executable, *warnings, "-c", BEGIN + textwrap.dedent(code)]
     command += [str(PLANNER.parent), library, call]
     return subprocess.run([*command, str(cudnn)], capture_output=True, text=True, timeout=120)
 
