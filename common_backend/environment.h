@@ -8,7 +8,8 @@
 
 namespace attn_dispatch {
 
-// Of a variable that is 0 or 1; unset or empty it is 0.
+// Whether an environment variable is 1; not where it is unset, empty or 0, and anything else is an
+// error.
 inline Result<bool> environment_flag(const char* name) {
   const char* value = std::getenv(name);
   const std::string text = value ? value : "";
