@@ -130,7 +130,7 @@ def cell(spec: AttentionSpec, arch: str) -> Cell:
     """The plan, or every reason against one."""
     device = parse(arch)
     if reasons := cudnn.not_supported_reasons(spec, device):
-        return Cell(reasons)
+        return Cell(tuple(map(str, reasons)))
     plan = cudnn.plan(spec, device)
     return Cell((), plan.engine, plan.workspace_bytes)
 

@@ -53,8 +53,10 @@ def made_of(case: Case, target: str) -> dict[str, Any]:
             return {"program": f"NotImplementedError: {error}", "verdicts": []}
         verdicts = [
             {
-                "call": str(spec), "implementation": x.implementation, "reasons": x.reasons,
-                "plan": str(x.plan), "rewrites": x.rewrites, "as_it_is": x.reasons_as_it_is,
+                "call": str(spec), "implementation": x.implementation,
+                "reasons": [*map(str, x.reasons)],
+                "plan": str(x.plan), "rewrites": x.rewrites,
+                "as_it_is": [*map(str, x.reasons_as_it_is)],
                 "scratch_bytes": x.scratch_bytes, "limit": x.limit,
             }
             for spec in specs_in(traced.jaxpr)

@@ -161,7 +161,9 @@ def _asked(label: str, arch: str, notes: dict[str, int]) -> str:
     """AITER or XLA, which need no plan."""
     module, device = (xla, parse("sm90")) if arch == "xla" else (aiter, parse(arch))
     specs = (CASES[label].spec(x) for x in ("forward", "backward"))
-    return _said([module.not_supported_reasons(spec, device) for spec in specs], notes)
+    return _said(
+        [tuple(map(str, module.not_supported_reasons(spec, device))) for spec in specs], notes
+    )
 
 
 def _said(reasons: list[tuple[str, ...]], notes: dict[str, int]) -> str:

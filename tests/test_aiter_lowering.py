@@ -18,6 +18,7 @@ from attn_dispatch import (
     paged_attention,
     ragged_dot_product_attention,
 )
+from attn_dispatch.reason import sentences
 from test_lowering import calls_in
 
 Q = jax.ShapeDtypeStruct((2, 256, 8, 128), jnp.bfloat16)
@@ -208,7 +209,7 @@ def test_every_reason_at_once():
     q, kv = (jax.ShapeDtypeStruct((*x.shape[:3], 264), jnp.bfloat16) for x in (Q, KV))
     explanation = explain(q, kv, kv, mask=mask, sinks=sinks, target="gfx942")
     (verdict,) = (v for v in explanation.forward if v.implementation == "aiter")
-    assert verdict.reasons == (
+    assert (*map(str, verdict.reasons),) == (
         "mask: not run through AITER by this version",
         "sinks: not run through AITER by this version",
         "head dims up to 256, got (264, 264)",
@@ -314,4 +315,4 @@ def test_explain_of_paged_calls(gfx: str, page: int, said: str):
     splits = int(verdict.plan.engine.split()[2])
     assert verdict.plan.workspace_bytes == 3 * 8 * splits * (128 + 1) * 4
     assert any("gathered" in x for x in verdict.rewrites) == bool(said)
-    assert said in " ".join(verdict.reasons_as_it_is)
+    assert said in sentences(verdict.reasons_as_it_is)

@@ -15,6 +15,7 @@ from attn_dispatch import dot_product_attention, dropout_mask, explain, xla
 from attn_dispatch import ragged_dot_product_attention as ragged
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.core import select
+from attn_dispatch.reason import stated
 from attn_dispatch.xla.dropout import dropout_head_keys, dropout_keep_mask
 
 
@@ -158,8 +159,9 @@ class _Other:
 
     def not_supported_reasons(self, spec, device):
         del device
-        tells = ["tells no masks"] * spec.options.needs_keep
-        return (*tells, *[self.refused] * bool(self.refused and self.refused in str(spec)))
+        found = ["tells no masks"] * spec.options.needs_keep
+        found += [self.refused] * bool(self.refused and self.refused in str(spec))
+        return tuple(stated(self.NAME, x) for x in found)
 
     def forward(self, spec, device, operands):
         self.ran.append("forward")
@@ -283,7 +285,13 @@ def test_explain_says_what_refuses_the_other_direction():
     assert (explanation.chosen_forward, explanation.chosen_backward) == ("xla", "xla")
     said = " ".join(str(explanation).split())
     assert "(in the backward pass, which must draw the same dropout mask)" in said
-    assert said.count("were that not of (1, 2, 16384, 16384) entries, over 134,217,728") == 1
+    limit = "the kernel's mask, (1, 2, 16384, 16384); the limit is 134,217,728 entries"
+    assert said.count(limit) == 1 and f"{limit} (remedy: " not in said
+    q = jax.ShapeDtypeStruct((2, 8192, 2, 128), jnp.bfloat16)
+    explanation = explain(q, q, q, **options, dropout_rate=0.1, dropout_key=KEY)
+    assert "entries (remedy: make calls for a part of the batch each)" in " ".join(
+        str(explanation).split()
+    )
 
 
 def test_explain_says_whose_mask_xla_goes_back_under():

@@ -69,7 +69,8 @@ def test_some_of_them_are_planned(spec):
 @needs_cudnn
 @pytest.mark.parametrize("engine", ["99", "6 NOBODY=1", "six", "6 STREAM_K", "6 STREAM_K=x", "-1"])
 def test_an_engine_that_there_is_not(engine):
-    (reason,) = cudnn.not_supported_reasons(by(FORWARD, engine), SM90)
+    (against,) = cudnn.not_supported_reasons(by(FORWARD, engine), SM90)
+    reason = str(against)
     assert reason.startswith(f"engine {engine}: ")
     if engine == "6 NOBODY=1":
         assert "does not know the knob NOBODY" in reason

@@ -28,6 +28,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
 from attn_dispatch.flash import clear_rows, kernels, library, rules
 from attn_dispatch.flash.generations import THREE, TWO
+from attn_dispatch.reason import Reason
 from backend import needs_cudnn
 from test_cudnn_arrays import SMALL, check, poisoned, to_jax
 from test_lowering import calls_in, lowered_for_cuda
@@ -63,14 +64,14 @@ def takes(case: Case) -> bool:
     reasons = rules.not_supported_reasons(
         spec_of(case.forward_options(), case.avals()), library.NAME
     )
-    return all(x.startswith("needs float16") for x in reasons)
+    return all(x.rule == "dtype" for x in reasons)
 
 
 def takes_two(case: Case) -> bool:
     spec = spec_of(case.forward_options(), case.avals())
     spec = spec.backward(case.backward_options())
     reasons = rules.not_supported_reasons(spec, library.NAME, TWO, "sm80")
-    return all(x.startswith("needs float16") for x in reasons)
+    return all(x.rule == "dtype" for x in reasons)
 
 
 DRAWN = [replace(x, dtype="float32") for x in draws.examples(120, 20261202) if x.t * x.s < 2**15]
@@ -193,7 +194,9 @@ def test_what_is_not_installed_is_not_missed(monkeypatch, recwarn):
     assert explanation.chosen_forward == "cudnn"
     (verdict,) = (x for x in explanation.forward if x.implementation == "flash")
     needs = ", which needs Python 3.12" if sys.version_info < (3, 12) else ""
-    assert verdict.reasons == (f"not installed: pip install dew-flash-attn-cu13{needs}",)
+    assert (*map(str, verdict.reasons),) == (
+        f"not installed: pip install dew-flash-attn-cu13{needs}",
+    )
     q, k, v = arrays(64, 64)
     with planning_for("sm90"):
         text = lowered_for_cuda(jax.jit(lambda *x: dot_product_attention(*x)), q, k, v)
@@ -222,7 +225,7 @@ def test_short_batch_rows_are_not_spread(monkeypatch):
     lengths = jax.ShapeDtypeStruct((70_000,), jnp.int32)
     options = {"key_value_seq_lengths": lengths, "implementation": "flash", "target": "sm90"}
     (verdict,) = explain(*arrays(8, 8, b=70_000), **options).forward
-    assert verdict.reasons == (
+    assert (*map(str, verdict.reasons),) == (
         "lengths and packed sequences of 70,000 batch rows, of 8 queries or keys: they would have "
         "to lie 192 rows apart",
     )
@@ -230,7 +233,7 @@ def test_short_batch_rows_are_not_spread(monkeypatch):
     with settings.scratch_limit("off"):
         (verdict,) = explain(*arrays(2048, 2048, b=2**20, n=2), **options).forward
     assert verdict.rewrites == ("in parts of 61681 batch rows, one after the other",)
-    assert verdict.reasons_as_it_is == (
+    assert (*map(str, verdict.reasons_as_it_is),) == (
         "packed sequences of 2^31 rows and more, past 32-bit offsets",
     )
     options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((4,), jnp.int32)
@@ -244,7 +247,7 @@ def test_every_reason():
     k = jax.ShapeDtypeStruct((2, 96, 8, 260), jnp.float32)
     explanation = explain(q, k, k, is_causal=True, logits_soft_cap=2.0, implementation="flash",
                           return_max_logits=True, target="sm100")  # fmt: skip
-    assert explanation.forward[0].reasons == (
+    assert (*map(str, explanation.forward[0].reasons),) == (
         "runs on sm120, sm80, sm86, sm87, sm89, sm90 in this version, and this is "
         f"{parse('sm100')}",
         "logits_soft_cap: dew-flash-attn's kernels have none",
@@ -261,7 +264,7 @@ def test_more_batch_rows_than_a_grid_has_blocks_go_backward_in_parts():
     assert explanation.chosen_forward == explanation.chosen_backward == "flash"
     (verdict,) = explanation.backward
     assert verdict.rewrites == ("in parts of 35000 batch rows, one after the other",)
-    assert verdict.reasons_as_it_is == (
+    assert (*map(str, verdict.reasons_as_it_is),) == (
         "batch and heads up to 65,535 each in the backward pass, got 70,000 and 8",
     )
     with settings.rewrites(False):
@@ -325,7 +328,7 @@ def test_rows_are_cleared_in_place_by_the_cuda_library(monkeypatch):
 
 
 def test_one_array_for_both_sides_is_known_to_be():
-    def kinds(**options) -> tuple[str, ...]:
+    def kinds(**options) -> tuple[Reason, ...]:
         q, k, v = arrays(64, 64)
         options |= {"is_causal": True, "implementation": "flash", "target": "sm90"}
         return explain(q, k, v, **options).forward[0].reasons

@@ -48,6 +48,7 @@ from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn.call import calls_of
 from attn_dispatch.devices.target import CPU
 from attn_dispatch.programs.words import parts
+from attn_dispatch.reason import Reason
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.sinks_grad import sinks_grad
@@ -82,7 +83,7 @@ def by_xla(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
 
 
 def chain_of(spec: AttentionSpec, without: tuple[str, ...] = (), first: str = "") -> Chain:
-    def reasons(spec: AttentionSpec) -> tuple[str, ...]:
+    def reasons(spec: AttentionSpec) -> tuple[Reason, ...]:
         missing = {
             "mask": spec.has("mask"),
             "score_mod": spec.options.score_mod is not None,
@@ -98,7 +99,7 @@ def chain_of(spec: AttentionSpec, without: tuple[str, ...] = (), first: str = ""
             "beyond 256": spec.head_dim_v + 8 * spec.has("lse_grad") > 256,
             "beyond 128": spec.head_dim_v + 8 * spec.has("lse_grad") > 128,
         }
-        return (*rules(spec), *(x for x in without if missing[x]))
+        return (*rules(spec), *(Reason(x) for x in without if missing[x]))
 
     return rewritten(spec, reasons, first=first or None)
 
@@ -142,10 +143,12 @@ def test_wider_heads_draw_their_mask_in_both_directions():
     def refuses(refused: AttentionSpec) -> Chain:
         return rewritten(
             backward,
-            lambda x: ("narrow",) * (x.head_dim < 256 and x.is_backward >= refused.is_backward),
+            lambda x: (
+                (Reason("narrow"),) * (x.head_dim < 256 and x.is_backward >= refused.is_backward)
+            ),
         )
 
-    assert [x.reasons for x in map(refuses, (forward, backward))] == [(), ("narrow",)]
+    assert [x.reasons for x in map(refuses, (forward, backward))] == [(), (Reason("narrow"),)]
 
 
 def judge(case: Case, without: tuple[str, ...] = ()) -> None:

@@ -17,11 +17,10 @@ from attn_dispatch import AttentionFallbackWarning, dot_product_attention, setti
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.core import preferences, select
-from attn_dispatch.core.remedies import with_remedy
-from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, parse
+from attn_dispatch.reason import Reason, stated
 
 CUDA, ROCM = parse("sm90"), parse("gfx942")
 
@@ -37,8 +36,8 @@ class Fake:
     HAS_DECODING_KERNEL: bool = False
     SKIPS_FROM_BOTTOM_RIGHT: bool = True
 
-    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
-        return tuple(f"{reason} on {device.arch}" for reason in self.reasons)
+    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
+        return tuple(stated(self.NAME, f"{x} on {device.arch}") for x in self.reasons)
 
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
         reasons = self.not_supported_reasons(spec, device)
@@ -302,7 +301,7 @@ def test_a_derivative_falls_back_at_the_line_of_the_call(implementations):
 def test_a_backward_pass_with_reasons_of_its_own(implementations):
     class OnlyForward(Fake):
         def not_supported_reasons(self, spec, device):
-            return tuple(self.reasons) if spec.is_backward else ()
+            return super().not_supported_reasons(spec, device) if spec.is_backward else ()
 
     implementations(OnlyForward("fast", ("no gradients",)), LAST)
     x = jnp.ones((1, 8, 1, 8), jnp.float32)
@@ -315,7 +314,7 @@ def test_a_backward_pass_with_reasons_of_its_own(implementations):
 
     class Both(Fake):
         def not_supported_reasons(self, spec, device):
-            return (f"no {'gradients' if spec.is_backward else 'outputs'}",)
+            return (stated("fast", f"no {'gradients' if spec.is_backward else 'outputs'}"),)
 
     implementations(Both("fast"), LAST)
     with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
@@ -327,27 +326,15 @@ def test_a_backward_pass_with_reasons_of_its_own(implementations):
     )
 
 
-def test_every_reason_of_ours_has_its_remedy():
-    """Those against kernels' own limits have none but XLA."""
-    for _, reason in cudnn_rules._RULES:
-        assert "(remedy: " in with_remedy(reason), reason
-    for reason in (
-        "needs float16 or bfloat16, got float32",
-        "mask: not run through AITER by this version",
-        "bias and alibi_slopes in one call: not run through AITER by this version",
-        "local_window_size as an array: not run through AITER by this version",
-        "several dropout keys in one call: not run through AITER by this version",
-        "bias: AITER needs query's dtype float16, got float32",
-    ):
-        assert "(remedy: " in with_remedy(reason), reason
-    assert with_remedy("no such GPU") == "no such GPU"
-
-
 def test_remedies_are_in_the_warning():
     x = jax.ShapeDtypeStruct((1, 8, 1, 8), jnp.float32)
     ids = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     call = jax.jit(lambda x, ids: dot_product_attention(x, x, x, query_segment_ids=ids))
-    with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
+    with (
+        attn_dispatch.target("sm90"),
+        attn_dispatch.rewrites(False),
+        pytest.warns(AttentionFallbackWarning) as given,
+    ):
         call.trace(x, ids).lower(lowering_platforms=("cuda",))
     (one,) = given
     assert "remedy: cast query, key and value to bfloat16" in str(one.message)

@@ -11,6 +11,7 @@ import pytest
 import attn_dispatch
 from attn_dispatch.devices.target import default_device, parse
 from attn_dispatch.devices.target_names import PRODUCTS
+from attn_dispatch.reason import sentences
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_where_xla_computes_everything(name: str, platform: str):
     assert found.chosen_forward == found.chosen_backward == "xla"
     for verdict in found.forward:
         is_xla = verdict.implementation == "xla"
-        assert is_xla or f"and this is {name.upper()} ({name.lower()}" in " ".join(verdict.reasons)
+        assert is_xla or f"and this is {name.upper()} ({name.lower()}" in sentences(verdict.reasons)
 
 
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -11,6 +11,7 @@ import pytest
 
 from attn_dispatch import dot_product_attention, dropout_mask, explain, rewrites
 from attn_dispatch.core.select import Verdict
+from attn_dispatch.reason import rules_of
 from backend import needs_cudnn
 
 X = np.random.default_rng(0).standard_normal((2, 9, 2, 8)).astype(np.float32)
@@ -132,7 +133,7 @@ def test_kernels_take_it_as_a_mask_and_say_so(target: str, name: str):
 
     refused, runs = verdict(rewritten=False), verdict(rewritten=True)
     for reasons in (refused.reasons, runs.reasons_as_it_is):
-        assert any("local_window_size as an array" in reason for reason in reasons)
+        assert "feature/local_window_size as an array" in rules_of(reasons)
     assert runs.is_eligible and "causality and window: as a mask" in runs.rewrites
 
 

@@ -11,6 +11,7 @@ from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, Operand
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.extra import GROUP
 from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.reason import Reason
 
 __all__ = [
     "FEATURES",
@@ -20,4 +21,5 @@ __all__ = [
     "Device",
     "Operand",
     "Plan",
+    "Reason",
 ]

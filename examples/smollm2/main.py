@@ -176,7 +176,7 @@ def _check_implementation(name: str | None, dtype: jnp.dtype) -> None:
     except ValueError as error:
         sys.exit(f"error: --{error}")
     if plan.chosen_forward is None:
-        reasons = "; ".join(x for verdict in plan.forward for x in verdict.reasons)
+        reasons = "; ".join(str(x) for verdict in plan.forward for x in verdict.reasons)
         sys.exit(f"error: --implementation {name}: {reasons}")
 
 

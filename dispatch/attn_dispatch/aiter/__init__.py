@@ -32,16 +32,18 @@ from attn_dispatch.aiter.buffers import (
     workspace_bytes,
 )
 from attn_dispatch.aiter.call import AiterCall, call_of
+from attn_dispatch.aiter.call_rules import CALL_RULES
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.sequences import Sequences
 from attn_dispatch.aiter.split_kv import out_of_split, split_inputs
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
-from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.implementation import Plan, device_reason
+from attn_dispatch.reason import Reason, broken, sentences, stated
 from attn_dispatch.semantics.live import each_query_attends
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.padding import pad_last, padded_bytes
-from attn_dispatch.semantics.scaled_query import is_out_of_range, positive_scale, scaled_query
+from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 from attn_dispatch.semantics.wrong import marked
 
 NAME = "aiter"
@@ -55,15 +57,10 @@ FORWARD_TARGET = "attn_dispatch_aiter_forward"
 BACKWARD_TARGET = "attn_dispatch_aiter_backward"
 SPLIT_KV_TARGET = FORWARD_TARGET + "_split_kv"
 
-_ALIBI_LENGTHS = 2**16  # CK takes distances as 16-bit numbers (block_position_encoding.hpp)
 
-_MOST_BIAS = 1 / 32
-"""By how much of 1 - rate the share that is kept may differ from it: the output does as well."""
-
-
-def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     """This version's own limits, then those of AITER's kernels."""
-    reasons = [*_unsupported_device(device), *_unsupported_options(spec)]
+    reasons = (*_unsupported_device(device), *broken(CALL_RULES, spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
         reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch)
     return tuple(dict.fromkeys(reasons))
@@ -74,7 +71,7 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     call, kernel = _kernel(spec, device)
     engine = str(kernel)
     if kernel.why_not_asm:
-        engine += f" (not asm: {'; '.join(kernel.why_not_asm)})"
+        engine += f" (not asm: {sentences(kernel.why_not_asm)})"
     copies = padded_bytes(spec, call.head_dim, call.head_dim_v)
     return Plan(engine, workspace_bytes(call, kernel), copies)
 
@@ -84,7 +81,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    return "; ".join(_unsupported_device(device))
+    return sentences(_unsupported_device(device))
 
 
 def version() -> tuple[str, str]:
@@ -192,66 +189,20 @@ def register_handlers(backend: ModuleType, platform: str) -> None:
         jax.ffi.register_ffi_target(target, stages, platform=platform)
 
 
-def _unsupported_device(device: Device) -> list[str]:
+def _unsupported_device(device: Device) -> tuple[Reason, ...]:
     if device.platform != "rocm":
-        return [f"AITER runs on AMD GPUs, and this is {device}"]
+        why = f"AITER runs on AMD GPUs, and this is {device}"
+        return (device_reason("platform", device, why),)
     if device.arch == UNKNOWN_ARCH:
         raise RuntimeError(
             "attn_dispatch is lowering for rocm, and there is neither a ROCm device here nor a "
             'target to plan for. Name one: `with attn_dispatch.target("gfx942"):` around the '
             "lowering, or ATTN_DISPATCH_TARGET=gfx942 in the environment."
         )
-    reasons = list(aiter_kernels.unsupported_arch(device.arch))
+    reasons = aiter_kernels.unsupported_arch(device.arch)
     if device.is_present and not reasons and (why := aiter_library.find(device.arch).unusable):
-        reasons.append(why)
+        return (stated("aiter/library", why),)
     return reasons
-
-
-def _unsupported_options(spec: AttentionSpec) -> list[str]:
-    o = spec.options
-    not_run = {
-        "mask": spec.has("mask"),
-        "sinks": spec.has("sinks"),
-        "bias and alibi_slopes in one call": spec.has("bias") and spec.has("alibi_slopes"),
-        "the gradient of alibi_slopes": "alibi_slopes" in o.gradients,
-        "several dropout keys in one call": o.dropout_rate > 0 and spec.shape("dropout_key")[0] > 1,
-        "the row maximum": o.needs_max,
-        "the dropout keep mask as a result": o.needs_keep,
-        "score_mod": o.score_mod is not None,
-        "mask_mod": o.mask_mod is not None,
-        "local_window_size as an array": spec.has("window"),
-    }
-    reasons = [f"{x}: not run through AITER by this version" for x, yes in not_run.items() if yes]
-    if spec.dtype not in ("float16", "bfloat16"):
-        reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
-    if spec.has("query_segment_ids") and o.max_segments is None:
-        reasons.append("segment ids: pass max_segments, the largest id")
-    if "bias" in o.gradients and spec.shape("bias")[3] == 1:
-        # They cancel, and AITER has rounded each of them to 16 bits by then.
-        reasons.append("the gradient of a bias that is the same for all keys would be inaccurate")
-    if spec.has("bias") and (dtype := spec.dtype_of("bias")) != spec.dtype:
-        reasons.append(f"bias: AITER needs query's dtype {spec.dtype}, got {dtype}")
-    if spec.has("alibi_slopes") and max(spec.seq_len_q, spec.seq_len_kv) >= _ALIBI_LENGTHS:
-        reasons.append(f"alibi_slopes: CK counts distances below {_ALIBI_LENGTHS}")
-    kept, wanted = _share_kept(o.dropout_rate), 1 - o.dropout_rate
-    if abs(kept - wanted) > _MOST_BIAS * wanted:
-        reasons.append(
-            f"dropout_rate: CK decides with 8 bits, and would keep {kept:.4g} of the entries where "
-            f"{wanted:.4g} is asked for"
-        )
-    if is_out_of_range(spec):
-        reasons.append(
-            "scale: AITER multiplies by it in float32, where it or its reciprocal is no normal "
-            "number"
-        )
-    if spec.is_empty or 0 in (spec.head_dim, spec.head_dim_v):
-        reasons.append("an axis has length zero, so there is nothing to compute")
-    return reasons
-
-
-def _share_kept(rate: float) -> float:
-    """The share of entries that CK keeps: it draws a byte for each (block_dropout.hpp)."""
-    return (np.floor(np.float32(1 - rate) * np.float32(255)) + 1) / 256 if rate else 1.0
 
 
 def _kernel(spec: AttentionSpec, device: Device) -> tuple[AiterCall, Kernel]:

@@ -14,6 +14,7 @@ from typing import Literal
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.rules import ARCHS, ASM_RULES, CK_RULES, SPLIT_RULES, Rule
 from attn_dispatch.aiter.sizes import splits_of
+from attn_dispatch.reason import Reason
 
 Accumulator = Literal["split", "atomic_32", "atomic_16"]
 
@@ -30,7 +31,7 @@ class Kernel:
     """How ASM rounds to bfloat16: 0 nearest even, 1 nearest away from zero, 2 towards zero."""
     accumulator: Accumulator
     """Backward: how the gradient of the queries is gathered (aiter_api.h). CK: "split"."""
-    why_not_asm: tuple[str, ...]
+    why_not_asm: tuple[Reason, ...]
     """Why CK, with every reason; empty where the kernel is ASM, and of split-KV, which is CK's."""
     num_splits: int = 1
     """Split-KV: into how many parts the keys of a row are divided."""
@@ -39,13 +40,14 @@ class Kernel:
         return self.name
 
 
-def unsupported_arch(arch: str) -> tuple[str, ...]:
+def unsupported_arch(arch: str) -> tuple[Reason, ...]:
     if arch in ARCHS:
         return ()
-    return (f"AITER's attention kernels run on {' and '.join(ARCHS)}, and this is {arch}",)
+    why = f"AITER's attention kernels run on {' and '.join(ARCHS)}, and this is {arch}"
+    return (Reason("device/arch", (("arch", arch),), why),)
 
 
-def not_supported_reasons(call: AiterCall, arch: str) -> tuple[str, ...]:
+def not_supported_reasons(call: AiterCall, arch: str) -> tuple[Reason, ...]:
     """What no kernel of AITER runs. CK is what is asked: ASM runs nothing that CK does not."""
     return unsupported_arch(arch) or _refusals(_rules_of(call), call, arch)
 
@@ -70,5 +72,5 @@ def _rules_of(call: AiterCall) -> tuple[Rule, ...]:
     return SPLIT_RULES if call.is_split else CK_RULES
 
 
-def _refusals(rules: tuple[Rule, ...], call: AiterCall, arch: str) -> tuple[str, ...]:
+def _refusals(rules: tuple[Rule, ...], call: AiterCall, arch: str) -> tuple[Reason, ...]:
     return tuple(rule.reason(call) for rule in rules if rule.refuses(call, arch))

@@ -1,14 +1,15 @@
 """The limits of AITER's kernels, generation "dev18", as tables: of its ASM kernels, of CK's, and of
 CK's that split the keys.
 
-A row is a condition and a sentence. Where `source` is DISPATCH or CK, AITER's own C++ refuses the
-call too; any other row is stricter than that, and its source says on whose word.
+A row is a name, a condition and a sentence. Where `source` is DISPATCH or CK, AITER's own C++
+refuses the call too; any other row is stricter than that, and its source says on whose word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from string import Formatter
 
 from attn_dispatch import settings
 from attn_dispatch.aiter.call import AiterCall
@@ -20,6 +21,8 @@ from attn_dispatch.aiter.sizes import (
     over_grid,
     over_int32,
 )
+from attn_dispatch.reason import Reason
+from attn_dispatch.semantics.common_rules import DTYPE
 
 ARCHS = ("gfx942", "gfx950")
 
@@ -34,25 +37,32 @@ ADAPTER = "rocm_backend/aiter_adapter.h"
 class Rule:
     """Calls of one direction, or both, on these archs do not run where `applies` is true."""
 
+    name: str
     direction: str
     """"forward", "backward" or "both"."""
     archs: tuple[str, ...]
     applies: Callable[[AiterCall], bool]
     text: str
-    """With the fields of the call in braces."""
+    """With facts in braces: fields of the call, or those of `_COUNTED`."""
     source: str
+    remedy: str = ""
 
     def refuses(self, call: AiterCall, arch: str) -> bool:
         of_direction = self.direction in ("both", "backward" if call.backward else "forward")
         return of_direction and arch in self.archs and self.applies(call)
 
-    def reason(self, call: AiterCall) -> str:
-        return self.text.format(
-            call=call,
-            arrays=", ".join(over_4_gib(call)),
-            axes=", ".join(over_int32(call)),
-            layers=", ".join(over_grid(call)),
-        )
+    def reason(self, call: AiterCall) -> Reason:
+        """What the rule says of a call: its facts are those that the sentence names."""
+        names = [name for _, name, _, _ in Formatter().parse(self.text) if name]
+        facts = {x: _COUNTED[x](call) if x in _COUNTED else getattr(call, x) for x in names}
+        return Reason(self.name, tuple(facts.items()), self.text.format(**facts), self.remedy)
+
+
+_COUNTED: dict[str, Callable[[AiterCall], str]] = {
+    "arrays": lambda call: ", ".join(over_4_gib(call)),
+    "axes": lambda call: ", ".join(over_int32(call)),
+    "layers": lambda call: ", ".join(over_grid(call)),
+}
 
 
 _BOTH, _GFX942, _GFX950 = ARCHS, ("gfx942",), ("gfx950",)
@@ -76,116 +86,124 @@ def _top_left_of_unequal(call: AiterCall) -> bool:
     return call.mask == "top_left" and (call.is_group or call.seq_len_q != call.seq_len_kv)
 
 
-_OVER_GRID = Rule(
-    "both", _BOTH, lambda c: bool(over_grid(c)),
+_OVER_GRID = Rule("aiter/grid", "both", _BOTH, lambda c: bool(over_grid(c)),
     f"{{layers}}: an AMD GPU's grid has at most {MOST_OF_A_GRID} workgroups along an axis",
     "maxGridSize of hipamd/src/hip_device.cpp in github.com/ROCm/clr; sizes.over_grid",
 )  # fmt: skip
 """hipModuleLaunchKernel refuses a larger grid, upon which AITER ends the process."""
 
-_DIMS = "({call.head_dim}, {call.head_dim_v})"
-_WINDOW = "window ({call.window_left}, {call.window_right})"
+_DIMS = "({head_dim}, {head_dim_v})"
+_WINDOW = "window ({window_left}, {window_right})"
 
 ASM_RULES = (
-    Rule("both", _BOTH, lambda c: not settings.current().aiter_asm,
+    Rule("aiter/asm_off", "both", _BOTH, lambda c: not settings.current().aiter_asm,
          f"{settings.AITER_ASM}=0", "docs/settings.md"),
-    Rule("both", _BOTH, lambda c: c.bias == "bias", "bias", DISPATCH),
-    Rule("both", _BOTH, lambda c: c.bias == "alibi", "ALiBi", DISPATCH),
-    Rule("both", _BOTH, lambda c: c.dropout_rate > 0, "dropout", DISPATCH),
-    Rule("both", _BOTH, lambda c: c.has_gaps,
+    Rule("aiter/asm_bias", "both", _BOTH, lambda c: c.bias == "bias", "bias", DISPATCH),
+    Rule("aiter/asm_alibi", "both", _BOTH, lambda c: c.bias == "alibi", "ALiBi", DISPATCH),
+    Rule("aiter/asm_dropout", "both", _BOTH, lambda c: c.dropout_rate > 0, "dropout", DISPATCH),
+    Rule("aiter/asm_gaps", "both", _BOTH, lambda c: c.has_gaps,
          "gaps between packed sequences: ASM takes their lengths as prefix sums alone", ADAPTER),
-    Rule("both", _BOTH, lambda c: bool(over_4_gib(c)),
+    Rule("aiter/asm_bytes", "both", _BOTH, lambda c: bool(over_4_gib(c)),
          "4 GiB or more in one array ({arrays}): ASM counts bytes in 32 bits",
          "github.com/ROCm/aiter/pull/1957, github.com/ROCm/aiter/issues/4126"),
 
-    Rule("forward", _BOTH, lambda c: c.dtype != "bfloat16",
-         "forward needs bfloat16, got {call.dtype}", DISPATCH),
-    Rule("forward", _GFX942, lambda c: _head_dims(c) != (128, 128),
+    Rule("aiter/asm_dtype", "forward", _BOTH, lambda c: c.dtype != "bfloat16",
+         "forward needs bfloat16, got {dtype}", DISPATCH),
+    Rule("aiter/asm_head_dims_gfx942", "forward", _GFX942, lambda c: _head_dims(c) != (128, 128),
          f"forward needs head dims (128, 128), got {_DIMS}", DISPATCH),
-    Rule("forward", _GFX950, lambda c: _head_dims(c) not in ((128, 128), (192, 128)),
+    Rule("aiter/asm_head_dims_gfx950", "forward", _GFX950,
+         lambda c: _head_dims(c) not in ((128, 128), (192, 128)),
          f"forward needs head dims (128, 128) or (192, 128), got {_DIMS}", DISPATCH),
-    Rule("forward", _BOTH, _is_window, f"forward with a {_WINDOW}", DISPATCH),
-    Rule("forward", _BOTH, _top_left_of_unequal,
+    Rule("aiter/asm_window", "forward", _BOTH, _is_window, f"forward with a {_WINDOW}", DISPATCH),
+    Rule("aiter/asm_top_left", "forward", _BOTH, _top_left_of_unequal,
          "forward with a top-left diagonal where lengths differ or sequences are packed", DISPATCH),
-    Rule("forward", _BOTH, lambda c: c.logits_soft_cap > 0,
+    Rule("aiter/asm_soft_cap", "forward", _BOTH, lambda c: c.logits_soft_cap > 0,
          "logits_soft_cap, which ASM would ignore", "no field of fmha_fwd_v3_args has it"),
-    Rule("forward", _BOTH, lambda c: not c.is_group and c.seq_len_q <= 128,
-         "forward with {call.seq_len_q} queries: CK is preferred up to 128", PYTHON),
+    Rule("aiter/asm_few_queries", "forward", _BOTH, lambda c: not c.is_group and c.seq_len_q <= 128,
+         "forward with {seq_len_q} queries: CK is preferred up to 128", PYTHON),
 
-    Rule("backward", _BOTH, lambda c: c.deterministic,
+    Rule("aiter/asm_deterministic", "backward", _BOTH, lambda c: c.deterministic,
          "deterministic: ASM adds with atomics", DISPATCH),
-    Rule("backward", _GFX942, lambda c: not _equal_and_within(c, 64, 192),
+    Rule("aiter/asm_backward_head_dims_gfx942", "backward", _GFX942,
+         lambda c: not _equal_and_within(c, 64, 192),
          f"backward needs equal head dims from 64 to 192, got {_DIMS}", DISPATCH),
-    Rule("backward", _GFX950,
+    Rule("aiter/asm_backward_head_dims_gfx950", "backward", _GFX950,
          lambda c: not _equal_and_within(c, 64, 192) and _head_dims(c) != (192, 128),
          f"backward needs equal head dims from 64 to 192, or (192, 128), got {_DIMS}", DISPATCH),
-    Rule("backward", _GFX950,
+    Rule("aiter/asm_backward_narrow_gfx950", "backward", _GFX950,
          lambda c: _equal_and_within(c, 64, 192) and not 64 < c.head_dim <= 128,
          f"backward with head dims {_DIMS}: those from 72 to 128 alone were made for gfx950",
          PYTHON),
-    Rule("backward", _GFX942, lambda c: c.is_group,
+    Rule("aiter/asm_backward_packed_gfx942", "backward", _GFX942, lambda c: c.is_group,
          "backward of packed sequences: AITER reads where they end on the host, maybe too early",
          "fmha_bwd_v3_group_ of hsa/gfx942/fmha_v3_bwd/codegen.py"),
-    Rule("backward", _GFX950, lambda c: _head_dims(c) == (192, 128) and c.mask == "bottom_right",
+    Rule("aiter/asm_backward_192_bottom_right", "backward", _GFX950,
+         lambda c: _head_dims(c) == (192, 128) and c.mask == "bottom_right",
          f"backward with head dims {_DIMS} and a bottom-right mask", DISPATCH),
-    Rule("backward", _GFX950, lambda c: _head_dims(c) == (192, 128) and c.mask == "top_left",
+    Rule("aiter/asm_backward_192_top_left", "backward", _GFX950,
+         lambda c: _head_dims(c) == (192, 128) and c.mask == "top_left",
          f"backward with head dims {_DIMS} and a top-left mask", PYTHON),
-    Rule("backward", _GFX950, lambda c: _head_dims(c) == (192, 128) and c.is_group,
+    Rule("aiter/asm_backward_192_packed", "backward", _GFX950,
+         lambda c: _head_dims(c) == (192, 128) and c.is_group,
          f"backward of packed sequences with head dims {_DIMS}", DISPATCH),
-    Rule("backward", _BOTH, lambda c: _is_window(c) and c.is_group,
+    Rule("aiter/asm_backward_packed_window", "backward", _BOTH,
+         lambda c: _is_window(c) and c.is_group,
          f"backward of packed sequences with a {_WINDOW}", DISPATCH),
-    Rule("backward", _BOTH,
+    Rule("aiter/asm_backward_window_head_dims", "backward", _BOTH,
          lambda c: _is_window(c) and not _equal_and_within(c, 65, 128),
          f"backward with a {_WINDOW} needs equal head dims from 72 to 128, got {_DIMS}", DISPATCH),
-    Rule("backward", _BOTH,
+    Rule("aiter/asm_backward_closed_window", "backward", _BOTH,
          lambda c: _is_window(c) and c.window_left <= 0 and c.window_right <= 0,
          f"backward with a {_WINDOW}", DISPATCH),
-    Rule("backward", _GFX950, _is_window,
+    Rule("aiter/asm_backward_window_gfx950", "backward", _GFX950, _is_window,
          f"backward with a {_WINDOW}: gives NaN now and then on gfx950",
          "github.com/ROCm/aiter/pull/816"),
-    Rule("backward", _BOTH, lambda c: not c.is_group and c.seq_len_q <= 16,
-         "backward with {call.seq_len_q} queries: CK is preferred up to 16", PYTHON),
+    Rule("aiter/asm_backward_few_queries", "backward", _BOTH,
+         lambda c: not c.is_group and c.seq_len_q <= 16,
+         "backward with {seq_len_q} queries: CK is preferred up to 16", PYTHON),
 )  # fmt: skip
 """What keeps a call from the ASM kernels. Several key-value heads to a query head never do."""
 
 CK_RULES = (
-    Rule("both", _BOTH, lambda c: c.dtype not in ("float16", "bfloat16"),
-         "needs float16 or bfloat16, got {call.dtype}", CK),
-    Rule("both", _BOTH, lambda c: max(_head_dims(c)) > 256,
+    Rule("dtype", "both", _BOTH, lambda c: c.dtype not in ("float16", "bfloat16"),
+         DTYPE.text, CK, str(DTYPE.remedy)),
+    Rule("aiter/head_dim", "both", _BOTH, lambda c: max(_head_dims(c)) > 256,
          f"head dims up to 256, got {_DIMS}", CK),
-    Rule("both", _BOTH, lambda c: bool(over_int32(c)),
+    Rule("aiter/int32", "both", _BOTH, lambda c: bool(over_int32(c)),
          "over 2**31 - 1 elements from one to the next {axes}: AITER counts them in 32 bits",
          "fmha_fwd_args and fmha_bwd_args"),
     _OVER_GRID,
-    Rule("backward", _BOTH, lambda c: dq_acc_bytes(c) >= FOUR_GIB,
+    Rule("aiter/dq_bytes", "backward", _BOTH, lambda c: dq_acc_bytes(c) >= FOUR_GIB,
          "4 GiB or more of float32 gradients of query that CK addresses at once",
          "github.com/ROCm/aiter/pull/1873; fmha_bwd_kernel.hpp"),
-    Rule("both", _BOTH, lambda c: c.bias == "bias" and c.is_group,
+    Rule("aiter/bias_packed", "both", _BOTH, lambda c: c.bias == "bias" and c.is_group,
          "bias with packed sequences or lengths", "aiter/ops/mha.py takes none in both directions"),
-    Rule("forward", _BOTH, lambda c: c.logits_soft_cap > 0 and c.bias != "none",
+    Rule("aiter/soft_cap_bias", "forward", _BOTH,
+         lambda c: c.logits_soft_cap > 0 and c.bias != "none",
          "logits_soft_cap together with bias or ALiBi", CK),
-    Rule("forward", _BOTH,
+    Rule("aiter/inference_head_dims", "forward", _BOTH,
          lambda c: 128 < c.head_dim <= 192 and c.head_dim_v <= 128
          and (c.bias != "none" or c.dropout_rate > 0),
          f"bias, ALiBi or dropout with head dims {_DIMS}: CK built these for inference alone", CK),
-    Rule("backward", _BOTH, lambda c: c.logits_soft_cap > 0,
+    Rule("aiter/soft_cap_gradient", "backward", _BOTH, lambda c: c.logits_soft_cap > 0,
          "the gradient under logits_soft_cap", "no field of fmha_bwd_args has it"),
 )  # fmt: skip
 """What CK does not run, and so no kernel of AITER."""
 
 SPLIT_RULES = (
-    Rule("forward", _BOTH, lambda c: c.dtype not in ("float16", "bfloat16"),
-         "needs float16 or bfloat16, got {call.dtype}", CK),
-    Rule("forward", _BOTH, lambda c: max(_head_dims(c)) > 256,
+    Rule("dtype", "forward", _BOTH, lambda c: c.dtype not in ("float16", "bfloat16"),
+         DTYPE.text, CK, str(DTYPE.remedy)),
+    Rule("aiter/head_dim", "forward", _BOTH, lambda c: max(_head_dims(c)) > 256,
          f"head dims up to 256, got {_DIMS}", CK),
-    Rule("forward", _BOTH, lambda c: c.page_size % 128 != 0,
-         "key and value in pages of {call.page_size}: CK's split-KV kernels take multiples of 128",
+    Rule("aiter/page_size", "forward", _BOTH, lambda c: c.page_size % 128 != 0,
+         "key and value in pages of {page_size}: CK's split-KV kernels take multiples of 128",
          HOST),
-    Rule("forward", _BOTH, lambda c: c.bias == "bias",
+    Rule("aiter/paged_bias", "forward", _BOTH, lambda c: c.bias == "bias",
          "bias with keys in pages", HOST),
-    Rule("forward", _BOTH, lambda c: c.logits_soft_cap > 0 and c.bias != "none",
+    Rule("aiter/soft_cap_bias", "forward", _BOTH,
+         lambda c: c.logits_soft_cap > 0 and c.bias != "none",
          "logits_soft_cap together with bias or ALiBi", CK),
-    Rule("forward", _BOTH, lambda c: bool(over_int32(c)),
+    Rule("aiter/int32", "forward", _BOTH, lambda c: bool(over_int32(c)),
          "over 2**31 - 1 elements from one to the next {axes}: AITER counts them in 32 bits",
          "fmha_fwd_splitkv_args"),
     _OVER_GRID,

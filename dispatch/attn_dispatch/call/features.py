@@ -6,9 +6,10 @@ here later cannot pass it by.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
+from attn_dispatch.reason import Reason, Rule
 
 _HAS: dict[str, Callable[[AttentionSpec], bool]] = {
     "causality and windows": lambda spec: spec.band != (None, None),
@@ -46,3 +47,29 @@ scale, lse as a result."""
 def features_of(spec: AttentionSpec) -> tuple[str, ...]:
     """Those that a call has."""
     return tuple(name for name, has in _HAS.items() if has(spec))
+
+
+_REMEDIES = {
+    "local_window_size as an array": "jax.lax.switch over calls with static windows",
+    "the gradient of alibi_slopes": "jax.lax.stop_gradient of the slopes before the call, if they "
+    "are constants",
+    "the gradient of what score_mod reads": "jax.lax.stop_gradient of the arrays before the call, "
+    "if they are constants",
+}
+
+
+def feature_rule(name: str, text: str, remedy: str = "") -> Rule[AttentionSpec]:
+    """The rule of kernels without this feature."""
+    return Rule(f"feature/{name}", _HAS[name], text, remedy or _REMEDIES.get(name, ""))
+
+
+def unknown_features(spec: AttentionSpec, known: Collection[str], whose: str) -> tuple[Reason, ...]:
+    """What speaks against a call that has features which an implementation does not know.
+
+    Args:
+      spec: the call.
+      known: the features that the implementation knows.
+      whose: the end of the sentences, after the feature: "toy has none".
+    """
+    unknown = (x for x in features_of(spec) if x not in known)
+    return tuple(feature_rule(x, f"{x}: {whose}").reason(spec) for x in unknown)

@@ -24,6 +24,8 @@ class Outcome:
     """The implementation that computed the gradients; empty where there are none."""
     refused_gradients: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Why it does not compute these gradients itself."""
+    rules: dict[str, str] = field(default_factory=dict)
+    """The rule of each of those sentences, of which cases differ in numbers (`Reason`)."""
     engines: dict[str, str] = field(default_factory=dict)
     """By direction, what `implementation.plan` says will run."""
     rewrites: tuple[str, ...] = ()

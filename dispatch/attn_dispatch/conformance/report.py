@@ -201,8 +201,9 @@ def count(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 
 def reasons_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
-    """Every reason why a case was refused, the most frequent first."""
-    return Counter(reason for x in outcomes for reason in x.reasons).most_common()
+    """Every rule for which a case was refused, in the words of its first case, the most frequent
+    first."""
+    return _by_rule((x.rules.get(y, y), y) for x in outcomes for y in x.reasons)
 
 
 def rewrites_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
@@ -211,9 +212,20 @@ def rewrites_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
 
 
 def gradient_reasons_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
-    """Every reason why XLA had to compute gradients, the most frequent first."""
-    reasons: Counter[str] = Counter()
-    for outcome in outcomes:
-        for names, why in outcome.refused_gradients.items():
-            reasons.update(f"{names}: {reason}" for reason in why)
-    return reasons.most_common()
+    """Every rule for which XLA had to compute gradients, as `reasons_of` has them."""
+    return _by_rule(
+        (f"{names}: {x.rules.get(y, y)}", f"{names}: {y}")
+        for x in outcomes
+        for names, why in x.refused_gradients.items()
+        for y in why
+    )
+
+
+def _by_rule(found: Iterable[tuple[str, str]]) -> list[tuple[str, int]]:
+    """The first sentence of each rule, and how many there are, of pairs of rule and sentence."""
+    first: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for rule, sentence in found:
+        first.setdefault(rule, sentence)
+        counts[rule] += 1
+    return [(first[rule], n) for rule, n in counts.most_common()]

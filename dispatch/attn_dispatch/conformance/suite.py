@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -43,6 +43,7 @@ from attn_dispatch.core import select
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
+from attn_dispatch.reason import Reason
 
 _BY_EITHER = NarrowBias().name
 """The rewrite after which nobody knows, before a call runs, whether XLA computes it."""
@@ -58,7 +59,7 @@ class _Traced:
     verdicts: dict[str, select.Verdict]
 
     @property
-    def reasons(self) -> tuple[str, ...]:
+    def reasons(self) -> tuple[Reason, ...]:
         """Everything that speaks against any of the calls."""
         return tuple(dict.fromkeys(x for y in self.verdicts.values() for x in y.reasons))
 
@@ -115,7 +116,7 @@ class Conformance:
             outcome = self._check(case)
         return replace(outcome, seconds=round(time.perf_counter() - started, 3))
 
-    def refuses(self, case: Case) -> tuple[str, ...]:
+    def refuses(self, case: Case) -> tuple[Reason, ...]:
         """Why the implementation cannot run a case's forward call; empty if it can."""
         return self._trace(case, case.operands() | case.cotangents(), ()).reasons
 
@@ -157,7 +158,7 @@ class Conformance:
         if traced.reasons and wanted:
             own, refused = self._own_gradients(case, operands, wanted)
             refused = refused if own else {"/".join(wanted): traced.reasons}
-            outcome = replace(outcome, refused_gradients=refused)
+            outcome = _left_to_xla(outcome, refused)
             traced = self._trace(case, operands, own)
             if not own and self.has_fallback and not traced.reasons:
                 by_both = self._trace(case, operands, wanted, use_xla=True)
@@ -165,8 +166,7 @@ class Conformance:
                 if by_both.verdicts["forward"].implementation == self.implementation:
                     traced = by_both
         if traced.reasons:
-            outcome = replace(outcome, refused_gradients={})
-            return traced, replace(outcome, status="refused", reasons=traced.reasons)
+            return traced, _refused(outcome, traced.reasons)
         plans = {x: y.plan for x, y in traced.verdicts.items()}
         engines = {x: y.engine for x, y in plans.items() if y is not None}
         backward = traced.verdicts.get("backward")
@@ -176,7 +176,7 @@ class Conformance:
 
     def _own_gradients(
         self, case: Case, operands: Operands, wanted: tuple[str, ...]
-    ) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    ) -> tuple[tuple[str, ...], dict[str, tuple[Reason, ...]]]:
         """The gradients that the implementation computes, and its reasons against the others."""
         reasons = {name: self._trace(case, operands, (name,)).reasons for name in wanted}
         own = tuple(name for name in wanted if not reasons[name])
@@ -316,6 +316,21 @@ class Conformance:
                 elif not exact and not error(x, before[name]) <= outcome.allowances[name]:
                     failures.append(f"documents: {what} values in one spoiled {name} of another")
         return failures
+
+
+def _refused(outcome: Outcome, reasons: Sequence[Reason]) -> Outcome:
+    rules = {str(x): x.rule for x in reasons}
+    outcome = replace(outcome, refused_gradients={}, rules=rules)
+    return replace(outcome, status="refused", reasons=tuple(map(str, reasons)))
+
+
+def _left_to_xla(outcome: Outcome, reasons: Mapping[str, Sequence[Reason]]) -> Outcome:
+    """The outcome with the reasons against gradients, by their names."""
+    return replace(
+        outcome,
+        refused_gradients={name: tuple(map(str, x)) for name, x in reasons.items()},
+        rules={str(x): x.rule for y in reasons.values() for x in y},
+    )
 
 
 def _not_zero(case: Case, given: Operands, got: Operands) -> list[str]:

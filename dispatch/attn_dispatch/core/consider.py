@@ -9,11 +9,13 @@ from functools import cache
 from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
+from attn_dispatch.core.nearest import reasons_to_read
 from attn_dispatch.core.rewrites import Chain, in_parts, preferred, rewritten
 from attn_dispatch.core.rewrites.in_parts import Axis, InParts
 from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, is_affordable
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
+from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.terminal.text import in_units
 
 FORMULAS = xla
@@ -25,7 +27,7 @@ GOES_BACK = xla
 
 def consider(
     implementation: Implementation, spec: AttentionSpec, device: Device
-) -> tuple[tuple[str, ...], Chain]:
+) -> tuple[tuple[Reason, ...], Chain]:
     """Why it cannot run the call, or the one of the other direction that it must run as well.
 
     Where there is no reason, it runs the call as the chain has it.
@@ -37,16 +39,12 @@ def consider(
         if others and not spec.is_backward and mask_of(implementation, spec, device) is not None:
             return reasons, chain
         could_begin = others and not (reasons or spec.is_backward or spec.symbols)
+        note = f"in the {direction} pass, which must draw the same dropout mask"
         reasons += tuple(
-            f"{reason} (in the {direction} pass, which must draw the same dropout mask)"
-            for reason in others
-            if reason not in reasons
+            reason.where(note, direction=direction) for reason in others if reason not in reasons
         )
-        if could_begin and _may_be_xlas(spec) and not is_affordable(_pairs(spec)):
-            reasons += (
-                f"dropout: XLA would go back under its mask, were that not of {_pairs(spec)} "
-                f"entries, over {MOST_PAIRS:,}",
-            )
+        if could_begin and _may_be_xlas(spec):
+            reasons += broken((_MASK_FOR_XLA,), spec)
     return reasons, chain
 
 
@@ -69,6 +67,23 @@ def _pairs(spec: AttentionSpec) -> tuple[int, int, int, int]:
     return spec.batch, spec.num_heads, spec.seq_len_q, spec.seq_len_kv
 
 
+def _in_parts_of_the_batch(spec: AttentionSpec) -> str:
+    """What helps where the mask of one batch row is small enough, and there are several."""
+    batch, *of_a_row = _pairs(spec)
+    is_enough = batch > 1 and is_affordable((1, *of_a_row))
+    return "make calls for a part of the batch each" if is_enough else ""
+
+
+_MASK_FOR_XLA = Rule[AttentionSpec](
+    "dropout_mask_for_xla",
+    lambda spec: not is_affordable(_pairs(spec)),
+    "dropout: the XLA backward pass would need the kernel's mask, {shape}; the limit is "
+    f"{MOST_PAIRS:,} entries",
+    _in_parts_of_the_batch,
+    facts=lambda spec: {"shape": _pairs(spec)},
+)
+
+
 def _may_be_xlas(spec: AttentionSpec) -> bool:
     wanted = spec.options.implementation
     return not wanted or xla.NAME in wanted
@@ -76,9 +91,13 @@ def _may_be_xlas(spec: AttentionSpec) -> bool:
 
 def _one_way(
     implementation: Implementation, spec: AttentionSpec, device: Device
-) -> tuple[tuple[str, ...], Chain]:
-    """Why it runs the call neither as it is nor rewritten: what speaks against it as it is."""
-    reasons = reasons_as_it_is(implementation, spec, device)
+) -> tuple[tuple[Reason, ...], Chain]:
+    """Why it runs the call neither as it is nor rewritten: what speaks against the nearest form."""
+
+    def against(spec: AttentionSpec) -> tuple[Reason, ...]:
+        return reasons_as_it_is(implementation, spec, device)
+
+    reasons = against(spec)
     # XLA takes every call as it is, and on another vendor's device nothing helps.
     is_elsewhere = implementation.PLATFORM != device.platform
     is_out_of_reach = spec.symbols or spec.options.derivative is not None
@@ -100,7 +119,7 @@ def _one_way(
     elif has_cause:
         chain = rewritten(
             spec,
-            lambda spec: reasons_as_it_is(implementation, spec, device),
+            against,
             preferred=liked,
             parts=parts,
             may_fall_back=current.fallback != "error" and _may_be_xlas(spec),
@@ -110,7 +129,8 @@ def _one_way(
         chain = Chain((), spec, ())
         chain = in_parts(chain, parts([chain]))
     if chain.reasons:
-        return reasons or chain.reasons, chain
+        is_all = not current.rewrites
+        return reasons if is_all else reasons_to_read(chain, reasons, against), chain
     return _within_limit(implementation, chain, device)
 
 
@@ -147,7 +167,7 @@ def _parts(
 
 def _within_limit(
     implementation: Implementation, chain: Chain, device: Device
-) -> tuple[tuple[str, ...], Chain]:
+) -> tuple[tuple[Reason, ...], Chain]:
     """A chain of a call that it runs, with what the limit did, or why the limit forbids it."""
     limit = _limit(chain.first, device)
     if limit is None or not (chain.undivided or limit.is_strict):
@@ -156,7 +176,12 @@ def _within_limit(
     most = f"the limit is {in_units(limit.bytes)} ({limit.why})"
     if taken > limit.bytes and limit.is_strict:
         parts = ", even in parts" if chain.undivided else ""
-        reason = f"scratch memory: takes {in_units(taken)}{parts}, and {most}"
+        reason = Reason(
+            "scratch_limit",
+            (("bytes", taken), ("limit", limit.bytes)),
+            f"scratch memory: takes {in_units(taken)}{parts}, and {most}",
+            "a larger scratch_limit",
+        )
         return (reason,), replace(chain, reasons=(reason,))
     if chain.undivided is None:
         return (), chain
@@ -173,21 +198,36 @@ def scratch_bytes(implementation: Implementation, chain: Chain, device: Device) 
 
 def reasons_as_it_is(
     implementation: Implementation, spec: AttentionSpec, device: Device
-) -> tuple[str, ...]:
+) -> tuple[Reason, ...]:
     """Why it does not run this very call."""
     if spec.symbols and implementation is not FORMULAS:
-        symbols = ", ".join(spec.symbols)
-        return (f"its kernels are planned for shapes that are known, and {symbols} is a symbol",)
+        return (_SYMBOLS.reason(spec),)
     reasons = implementation.not_supported_reasons(spec, device)
-    if spec.options.derivative is not None and implementation is not FORMULAS:
-        reasons += (
-            f"it has kernels for the call and for its gradients (jax.grad, jax.vjp), and none for "
-            f'a {spec.options.derivative}; implementation="{FORMULAS.NAME}" computes that',
-        )
-    wants_same = settings.current().sharded_dropout == "same"
-    if spec.options.dropout_rate and wants_same and not implementation.DROPS_BY_POSITION:
-        reasons += (
-            'dropout under sharded_dropout("same"): the kernel counts rows and heads from its own '
-            "first, so its mask is another for another number of devices",
-        )
+    if _DERIVATIVE.applies(spec) and implementation is not FORMULAS:
+        reasons += (_DERIVATIVE.reason(spec),)
+    if _SAME_DROPOUT.applies(spec) and not implementation.DROPS_BY_POSITION:
+        reasons += (_SAME_DROPOUT.reason(spec),)
     return reasons
+
+
+_SYMBOLS = Rule[AttentionSpec](
+    "symbols",
+    lambda spec: bool(spec.symbols),
+    "its kernels are planned for shapes that are known, and {symbols} is a symbol",
+    facts=lambda spec: {"symbols": ", ".join(spec.symbols)},
+)
+
+_DERIVATIVE = Rule[AttentionSpec](
+    "derivative",
+    lambda spec: spec.options.derivative is not None,
+    "it has kernels for the call and for its gradients (jax.grad, jax.vjp), and none for a "
+    f'{{derivative}}; implementation="{FORMULAS.NAME}" computes that',
+    facts=lambda spec: {"derivative": spec.options.derivative},
+)
+
+_SAME_DROPOUT = Rule[AttentionSpec](
+    "sharded_dropout",
+    lambda spec: spec.options.dropout_rate > 0 and settings.current().sharded_dropout == "same",
+    'dropout under sharded_dropout("same"): the kernel counts rows and heads from its own first, '
+    "so its mask is another for another number of devices",
+)

@@ -10,7 +10,6 @@ from jaxlib.version import __version__ as JAXLIB_VERSION
 from attn_dispatch.call.spec import AttentionSpec, as_partners, backward_options
 from attn_dispatch.core import select
 from attn_dispatch.core.mask_share import MaskShare
-from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.devices.device import Device
 from attn_dispatch.terminal import text as terminal_text
 
@@ -76,12 +75,13 @@ class Explanation:
                         lines.extend(wrapped(" " * len(label) + "limit:     ", verdict.limit))
                     for rewrite in verdict.rewrites:
                         lines.extend(wrapped(" " * len(label) + "rewritten: ", rewrite))
-                    for reason in map(with_remedy, verdict.reasons_as_it_is):
-                        lines.extend(wrapped(" " * len(label) + "because:   ", reason))
+                    for reason in verdict.reasons_as_it_is:
+                        because = " " * len(label) + "because:   "
+                        lines.extend(wrapped(because, reason.with_remedy))
                     continue
                 lines.append(f"{label}cannot run:")
-                for reason in map(with_remedy, verdict.reasons):
-                    lines.extend(wrapped(" " * len(label) + "- ", reason))
+                for reason in verdict.reasons:
+                    lines.extend(wrapped(" " * len(label) + "- ", reason.with_remedy))
         if self.single_queries is not None:
             lines = [self.single_queries.text(width), "", *lines]
         return "\n".join(lines)

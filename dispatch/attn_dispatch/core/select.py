@@ -20,15 +20,16 @@ from attn_dispatch.core.consider import (
     scratch_bytes,
 )
 from attn_dispatch.core.preferences import in_order
-from attn_dispatch.core.remedies import with_remedy
 from attn_dispatch.core.rewrites import Chain, Compute
 from attn_dispatch.core.rewrites.rewrite import changed, for_
+from attn_dispatch.core.told import Refusals
 from attn_dispatch.core.tuning import winners
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.extra import installed
 from attn_dispatch.devices.implementation import Implementation, Plan
 from attn_dispatch.devices.target import CPU
+from attn_dispatch.reason import Reason
 from attn_dispatch.warning import AttentionFallbackWarning, warn_once
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, flash, fa4, aiter, xla)
@@ -47,13 +48,13 @@ class Verdict:
     """Whether one implementation can run one call."""
 
     implementation: str
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
     """Everything that speaks against it; empty means eligible."""
     plan: Plan | None
     """How it would run, if eligible."""
     rewrites: tuple[str, ...] = ()
     """What is done to the call before the kernel runs it; see core/rewrites."""
-    reasons_as_it_is: tuple[str, ...] = ()
+    reasons_as_it_is: tuple[Reason, ...] = ()
     """What speaks against the call as it is, where it runs rewritten."""
     tuned: Winner | None = None
     """What tuning found, where that is why it is chosen."""
@@ -194,7 +195,7 @@ def plan(spec: AttentionSpec, device: Device) -> None:
 @dataclass(frozen=True)
 class _Found:
     choice: Choice | None
-    refused: dict[str, tuple[str, ...]]
+    refused: dict[str, tuple[Reason, ...]]
     """Reasons of those that were asked before."""
     is_missed: bool
     """Whether one of them was expected to run it."""
@@ -202,7 +203,7 @@ class _Found:
 
 def _first_able(call: AttentionSpec, device: Device) -> _Found:
     """The first implementation in order of preference that can run this call."""
-    refused: dict[str, tuple[str, ...]] = {}
+    refused: dict[str, tuple[Reason, ...]] = {}
     is_open, is_missed = not call.options.implementation, False
     for implementation, spec in _in_turn(call, device):
         if is_open and implementation.PLATFORM not in (None, device.platform):
@@ -298,10 +299,6 @@ def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:
     return [by_name[name] for name in wanted]
 
 
-Refusals = Mapping[str, tuple[str, ...]]
-"""Reasons by implementation."""
-
-
 def _announce_fallback(
     spec: AttentionSpec, device: Device, choice: Choice, refused: Refusals
 ) -> None:
@@ -359,7 +356,7 @@ def _reasons_text(refused: Refusals, but: Refusals | None = None) -> str:
     for name, reasons in refused.items():
         given = (but or {}).get(name, ())
         lines.append(f"\n  {name}:")
-        lines += [f"\n    - {with_remedy(reason)}" for reason in reasons if reason not in given]
+        lines += [f"\n    - {reason.with_remedy}" for reason in reasons if reason not in given]
         if given and not set(reasons) - set(given):
             lines.append(" for the same reasons")
     return "".join(lines)

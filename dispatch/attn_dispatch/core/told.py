@@ -13,9 +13,11 @@ from threading import Lock
 
 from attn_dispatch.call.spec import RESIDUALS, AttentionOptions, AttentionSpec
 from attn_dispatch.devices.device import Device
+from attn_dispatch.reason import Reason
 from attn_dispatch.warning import Line, caller
 
-Refusals = Mapping[str, tuple[str, ...]]
+Refusals = Mapping[str, tuple[Reason, ...]]
+"""Reasons by implementation."""
 
 _MOST = 4096
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +23,9 @@ from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import CudnnCall, calls_of
 from attn_dispatch.cudnn.planning import PlanningProcess
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
-from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.implementation import Plan, device_reason
 from attn_dispatch.devices.target import local_nvidia_ordinals
+from attn_dispatch.reason import Reason, Rule, sentences, stated
 
 NAME = "cudnn"
 PLATFORM = "cuda"
@@ -42,11 +44,11 @@ _WORKSPACE_SHARE = 4
 cuDNN keeps all scores, whose memory grows with the square of the length."""
 
 
-def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     """This version's own limits first; cuDNN itself is asked only where there are none."""
-    reasons = [*_unsupported_device(device), *cudnn_rules.not_supported_reasons(spec)]
+    reasons = (*_unsupported_device(device), *cudnn_rules.not_supported_reasons(spec))
     if reasons:
-        return tuple(reasons)
+        return reasons
     planned = _planned(spec, device)
     return () if isinstance(planned, _Planned) else (planned,)
 
@@ -62,7 +64,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     None for a deterministic backward pass, whose engine the frontend chooses.
     """
     planned = _untuned(spec, device)
-    if isinstance(planned, str) or (spec.is_backward and spec.options.deterministic_backward):
+    if isinstance(planned, Reason) or (spec.is_backward and spec.options.deterministic_backward):
         return ()
     properties = cudnn_library.find().device_properties(device)
     found = _backend().engines(asdict(planned.call), properties)
@@ -70,7 +72,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    return "; ".join(_unsupported_device(device))
+    return sentences(_unsupported_device(device))
 
 
 def version() -> tuple[str, str]:
@@ -125,9 +127,11 @@ def register() -> None:
         jax.ffi.register_ffi_target(target, stages, platform="CUDA")
 
 
-def _unsupported_device(device: Device) -> list[str]:
+def _unsupported_device(device: Device) -> tuple[Reason, ...]:
     if device.platform != "cuda":
-        return [f"cuDNN runs on NVIDIA GPUs, and this is {device}"]
+        return (
+            device_reason("platform", device, f"cuDNN runs on NVIDIA GPUs, and this is {device}"),
+        )
     if device.arch == UNKNOWN_ARCH:
         raise RuntimeError(
             "attn_dispatch is lowering for cuda, and there is neither a CUDA device here nor a "
@@ -136,10 +140,11 @@ def _unsupported_device(device: Device) -> list[str]:
         )
     reasons = []
     if int(device.arch[2:]) < _OLDEST_SM:
-        reasons.append(f"needs compute capability sm{_OLDEST_SM} or newer, and this is {device}")
+        needs = f"needs compute capability sm{_OLDEST_SM} or newer, and this is {device}"
+        reasons.append(device_reason("arch", device, needs))
     if unusable := cudnn_library.find().unusable:
-        reasons.append(unusable)
-    return reasons
+        reasons.append(stated("cudnn/library", unusable))
+    return tuple(reasons)
 
 
 @dataclass(frozen=True)
@@ -148,55 +153,71 @@ class _Planned:
     plan: Plan
 
 
-def _planned(spec: AttentionSpec, device: Device) -> _Planned | str:
+def _planned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
     """The call as cuDNN runs it, by the engine that is asked for, or why it does not."""
     untuned = _untuned(spec, device)
-    if isinstance(untuned, str) or not spec.options.engine:
+    if isinstance(untuned, Reason) or not spec.options.engine:
         return untuned
     backend, call = _backend(), replace(untuned.call, engine=spec.options.engine)
     properties = cudnn_library.find().device_properties(device)
     try:
         engine, workspace_bytes = plan_store.plan(backend, asdict(call), properties)
     except backend.CudnnError as error:
-        return f"engine {call.engine}: {error} (cuDNN {cudnn_library.find().version_text})"
+        version = cudnn_library.find().version_text
+        return stated("cudnn/engine", f"engine {call.engine}: {error} (cuDNN {version})")
     # Enough for the untuned plan as well, which runs where another cuDNN lacks the engine.
     workspace_bytes = max(workspace_bytes, untuned.plan.workspace_bytes)
     return _Planned(call, Plan(engine, workspace_bytes, untuned.plan.other_bytes))
 
 
-def _untuned(spec: AttentionSpec, device: Device) -> _Planned | str:
-    """The first variant of the call that cuDNN plans, or why it plans none."""
-    backend, refusal = _backend(), ""
-    properties = cudnn_library.find().device_properties(device)
+def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
+    """The first variant of the call that cuDNN plans, or why it plans none.
+
+    The padding mask of the second variant steers clear of several known bugs. What it cannot help
+    with is refused for the first reason.
+    """
+    backend, refusal = _backend(), None
+    library = cudnn_library.find()
+    properties = library.device_properties(device)
     for call in calls_of(spec):
         is_whole = spec.options.whole_pages
-        if reasons := cudnn_rules.reasons_against(call, device.arch, whole_pages=is_whole):
-            refusal = refusal or "; ".join(reasons)
+        if reason := cudnn_rules.reason_against(call, device.arch, whole_pages=is_whole):
+            refusal = refusal or reason
             continue
         try:
             engine, workspace_bytes = plan_store.plan(backend, asdict(call), properties)
         except backend.CudnnError as error:
-            # The padding mask of the second variant steers clear of several known bugs; what
-            # it cannot help with is refused for the first reason.
-            said = re.sub(r" for _+", "", str(error))  # one for each node, without its name
-            refusal = refusal or f"{said} (cuDNN {cudnn_library.find().version_text})"
+            refusal = refusal or _refused(str(error), library.version_text)
             continue
         is_limited = call.backward and call.deterministic
         if is_limited and workspace_bytes > (limit := _workspace_limit(spec)):
-            refusal = refusal or (
-                f"deterministic_backward: cuDNN {cudnn_library.find().version_text} would need a "
-                f"workspace of {workspace_bytes:,} bytes, and {limit:,} is what is allowed"
-            )
+            facts = {"version": library.version_text, "bytes": workspace_bytes, "limit": limit}
+            refusal = refusal or _WORKSPACE.reason(facts)
             continue
         made_bytes = cudnn_arrays.made_bytes(spec, call)
         return _Planned(call, Plan(engine, workspace_bytes, made_bytes))
+    assert refusal is not None, "every call can be said in one way at least"
     return refusal
+
+
+_WORKSPACE = Rule[dict[str, Any]](
+    "cudnn/workspace",
+    lambda facts: facts["bytes"] > facts["limit"],
+    "deterministic_backward: cuDNN {version} would need a workspace of {bytes:,} bytes, and "
+    "{limit:,} is what is allowed",
+    facts=lambda facts: facts,
+)
+
+
+def _refused(error: str, version: str) -> Reason:
+    """What cuDNN says, without the names of nodes, of which its sentence has one for each."""
+    return stated("cudnn/plan", f"{re.sub(r' for _+', '', error)} (cuDNN {version})")
 
 
 def _must_plan(spec: AttentionSpec, device: Device) -> _Planned:
     planned = _planned(spec, device)
-    if isinstance(planned, str):
-        raise NotImplementedError(planned)
+    if isinstance(planned, Reason):
+        raise NotImplementedError(str(planned))
     return planned
 
 

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
+from attn_dispatch import settings
+from attn_dispatch.call.features import feature_rule
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn.call import (
     CudnnCall,
     band_of,
     counts_alibi_from_lengths,
+    has_own_lengths,
     has_score_bias,
     nodes_of,
 )
 from attn_dispatch.programs.program import is_finite
+from attn_dispatch.reason import Reason, Rule, broken, stated
+from attn_dispatch.semantics.common_rules import (
+    DROPOUT_KEYS,
+    DTYPE,
+    EMPTY,
+    MAX_SEGMENTS,
+    ROW_BIAS_GRADIENT,
+)
 from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 _WIDEST_HEAD = 2048
 """On sm90 cuDNN compiles forward kernels of any width: 2 s for heads of 1,024, 6 s of 4,096, and
 beyond 10 s of 16,384, for each way to express the call (9.28)."""
-
-Rule = tuple[Callable[[AttentionSpec], bool], str]
 
 _INT32_LIMIT = 2**31
 
@@ -31,120 +40,175 @@ beside its own, lse and delta, as cuDNN says when it refuses. It counts those of
 reads wrong ones where integers make them too many (H200, 9.19, 9.28)."""
 
 
-_RULES: tuple[Rule, ...] = (
-    (
-        lambda s: any(is_mod_operand(x) for x in s.options.gradients),
-        "the gradient of what score_mod reads",
-    ),
-    (
-        lambda s: s.is_empty or 0 in (s.head_dim, s.head_dim_v),
-        "an axis has length zero, so there is nothing to compute",
-    ),
-    (
+def _as_another_mask(spec: AttentionSpec) -> str:
+    """The mask in the words of a call that cuDNN may run. Both corners are one where T == S."""
+    if spec.seq_len_q == spec.seq_len_kv and not has_own_lengths(spec):
+        return "the top-left mask is the same where T == S"
+    return "" if is_packed(spec) else "say the mask in mask"
+
+
+_RULES = (
+    feature_rule("the gradient of what score_mod reads", "the gradient of what score_mod reads"),
+    EMPTY,
+    Rule[AttentionSpec](
+        "cudnn/widest_head",
         lambda s: max(s.head_dim, s.head_dim_v) > _WIDEST_HEAD,
         f"heads wider than {_WIDEST_HEAD:,}: cuDNN would compile them for minutes",
+        "none; XLA runs such calls",
     ),
-    (
+    Rule[AttentionSpec](
+        "cudnn/int32_length",
         lambda s: not s.symbols and max(s.seq_len_q, s.seq_len_kv) >= _INT32_LIMIT,
         "2^31 queries or keys: cuDNN counts them in 32 bits",
+        "none; XLA runs such calls",
     ),
-    (
-        lambda s: s.has("query_segment_ids") and s.options.max_segments is None,
-        "segment ids: pass max_segments, the largest id",
+    MAX_SEGMENTS,
+    feature_rule(
+        "local_window_size as an array",
+        "local_window_size as an array: cuDNN's window is static",
     ),
-    (lambda s: s.has("window"), "local_window_size as an array: cuDNN's window is static"),
-    (
+    Rule[AttentionSpec](
+        "cudnn/scale",
         is_out_of_range,
         "scale: cuDNN multiplies by it in float32, where it or its reciprocal is no normal number",
+        "multiply query by the scale, and pass scale=1",
     ),
-    (
+    Rule[AttentionSpec](
+        "cudnn/packed_bias",
         lambda s: is_packed(s) and has_score_bias(s),
         "packed sequences: cuDNN counts a bias or mask from the start of each sequence",
+        "say it with causality, a window or segment ids, or pass a padded batch with lengths",
     ),
-    (
+    Rule[AttentionSpec](
+        "cudnn/packed_keep",
         lambda s: is_packed(s) and s.options.needs_keep,
         "packed sequences: the dropout mask is not read back by this version",
+        "ask for the mask of a call that is not packed",
     ),
-    (
+    Rule[AttentionSpec](
+        "cudnn/sinks_by_row",
         # Backward does not need them.
         lambda s: s.has("sinks") and s.shape("sinks")[0] > 1 and not s.is_backward,
         "sinks: cuDNN has one for each head",
+        "pass [N], or make a call per batch row",
     ),
-    (
+    Rule[AttentionSpec](
+        "cudnn/score_mod_nan",
         lambda s: s.has("mask") and not is_finite(s.options.score_mod),
         "score_mod: may be NaN where the mask forbids, which cuDNN adds -inf for",
+        "say the mask in mask_mod",
     ),
-    (
+    Rule[AttentionSpec](
+        "cudnn/sinks_mask_mod",
         # A row that only mask_mod leaves no key gets the sink's as lse.
         lambda s: s.has("sinks") and s.options.mask_mod is not None and not s.is_backward,
         "sinks beside a mask_mod: cuDNN takes a row that attends nothing for one of a sink",
+        "say mask_mod with causality, a window, lengths or a mask",
     ),
-    (
+    Rule[AttentionSpec](
+        "cudnn/alibi_by_row",
         lambda s: s.has("alibi_slopes") and s.shape("alibi_slopes")[0] > 1,
         "alibi_slopes: cuDNN has one for each head",
+        "pass [N], or make a call per batch row",
     ),
-    (
-        # They cancel, and cuDNN has rounded each of them to 16 bits by then.
-        lambda s: "bias" in s.options.gradients and s.shape("bias")[3] == 1 and s.seq_len_kv > 1,
-        "the gradient of a bias that is the same for all keys would be inaccurate",
-    ),
-    (
-        lambda s: s.options.dropout_rate > 0 and s.shape("dropout_key")[0] > 1,
-        "dropout: cuDNN has one key for each call",
-    ),
-    (lambda s: "alibi_slopes" in s.options.gradients, "the gradient of alibi_slopes"),
-    (
+    replace(ROW_BIAS_GRADIENT, applies=lambda s: ROW_BIAS_GRADIENT.applies(s) and s.seq_len_kv > 1),
+    replace(DROPOUT_KEYS, text="dropout: cuDNN has one key for each call"),
+    feature_rule("the gradient of alibi_slopes", "the gradient of alibi_slopes"),
+    Rule[AttentionSpec](
+        "cudnn/alibi_from_lengths",
         counts_alibi_from_lengths,
         "alibi_slopes: cuDNN does not count distances from the bottom right of lengths",
+        "pass the distances as a bias",
     ),
-    (
+    Rule[AttentionSpec](
+        "cudnn/bottom_right",
         lambda s: band_of(s) is None,
         "cuDNN has no such bottom-right mask together with a bias, a mask, ALiBi or dropout",
+        _as_another_mask,
+    ),
+    DTYPE,
+)
+
+
+def not_supported_reasons(spec: AttentionSpec) -> tuple[Reason, ...]:
+    """Every rule the call breaks."""
+    reasons = broken(_RULES, spec)
+    if spec.options.mods and isinstance(why := nodes_of(spec, packed=False), str):
+        reasons += (stated("cudnn/mods", why),)
+    return reasons
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One of the ways to say a call, and for which device."""
+
+    call: CudnnCall
+    arch: str
+    whole_pages: bool
+
+    @property
+    def most_arrays_by_row(self) -> int:
+        return 0 if self.arch.startswith(_WITHOUT_ARRAYS_BY_ROW) else _MOST_ARRAYS_BY_ROW
+
+
+_RULES_OF_A_WAY = (
+    Rule[_Way](
+        "cudnn/pages",
+        # Right, but for what it makes of NaN behind the last key of a page (H200, 9.19 and 9.28).
+        lambda w: w.call.page_size > 0 and not (w.call.decodes or w.whole_pages),
+        "keys in pages: for all but a plain, single query of each row cuDNN's kernel "
+        "multiplies by what stands past a length",
+        lambda w: "" if settings.current().rewrites else "let calls be rewritten: rewrites(True)",
+    ),
+    Rule[_Way](
+        "cudnn/page_size",
+        lambda w: w.call.page_size.bit_count() > 1,
+        "keys in pages: cuDNN wants a power of two of them in a page",
+        "make pages of 16, 64 or 256 keys",
+        facts=lambda w: {"page_size": w.call.page_size},
+    ),
+    Rule[_Way](
+        "cudnn/int32_packed",
+        lambda w: w.call.packed_elements >= _INT32_LIMIT,
+        "packed sequences: an array has 2^31 elements or more, past cuDNN's 32-bit offsets "
+        "(heads of {head_dim} and {head_dim_v}, as padded)",
+        facts=lambda w: {"head_dim": w.call.head_dim, "head_dim_v": w.call.head_dim_v},
+    ),
+    Rule[_Way](
+        "cudnn/bias_of_one_pair",
+        # lse is off by the difference of two heads' biases (H200, 9.19).
+        lambda w: (
+            w.call.seq_len_q == w.call.seq_len_kv == 1
+            and max(w.call.bias_batch, w.call.bias_heads) > 1
+        ),
+        "a bias of one query and one key: cuDNN reads the same number for all heads",
+    ),
+    Rule[_Way](
+        "cudnn/batch_of_one_row",
+        lambda w: w.call.reads_batch_of_one_row,
+        "an array is read by b, for a single query, which cuDNN does not do right",
+    ),
+    Rule[_Way](
+        "cudnn/arrays_by_row",
+        lambda w: w.call.backward and w.call.arrays_by_row > w.most_arrays_by_row,
+        "mods: cuDNN's backward pass has room for {most} arrays by row on {arch}, and mods "
+        "and lengths make {arrays}",
+        facts=lambda w: {
+            "most": w.most_arrays_by_row,
+            "arch": w.arch,
+            "arrays": w.call.arrays_by_row,
+        },
     ),
 )
-"""A condition, and the reason against a call that meets it."""
 
 
-def not_supported_reasons(spec: AttentionSpec) -> tuple[str, ...]:
-    """Every rule the call breaks."""
-    reasons = [reason for breaks, reason in _RULES if breaks(spec)]
-    if spec.dtype not in ("float16", "bfloat16"):
-        reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
-    if spec.options.mods and isinstance(why := nodes_of(spec, packed=False), str):
-        reasons.append(why)
-    return tuple(reasons)
-
-
-def reasons_against(call: CudnnCall, arch: str, *, whole_pages: bool = False) -> tuple[str, ...]:
-    """Why cuDNN must not be asked for this one of the ways to say a call.
+def reason_against(call: CudnnCall, arch: str, *, whole_pages: bool = False) -> Reason | None:
+    """The first reason why cuDNN must not be asked for this one of the ways to say a call.
 
     Args:
       call: as cuDNN would be asked.
       arch: of the device, "sm90".
       whole_pages: whether nothing but live keys stands in the pages that its kernels may read.
     """
-    if call.page_size and not (call.decodes or whole_pages):
-        # Right, but for what it makes of NaN behind the last key of a page (H200, 9.19 and 9.28).
-        return (
-            "keys in pages: for all but a plain, single query of each row cuDNN's kernel "
-            "multiplies by what stands past a length",
-        )
-    if call.page_size.bit_count() > 1:
-        return ("keys in pages: cuDNN wants a power of two of them in a page",)
-    if call.packed_elements >= _INT32_LIMIT:
-        return (
-            "packed sequences: an array has 2^31 elements or more, past cuDNN's 32-bit offsets "
-            f"(heads of {call.head_dim} and {call.head_dim_v}, as padded)",
-        )
-    if call.seq_len_q == call.seq_len_kv == 1 and max(call.bias_batch, call.bias_heads) > 1:
-        # lse is off by the difference of two heads' biases (H200, 9.19).
-        return ("a bias of one query and one key: cuDNN reads the same number for all heads",)
-    if call.reads_batch_of_one_row:
-        return ("an array is read by b, for a single query, which cuDNN does not do right",)
-    most = 0 if arch.startswith(_WITHOUT_ARRAYS_BY_ROW) else _MOST_ARRAYS_BY_ROW
-    if call.backward and call.arrays_by_row > most:
-        return (
-            f"mods: cuDNN's backward pass has room for {most} arrays by row on {arch}, and mods "
-            f"and lengths make {call.arrays_by_row}",
-        )
-    return ()
+    way = _Way(call, arch, whole_pages)
+    return next((x.reason(way) for x in _RULES_OF_A_WAY if x.applies(way)), None)

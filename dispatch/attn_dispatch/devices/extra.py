@@ -12,10 +12,11 @@ from typing import Any
 
 import jax
 
-from attn_dispatch.call.features import features_of
+from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.reason import Reason, stated
 
 GROUP = "attn_dispatch.implementations"
 """The group of entry points in which packages name theirs."""
@@ -65,7 +66,7 @@ class Extra:
         if module.PLATFORM not in _PLATFORMS:
             wrong = f"PLATFORM: expected one of {_PLATFORMS}, got {module.PLATFORM!r}"
             return Extra(entry, None, wrong)
-        if not _is_of_texts(module.FEATURES):
+        if not _is_of(module.FEATURES, str):
             wrong = f"FEATURES: expected a tuple of names, got {module.FEATURES!r}"
             return Extra(entry, None, wrong)
         return Extra(entry, module)
@@ -73,21 +74,23 @@ class Extra:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
-    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
+        """Its own, and what speaks against features that it does not know.
+
+        Of reasons that its package gives as sentences, the rule is the sentence.
+        """
         if reason := self.unusable_reason(device):
-            return (reason,)
-        unknown = (x for x in features_of(spec) if x not in self._module.FEATURES)
-        reasons = tuple(f"{x}: {self.NAME} has none" for x in unknown)
+            return (stated(self.NAME, reason),)
+        reasons = unknown_features(spec, self._module.FEATURES, f"{self.NAME} has none")
         try:
             own = self._module.not_supported_reasons(spec, device)
         except Exception as error:
             return (*reasons, self._failed("not_supported_reasons", error))
-        if not _is_of_texts(own):
-            return (
-                *reasons,
-                f"{self.NAME}: not_supported_reasons: expected sentences, got {own!r}",
-            )
-        return (*reasons, *own) or self._without_plan(spec, device)
+        if not _is_of(own, str | Reason):
+            wrong = f"not_supported_reasons: expected sentences or Reasons, got {own!r}"
+            return (*reasons, stated(self.NAME, f"{self.NAME}: {wrong}"))
+        reasons += tuple(stated(self.NAME, x) if isinstance(x, str) else x for x in own)
+        return reasons or self._without_plan(spec, device)
 
     def unusable_reason(self, device: Device) -> str:
         if self._failure:
@@ -97,11 +100,11 @@ class Extra:
         try:
             reason = getattr(self._module, "unusable_reason", lambda device: "")(device) or ""
         except Exception as error:
-            return self._failed("unusable_reason", error)
+            return str(self._failed("unusable_reason", error))
         is_text = isinstance(reason, str)
         return reason if is_text else f"{self.NAME}: unusable_reason: expected str, got {reason!r}"
 
-    def _without_plan(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    def _without_plan(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
         """The reason not to run a call that cannot be planned."""
         try:
             plan = self._module.plan(spec, device)
@@ -109,10 +112,11 @@ class Extra:
             return (self._failed("plan", error),)
         if isinstance(plan, Plan) and isinstance(plan.workspace_bytes, int):
             return ()
-        return (f"{self.NAME}: plan: expected a Plan, got {plan!r}",)
+        return (stated(self.NAME, f"{self.NAME}: plan: expected a Plan, got {plan!r}"),)
 
-    def _failed(self, function: str, error: Exception) -> str:
-        return f"{self.NAME}: {function} failed: {type(error).__name__}: {error}"
+    def _failed(self, function: str, error: Exception) -> Reason:
+        failed = f"{self.NAME}: {function} failed: {type(error).__name__}: {error}"
+        return stated(self.NAME, failed)
 
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
         return self._module.plan(spec, device)
@@ -162,9 +166,10 @@ def _kind(x: Any) -> str:
     return f"{x.dtype.name}{list(x.shape)}" if is_array else repr(x)
 
 
-def _is_of_texts(value: Any) -> bool:
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether it is a collection of nothing but this kind."""
     is_collection = isinstance(value, list | tuple | set | frozenset)
-    return is_collection and all(isinstance(x, str) for x in value)
+    return is_collection and all(isinstance(x, kind) for x in value)
 
 
 @lru_cache(maxsize=1)

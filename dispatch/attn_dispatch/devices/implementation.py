@@ -10,6 +10,7 @@ import jax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
+from attn_dispatch.reason import Reason
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Plan:
     def scratch_bytes(self) -> int:
         """All the memory that the call takes beside its operands and results."""
         return self.workspace_bytes + self.other_bytes
+
+
+def device_reason(what: str, device: Device, text: str) -> Reason:
+    """Why no call runs on a device, by `what` of it: its "platform", its "arch"."""
+    return Reason(f"device/{what}", (("device", str(device)),), text)
 
 
 class Implementation(Protocol):
@@ -73,7 +79,7 @@ class Implementation(Protocol):
         right."""
         ...
 
-    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
         """Every reason why this call cannot run on this device; empty means it can."""
         ...
 

@@ -9,11 +9,12 @@ import jax
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.implementation import Plan, device_reason
 from attn_dispatch.fa4 import kernels, library, rules
 from attn_dispatch.fa4.call import call_of
 from attn_dispatch.flash import clear_rows, passes
 from attn_dispatch.flash.call import offsets_count
+from attn_dispatch.reason import Reason, sentences, stated
 
 NAME = "fa4"
 PLATFORM = "cuda"
@@ -26,7 +27,7 @@ SKIPS_FROM_BOTTOM_RIGHT = True
 _ARCHS = ("sm90", "sm100")
 
 
-def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     return (*_unusable(device), *rules.not_supported_reasons(spec, device))
 
 
@@ -48,7 +49,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    return "; ".join(_unusable(device))
+    return sentences(_unusable(device))
 
 
 def version() -> tuple[str, str] | None:
@@ -74,20 +75,22 @@ def backward(
     return passes.backward(spec, call_of(spec), operands, kernels)
 
 
-def _unusable(device: Device) -> tuple[str, ...]:
+def _unusable(device: Device) -> tuple[Reason, ...]:
     if device.platform != "cuda":
-        return (f"FlashAttention runs on NVIDIA GPUs, and this is {device}",)
+        why = f"FlashAttention runs on NVIDIA GPUs, and this is {device}"
+        return (device_reason("platform", device, why),)
     reasons = []
     if device.arch not in _ARCHS:
-        reasons.append(f"runs on {' and '.join(_ARCHS)} in this version, and this is {device}")
-    if reason := library.unusable_reason():
-        reasons.append(reason)
+        why = f"runs on {' and '.join(_ARCHS)} in this version, and this is {device}"
+        reasons.append(device_reason("arch", device, why))
+    if why := library.unusable_reason():
+        reasons.append(stated("fa4/library", why))
     if not device.is_present:
-        reasons.append("its kernels are compiled on the GPU that runs them, which is not here")
+        why = "its kernels are compiled on the GPU that runs them, which is not here"
+        reasons.append(device_reason("absent", device, why))
     elif settings.current().is_exporting:
-        reasons.append(
-            "its kernels are compiled into this process, and another could not run the module"
-        )
-    elif not reasons and (failure := library.loading_failure()):
-        reasons.append(failure)
+        why = "its kernels are compiled into this process, and another could not run the module"
+        reasons.append(Reason("fa4/export", (), why))
+    elif not reasons and (why := library.loading_failure()):
+        reasons.append(stated("fa4/loading", why))
     return tuple(reasons)

@@ -10,7 +10,7 @@ import jax
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.implementation import Plan, device_reason
 from attn_dispatch.flash import clear_rows, kernels, library, passes, rules
 from attn_dispatch.flash.call import FlashCall, call_of
 from attn_dispatch.flash.generations import (
@@ -21,6 +21,7 @@ from attn_dispatch.flash.generations import (
     Generation,
     generation_of,
 )
+from attn_dispatch.reason import Reason, sentences, stated
 
 NAME = "flash"
 PLATFORM = "cuda"
@@ -36,7 +37,7 @@ _MULTIPROCESSORS = "multiProcessorCount"
 """The one of cuDNN's device properties that is read here."""
 
 
-def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     generation = generation_of(device.arch)
     own = rules.not_supported_reasons(spec, library.NAME, generation, device.arch)
     return (*_unusable(device), *own)
@@ -58,7 +59,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    return "; ".join(_unusable(device))
+    return sentences(_unusable(device))
 
 
 def version() -> tuple[str, str] | None:
@@ -132,16 +133,19 @@ def _loading_failure(device: Device) -> str:
     return library.loading_failure(generation_of(device.arch))
 
 
-def _unusable(device: Device) -> tuple[str, ...]:
+def _unusable(device: Device) -> tuple[Reason, ...]:
     if device.platform != "cuda":
-        return (f"FlashAttention runs on NVIDIA GPUs, and this is {device}",)
+        why = f"FlashAttention runs on NVIDIA GPUs, and this is {device}"
+        return (device_reason("platform", device, why),)
     reasons = []
     if device.arch not in ARCHS:
-        reasons.append(f"runs on {', '.join(sorted(ARCHS))} in this version, and this is {device}")
+        why = f"runs on {', '.join(sorted(ARCHS))} in this version, and this is {device}"
+        reasons.append(device_reason("arch", device, why))
     if device.properties is not None and _MULTIPROCESSORS not in json.loads(device.properties):
-        reasons.append(f"needs the target's {_MULTIPROCESSORS}, which its properties do not have")
-    if reason := library.unusable_reason():
-        reasons.append(reason)
-    elif device.is_present and not reasons and (failure := _loading_failure(device)):
-        reasons.append(failure)
+        why = f"needs the target's {_MULTIPROCESSORS}, which its properties do not have"
+        reasons.append(device_reason("properties", device, why))
+    if why := library.unusable_reason():
+        reasons.append(stated("flash/library", why))
+    elif device.is_present and not reasons and (why := _loading_failure(device)):
+        reasons.append(stated("flash/loading", why))
     return tuple(reasons)

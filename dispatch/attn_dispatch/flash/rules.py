@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from attn_dispatch.call.features import features_of
+from dataclasses import dataclass, replace
+from typing import Any
+
+from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash.call import (
     band_from_the_end,
@@ -12,6 +15,8 @@ from attn_dispatch.flash.call import (
     offsets_count,
 )
 from attn_dispatch.flash.generations import THREE, Generation
+from attn_dispatch.reason import Reason, Rule, broken
+from attn_dispatch.semantics.common_rules import DTYPE, EMPTY, MAX_SEGMENTS
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
@@ -31,78 +36,163 @@ _MOST_GAPS = 2**16
 """Rows between batch rows that are few enough however short those are."""
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A call on a device of this arch, and the kernels that are asked for it."""
+
+    spec: AttentionSpec
+    generation: Generation
+    arch: str
+
+    @property
+    def has_unknown_sequences(self) -> bool:
+        """Refused for want of max_segments."""
+        return is_packed(self.spec) and most_sequences(self.spec) is None
+
+    @property
+    def widest(self) -> int:
+        return self.generation.widest_on(self.arch, is_backward=self.spec.is_backward)
+
+    @property
+    def blocks(self) -> tuple[int, str] | None:
+        """Of a launch grid's axis, with what it is of; None where it is not limited."""
+        spec, forward = self.spec, self.generation.blocks_limit_forward
+        if forward and has_ranges(spec):
+            if self.has_unknown_sequences:
+                return None
+            return (
+                offsets_count(call_of(spec, self.generation)) - 1,
+                "sequences, gaps among them,",
+            )
+        if not forward and (has_ranges(spec) or not spec.is_backward):
+            return None
+        return spec.batch, "batch"
+
+
 def not_supported_reasons(
     spec: AttentionSpec, package: str, generation: Generation = THREE, arch: str = ""
-) -> tuple[str, ...]:
+) -> tuple[Reason, ...]:
     """Of a call on a device of that arch that runs some, with the kernels of this package."""
-    unknown = (x for x in features_of(spec) if x not in FEATURES)
-    reasons = [f"{x}: {package}'s kernels have none" for x in unknown]
-    if spec.dtype not in ("float16", "bfloat16"):
-        reasons.append(f"needs float16 or bfloat16, got {spec.dtype}")
-    if is_packed(spec) and most_sequences(spec) is None:
-        reasons.append("segment ids: pass max_segments, the largest id")
-    widest = generation.widest_on(arch, is_backward=spec.is_backward)
-    if (width := head_dim(spec)) > widest:
-        lse = ", those for the gradient of lse included" if spec.has("lse_grad") else ""
-        where = f" in the backward pass on {arch}" if widest < generation.widest else ""
-        reasons.append(f"head dims up to {widest}{where}, got {width} columns{lse}")
-    reasons += [*_too_many_blocks(spec, generation), *_too_many_rows(spec, generation.tile)]
-    if is_out_of_range(spec):
-        reasons.append("scale: kernels multiply by it in float32, where it is no normal number")
-    if spec.is_empty or 0 in (spec.head_dim, spec.head_dim_v):
-        reasons.append("an axis has length zero, so there is nothing to compute")
-    return (*reasons, *_wrong_corner(spec))
-
-
-def _too_many_blocks(spec: AttentionSpec, generation: Generation) -> list[str]:
-    """Why a launch grid cannot have an axis as long."""
-    batch, named = spec.batch, "batch"
-    if generation.blocks_limit_forward and has_ranges(spec):
-        if is_packed(spec) and most_sequences(spec) is None:
-            return []  # refused for that
-        batch, named = offsets_count(call_of(spec, generation)) - 1, "sequences, gaps among them,"
-    elif not generation.blocks_limit_forward and (has_ranges(spec) or not spec.is_backward):
-        return []
-    if max(batch, spec.num_heads) <= _MOST_BLOCKS or spec.is_empty:
-        return []
-    where = "" if generation.blocks_limit_forward else " in the backward pass"
-    return [
-        f"{named} and heads up to {_MOST_BLOCKS:,} each{where}, got {batch:,} and "
-        f"{spec.num_heads:,}"
-    ]
-
-
-def _too_many_rows(spec: AttentionSpec, tile: int) -> list[str]:
-    """Why the batch rows of a packed call cannot lie a tile apart in one array."""
-    if not has_ranges(spec) or spec.batch == 1:
-        return []
-    reasons = []
-    gaps, shortest = spec.batch * tile, min(spec.seq_len_q, spec.seq_len_kv)
-    if gaps > max(_MOST_GAPS, spec.batch * shortest):
-        reasons.append(
-            f"lengths and packed sequences of {spec.batch:,} batch rows, of {shortest} queries or "
-            f"keys: they would have to lie {tile} rows apart"
-        )
-    if spec.batch * (max(spec.seq_len_q, spec.seq_len_kv) + tile) >= 2**31:
-        reasons.append("packed sequences of 2^31 rows and more, past 32-bit offsets")
-    return reasons
-
-
-def _wrong_corner(spec: AttentionSpec) -> tuple[str, ...]:
-    """Why causality or a window cannot be counted from the last query and key."""
-    if spec.band == (None, None) or spec.options.causal_alignment == "bottom_right":
-        return ()
-    if has_ranges(spec):
-        if spec.options.same_lengths:
-            return ()
-        return (
-            "causality and windows from the top left: kernels count from the last query and key of "
-            "a sequence, which is the same only where it has as many keys as queries",
-        )
-    if all(side is None or side >= 0 for side in band_from_the_end(spec)):
-        return ()
+    unknown = unknown_features(spec, FEATURES, f"{package}'s kernels have none")
+    asked = _Asked(spec, generation, arch)
     return (
-        f"causality and windows from the top left with {spec.seq_len_q} queries and "
-        f"{spec.seq_len_kv} keys: kernels count from the last of both, and no side of a window "
-        "may be below 0",
+        *unknown,
+        *broken((DTYPE, _MAX_SEGMENTS), spec),
+        *broken(_RULES, asked),
+        *broken((_SCALE, EMPTY, *_WRONG_CORNER), spec),
     )
+
+
+_MAX_SEGMENTS = replace(MAX_SEGMENTS, applies=lambda s: is_packed(s) and most_sequences(s) is None)
+
+_SCALE = Rule[AttentionSpec](
+    "flash/scale",
+    is_out_of_range,
+    "scale: kernels multiply by it in float32, where it is no normal number",
+    "multiply query by the scale, and pass scale=1",
+)
+
+
+def _width(asked: _Asked) -> dict[str, Any]:
+    spec, widest = asked.spec, asked.widest
+    is_less = widest < asked.generation.widest
+    return {
+        "widest": widest,
+        "where": f" in the backward pass on {asked.arch}" if is_less else "",
+        "width": head_dim(spec),
+        "lse": ", those for the gradient of lse included" if spec.has("lse_grad") else "",
+    }
+
+
+def _too_many_blocks(asked: _Asked) -> bool:
+    """Whether a launch grid cannot have an axis as long."""
+    if asked.blocks is None or asked.spec.is_empty:
+        return False
+    return max(asked.blocks[0], asked.spec.num_heads) > _MOST_BLOCKS
+
+
+def _blocks(asked: _Asked) -> dict[str, Any]:
+    assert asked.blocks is not None
+    number, what = asked.blocks
+    forward = asked.generation.blocks_limit_forward
+    where = "" if forward else " in the backward pass"
+    return {"what": what, "where": where, "number": number, "heads": asked.spec.num_heads}
+
+
+def _lies_apart(asked: _Asked) -> bool:
+    """Whether batch rows of a packed call lie a tile apart in one array."""
+    return has_ranges(asked.spec) and asked.spec.batch > 1
+
+
+def _shortest(spec: AttentionSpec) -> int:
+    return min(spec.seq_len_q, spec.seq_len_kv)
+
+
+def _has_wide_gaps(asked: _Asked) -> bool:
+    spec, gaps = asked.spec, asked.spec.batch * asked.generation.tile
+    return _lies_apart(asked) and gaps > max(_MOST_GAPS, spec.batch * _shortest(spec))
+
+
+def _has_many_rows(asked: _Asked) -> bool:
+    spec = asked.spec
+    rows = spec.batch * (max(spec.seq_len_q, spec.seq_len_kv) + asked.generation.tile)
+    return _lies_apart(asked) and rows >= 2**31
+
+
+_RULES = (
+    Rule[_Asked](
+        "flash/head_dim",
+        lambda a: head_dim(a.spec) > a.widest,
+        "head dims up to {widest}{where}, got {width} columns{lse}",
+        facts=_width,
+    ),
+    Rule[_Asked](
+        "flash/blocks",
+        _too_many_blocks,
+        f"{{what}} and heads up to {_MOST_BLOCKS:,} each{{where}}, got {{number:,}} and "
+        "{heads:,}",
+        facts=_blocks,
+    ),
+    Rule[_Asked](
+        "flash/gaps",
+        _has_wide_gaps,
+        "lengths and packed sequences of {batch:,} batch rows, of {shortest} queries or keys: they "
+        "would have to lie {tile} rows apart",
+        facts=lambda a: {
+            "batch": a.spec.batch,
+            "shortest": _shortest(a.spec),
+            "tile": a.generation.tile,
+        },
+    ),
+    Rule[_Asked](
+        "flash/int32_rows",
+        _has_many_rows,
+        "packed sequences of 2^31 rows and more, past 32-bit offsets",
+    ),
+)
+
+
+def _counts_from_top_left(spec: AttentionSpec) -> bool:
+    """Whether a band is counted from the other corner than kernels count from."""
+    return spec.band != (None, None) and spec.options.causal_alignment != "bottom_right"
+
+
+_WRONG_CORNER = (
+    Rule[AttentionSpec](
+        "flash/top_left_of_sequences",
+        lambda s: _counts_from_top_left(s) and has_ranges(s) and not s.options.same_lengths,
+        "causality and windows from the top left: kernels count from the last query and key of "
+        "a sequence, which is the same only where it has as many keys as queries",
+    ),
+    Rule[AttentionSpec](
+        "flash/top_left",
+        lambda s: (
+            _counts_from_top_left(s)
+            and not has_ranges(s)
+            and not all(side is None or side >= 0 for side in band_from_the_end(s))
+        ),
+        "causality and windows from the top left with {queries} queries and {keys} keys: kernels "
+        "count from the last of both, and no side of a window may be below 0",
+        facts=lambda s: {"queries": s.seq_len_q, "keys": s.seq_len_kv},
+    ),
+)

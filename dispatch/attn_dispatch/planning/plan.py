@@ -15,6 +15,7 @@ from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
 from attn_dispatch.planning.written import FORMAT, calls_in
+from attn_dispatch.reason import sentences
 from attn_dispatch.terminal import look
 from attn_dispatch.terminal.help import Commands, add_command
 from attn_dispatch.terminal.progress import waiting
@@ -118,4 +119,4 @@ def _planned(spec: AttentionSpec, device: Device) -> tuple[str, bool]:
     for verdict in verdicts:
         if verdict.plan is not None:
             return f"{verdict.implementation}: {verdict.plan.engine}", True
-    return "refused: " + "; ".join(x for verdict in verdicts for x in verdict.reasons), False
+    return "refused: " + sentences(x for verdict in verdicts for x in verdict.reasons), False

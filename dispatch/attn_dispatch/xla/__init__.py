@@ -29,6 +29,7 @@ from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU
+from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sums import sum_like
@@ -50,27 +51,44 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64")
 Results = dict[str, jax.Array]
 
 
-def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
+def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     """Why this call cannot run here; empty means that it can."""
-    reasons = []
-    if _sums_in_any_order(spec, device):
-        reasons.append(
-            "deterministic_backward: on a GPU XLA adds up the gradients of what score_mod reads in "
-            "any order, unless XLA_FLAGS has --xla_gpu_deterministic_ops=true"
-        )
-    if spec.options.mods and spec.has_symbolic_length:
-        reasons.append(
-            f"{' and '.join(spec.options.mods)}: lengths must be known, and one of "
-            f"{', '.join(spec.symbols)} is a symbol in a length of query or key"
-        )
-    if is_packed(spec) and spec.has_symbolic_length:
-        reasons.append(
-            "packed sequences (segment ids, cu_seqlens) need lengths that are known, and one of "
-            f"{', '.join(spec.symbols)} is a symbol in a length of query or key"
-        )
-    if spec.dtype not in _DTYPES:
-        reasons.append(f"dtype must be one of {', '.join(_DTYPES)}, got {spec.dtype}")
-    return tuple(reasons)
+    in_any_order = (_ANY_ORDER.reason(spec),) if _sums_in_any_order(spec, device) else ()
+    return (*in_any_order, *broken(_RULES, spec))
+
+
+_ANY_ORDER = Rule[AttentionSpec](
+    "xla/any_order",
+    lambda s: s.options.deterministic_backward,
+    "deterministic_backward: on a GPU XLA adds up the gradients of what score_mod reads in "
+    "any order, unless XLA_FLAGS has --xla_gpu_deterministic_ops=true",
+)
+
+_RULES = (
+    Rule[AttentionSpec](
+        "xla/symbolic_length_of_mods",
+        lambda s: bool(s.options.mods) and s.has_symbolic_length,
+        "{mods}: lengths must be known, and one of {symbols} is a symbol in a length of query or "
+        "key",
+        facts=lambda s: {
+            "mods": " and ".join(s.options.mods),
+            "symbols": ", ".join(s.symbols),
+        },
+    ),
+    Rule[AttentionSpec](
+        "xla/symbolic_length_of_packed",
+        lambda s: is_packed(s) and s.has_symbolic_length,
+        "packed sequences (segment ids, cu_seqlens) need lengths that are known, and one of "
+        "{symbols} is a symbol in a length of query or key",
+        facts=lambda s: {"symbols": ", ".join(s.symbols)},
+    ),
+    Rule[AttentionSpec](
+        "xla/dtype",
+        lambda s: s.dtype not in _DTYPES,
+        f"dtype must be one of {', '.join(_DTYPES)}, got {{dtype}}",
+        facts=lambda s: {"dtype": s.dtype},
+    ),
+)
 
 
 def _sums_in_any_order(spec: AttentionSpec, device: Device) -> bool:

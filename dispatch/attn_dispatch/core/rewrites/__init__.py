@@ -49,6 +49,7 @@ from attn_dispatch.core.rewrites.row_bias import RowBias
 from attn_dispatch.core.rewrites.sinks import SinksAfterwards
 from attn_dispatch.core.rewrites.value_columns import ValueColumns
 from attn_dispatch.core.rewrites.wide_heads import WiderHeads
+from attn_dispatch.reason import Reason, rules_of
 
 _OF_THE_CALLERS_BIAS = NarrowBias()
 _GO_BY_LSE = (GradientApart, ReadGradientsApart, RowBias)
@@ -107,7 +108,7 @@ REWRITES: tuple[Rewrite, ...] = (
 ONE_BY_ONE: tuple[Rewrite, ...] = (InParts("batch", 1), InParts("heads", 1))
 """What `Settings.first_rewrite` may be as well. Parts of other sizes are chosen for a call."""
 
-Reasons = Callable[[AttentionSpec], tuple[str, ...]]
+Reasons = Callable[[AttentionSpec], tuple[Reason, ...]]
 
 
 def preferred(
@@ -129,7 +130,7 @@ class Chain:
     """And of one that wants another call beside its inner one how that goes: `beside`."""
     spec: AttentionSpec
     """The call that the kernel is asked for."""
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
     """Why it does not run that one either."""
     beside: tuple[tuple[AttentionSpec, Chain], ...] = ()
     """The calls that some of the rewrites want beside."""
@@ -137,6 +138,9 @@ class Chain:
     """The last call before the limit on scratch memory divided it, if it did."""
     limit: str = ""
     """What the limit did, if anything."""
+    nearest: tuple[int, tuple[Reason, ...]] = (0, ())
+    """After how many of the steps the call breaks the fewest rules, and what speaks against it
+    there; the last such call, of a chain that ends with reasons."""
 
     @property
     def first(self) -> AttentionSpec:
@@ -270,7 +274,9 @@ def _chain(
     steps: list[tuple[Rewrite, AttentionSpec]] = []
     others: dict[AttentionSpec, Chain] = {}
 
-    def reasons_of(rewrite: Rewrite, spec: AttentionSpec, inner: AttentionSpec) -> tuple[str, ...]:
+    def reasons_of(
+        rewrite: Rewrite, spec: AttentionSpec, inner: AttentionSpec
+    ) -> tuple[Reason, ...]:
         """Against what a rewrite makes of a call."""
         left = reasons_against(inner)
         other = rewrite.beside(spec) if isinstance(rewrite, InTwo) else None
@@ -289,6 +295,7 @@ def _chain(
             steps.append((rewrite, spec))
             spec = inner
     reasons, before = reasons_against(spec), -1
+    nearest = len(steps), reasons
     for rewrite in preferred:
         inner = rewrite.inner(spec)
         if inner is None or not (moves is None or rewrite.name in moves):
@@ -302,6 +309,7 @@ def _chain(
         if set(brought) <= set(reasons):
             steps.append((rewrite, spec))
             spec, reasons = inner, left
+            nearest = _nearer(nearest, len(steps), reasons)
     while before < len(steps):
         before = len(steps)
         for parts_of_it in parts_of_a_large_call(spec):
@@ -315,9 +323,10 @@ def _chain(
                 if inner is None:
                     break
                 left = reasons_of(step, outer, inner)
-            if inner is not None and (is_wanted or not set(reasons) <= set(left)):
+            if inner is not None and (is_wanted or _takes_away(reasons, left)):
                 steps += divided
                 spec, reasons = inner, left
+                nearest = _nearer(nearest, len(steps), reasons)
                 break
         for rewrite in REWRITES:
             if rewrite is _OF_THE_CALLERS_BIAS and (steps or not may_fall_back):
@@ -332,10 +341,24 @@ def _chain(
             if inner is None or inner in (x for _, x in steps):
                 continue
             left = reasons_of(rewrite, spec, inner)
-            if is_wanted or not set(reasons) <= set(left):
+            if is_wanted or _takes_away(reasons, left):
                 steps.append((rewrite, spec))
                 spec, reasons = inner, left
-    return Chain(tuple(steps), spec, reasons, tuple(others.items()))
+                nearest = _nearer(nearest, len(steps), reasons)
+    return Chain(tuple(steps), spec, reasons, tuple(others.items()), nearest=nearest)
+
+
+def _nearer(
+    nearest: tuple[int, tuple[Reason, ...]], steps: int, reasons: tuple[Reason, ...]
+) -> tuple[int, tuple[Reason, ...]]:
+    """The one of two calls that breaks fewer rules: no more of them is nearer, too."""
+    is_nearer = len(rules_of(reasons)) <= len(rules_of(nearest[1]))
+    return (steps, reasons) if is_nearer else nearest
+
+
+def _takes_away(before: Sequence[Reason], after: Sequence[Reason]) -> bool:
+    """Whether a rule is broken no more. The same rule with other numbers is still broken."""
+    return not rules_of(before) <= rules_of(after)
 
 
 def _has_left_sinks_out(

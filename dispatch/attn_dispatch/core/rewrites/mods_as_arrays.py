@@ -6,6 +6,7 @@ the arrays that it reads: T5's table, for one. Like all arrays over pairs, up to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -87,6 +88,13 @@ class SumAsBias:
             logits_soft_cap=found.soft_cap or spec.options.logits_soft_cap,
             gradients=tuple(dict.fromkeys(wanted)),
         )
+
+    def remedies(self, spec: AttentionSpec) -> Mapping[str, str]:
+        """What `_bias_dtype` goes by."""
+        program = spec.options.score_mod
+        if program is None or not program.arrays or spec.has("bias"):
+            return {}
+        return {"bias_dtype": f"read arrays of {spec.dtype} alone in score_mod"}
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner, program = self.inner(spec), spec.options.score_mod

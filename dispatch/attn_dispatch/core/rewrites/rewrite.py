@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -88,6 +90,15 @@ class ForAnother(Rewrite, Protocol):
         ...
 
 
+@runtime_checkable
+class Advising(Rewrite, Protocol):
+    """One that knows what a caller can do about a rule that its inner call breaks."""
+
+    def remedies(self, spec: AttentionSpec) -> Mapping[str, str]:
+        """Remedies by rule, of a spec that has an inner one: about the arrays of that spec."""
+        ...
+
+
 def changed(
     spec: AttentionSpec,
     *,
@@ -128,9 +139,28 @@ def for_(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
     return {name: operands[name] for name in spec.options.operands}
 
 
+_too_large: ContextVar[list[tuple[int, ...]] | None] = ContextVar("too_large", default=None)
+
+
 def is_affordable(shape: tuple[int, ...]) -> bool:
     """Whether an array over pairs of queries and keys may be made for a call."""
-    return math.prod(shape) <= MOST_PAIRS
+    if math.prod(shape) <= MOST_PAIRS:
+        return True
+    noted = _too_large.get()
+    if noted is not None:
+        noted.append(shape)
+    return noted is not None
+
+
+@contextmanager
+def at_any_size() -> Iterator[list[tuple[int, ...]]]:
+    """Rewrites make arrays of any size here, for nobody: the list has those beyond the limit."""
+    noted: list[tuple[int, ...]] = []
+    before = _too_large.set(noted)
+    try:
+        yield noted
+    finally:
+        _too_large.reset(before)
 
 
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,0 +1,93 @@
+"""What this version does not run through AITER, before its kernels are asked (rules.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from attn_dispatch.call.features import feature_rule
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.reason import Rule
+from attn_dispatch.semantics.common_rules import (
+    DROPOUT_KEYS,
+    DTYPE,
+    EMPTY,
+    MAX_SEGMENTS,
+    ROW_BIAS_GRADIENT,
+)
+from attn_dispatch.semantics.scaled_query import is_out_of_range
+
+_ALIBI_LENGTHS = 2**16  # CK takes distances as 16-bit numbers (block_position_encoding.hpp)
+
+_MOST_BIAS = 1 / 32
+"""By how much of 1 - rate the share that is kept may differ from it: the output does as well."""
+
+_NOT_RUN = "not run through AITER by this version"
+
+
+def _feature(name: str, remedy: str = "", *, called: str = "") -> Rule[AttentionSpec]:
+    return feature_rule(name, f"{called or name}: {_NOT_RUN}", remedy)
+
+
+def _share_kept(rate: float) -> float:
+    """The share of entries that CK keeps: it draws a byte for each (block_dropout.hpp)."""
+    return (np.floor(np.float32(1 - rate) * np.float32(255)) + 1) / 256 if rate else 1.0
+
+
+def _keeps_another_share(spec: AttentionSpec) -> bool:
+    kept, wanted = _share_kept(spec.options.dropout_rate), 1 - spec.options.dropout_rate
+    return abs(kept - wanted) > _MOST_BIAS * wanted
+
+
+CALL_RULES = (
+    _feature("mask", "say it with lengths, a window or segment ids"),
+    _feature("sinks"),
+    Rule[AttentionSpec](
+        "aiter/bias_and_alibi",
+        lambda s: s.has("bias") and s.has("alibi_slopes"),
+        f"bias and alibi_slopes in one call: {_NOT_RUN}",
+        "add ALiBi's distances to the bias",
+    ),
+    _feature("the gradient of alibi_slopes"),
+    replace(DROPOUT_KEYS, text=f"several dropout keys in one call: {_NOT_RUN}"),
+    _feature("the row maximum"),
+    _feature("the dropout mask as a result", called="the dropout keep mask as a result"),
+    _feature("score_mod"),
+    _feature("mask_mod"),
+    _feature("local_window_size as an array"),
+    DTYPE,
+    MAX_SEGMENTS,
+    ROW_BIAS_GRADIENT,
+    Rule[AttentionSpec](
+        "bias_dtype",
+        lambda s: s.has("bias") and s.dtype_of("bias") != s.dtype,
+        "bias: AITER needs query's dtype {dtype}, got {bias}",
+        "cast the bias to query's dtype",
+        facts=lambda s: {"dtype": s.dtype, "bias": s.dtype_of("bias")},
+    ),
+    Rule[AttentionSpec](
+        "aiter/alibi_lengths",
+        lambda s: s.has("alibi_slopes") and max(s.seq_len_q, s.seq_len_kv) >= _ALIBI_LENGTHS,
+        f"alibi_slopes: CK counts distances below {_ALIBI_LENGTHS}",
+    ),
+    Rule[AttentionSpec](
+        "aiter/dropout_rate",
+        _keeps_another_share,
+        "dropout_rate: CK decides with 8 bits, and would keep {kept:.4g} of the entries where "
+        "{wanted:.4g} is asked for",
+        "a multiple of 1/256",
+        facts=lambda s: {
+            "kept": float(_share_kept(s.options.dropout_rate)),
+            "wanted": 1 - s.options.dropout_rate,
+        },
+    ),
+    Rule[AttentionSpec](
+        "aiter/scale",
+        is_out_of_range,
+        "scale: AITER multiplies by it in float32, where it or its reciprocal is no normal number",
+        "multiply query by the scale, and pass scale=1",
+    ),
+    EMPTY,
+)
+"""Limits of a call, of either direction."""

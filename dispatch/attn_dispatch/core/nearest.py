@@ -1,0 +1,76 @@
+"""What a user reads of a call that does not run: what speaks against the form that came nearest.
+
+Rewrites take reasons away. What they bring is a reason against a call that the user never made: it
+stands beside what they took away, and a note names them. Where a rewrite would help, and its array
+over pairs of queries and keys is too large, a note has the number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites import REWRITES, Chain, Reasons
+from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, Advising, at_any_size, is_affordable
+from attn_dispatch.reason import Reason, rules_of
+
+_Shape = tuple[int, ...]
+
+
+def reasons_to_read(
+    chain: Chain, reasons: tuple[Reason, ...], reasons_against: Reasons
+) -> tuple[Reason, ...]:
+    """What speaks against the nearest form of a call.
+
+    Args:
+      chain: of the call, which ends with reasons.
+      reasons: what speaks against the call as it is.
+      reasons_against: why the implementation does not run a call.
+    """
+    number, left = chain.nearest
+    taken = chain.steps[:number]
+    spec = chain.steps[number][1] if number < len(chain.steps) else chain.spec
+    known: dict[str, str] = {}
+    for rewrite, outer in taken:
+        known |= rewrite.remedies(outer) if isinstance(rewrite, Advising) else {}
+    too_large = dict(_too_large(spec, left, reasons_against))
+    is_new = any(reason not in reasons for reason in left)
+    found = [x for x in reasons if is_new and x.rule not in rules_of(left)]
+    for reason in left:
+        if reason not in reasons:
+            names = ", then ".join(dict.fromkeys(rewrite.name for rewrite, _ in taken))
+            reason = replace(reason, remedy=known.get(reason.rule, ""))
+            reason = reason.where(f"of the call as rewritten: {names}", rewritten=names)
+        if reason.rule in too_large:
+            reason = _with_size(reason, too_large[reason.rule])
+        found.append(reason)
+    return tuple(found)
+
+
+def _too_large(
+    spec: AttentionSpec, left: tuple[Reason, ...], reasons_against: Reasons
+) -> Iterator[tuple[str, _Shape]]:
+    """The rules that a rewrite would take away, were there no limit on arrays over pairs: each with
+    the shape of the rewrite's array."""
+    for rewrite in reversed(REWRITES):
+        if rewrite.inner(spec) is not None:
+            continue
+        with at_any_size() as shapes:
+            inner = rewrite.inner(spec)
+        if inner is not None and shapes:
+            gone = rules_of(left) - rules_of(reasons_against(inner))
+            yield from ((rule, shapes[0]) for rule in gone)
+
+
+def _with_size(reason: Reason, shape: _Shape) -> Reason:
+    entries = math.prod(shape)
+    note = (
+        f"as an array over pairs it would be {list(shape)}, {entries:,} entries; the limit is "
+        f"{MOST_PAIRS:,}"
+    )
+    in_parts = shape[0] > 1 and is_affordable((1, *shape[1:]))
+    remedy = "make calls for a part of the batch each" if in_parts else ""
+    reason = replace(reason, remedy=reason.remedy or remedy)
+    return reason.where(note, entries=entries, limit=MOST_PAIRS)

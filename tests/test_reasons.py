@@ -1,0 +1,295 @@
+"""Reasons as data: what makes two of them one, the tables of rules, and remedies that are true."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import attn_dispatch
+from attn_dispatch import aiter, cudnn, explain, fa4, flash, xla
+from attn_dispatch.aiter import call_rules as aiter_call_rules
+from attn_dispatch.aiter import rules as aiter_rules
+from attn_dispatch.call.spec import backward_options
+from attn_dispatch.conformance.case import Case, spec_of
+from attn_dispatch.core import consider, nearest, select
+from attn_dispatch.core.rewrites import rewritten
+from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.dense import MaskAsBias, SlopesAsBias
+from attn_dispatch.core.rewrites.rewrite import at_any_size
+from attn_dispatch.cudnn import rules as cudnn_rules
+from attn_dispatch.devices.target import parse
+from attn_dispatch.fa4 import rules as fa4_rules
+from attn_dispatch.flash import rules as flash_rules
+from attn_dispatch.mods import document_mask
+from attn_dispatch.reason import Reason, Rule, broken, rules_of, stated
+from attn_dispatch.semantics.common_rules import DTYPE, MAX_SEGMENTS, ROW_BIAS_GRADIENT
+from backend import needs_cudnn
+
+GFX942 = parse("gfx942")
+
+
+def test_rule_and_facts_make_a_reason():
+    one = Reason("page_size", (("size", 64),), "pages of 64", "pages of 128")
+    assert one == Reason("page_size", (("size", 64),), "in other words")
+    assert hash(one) == hash(Reason("page_size", (("size", 64),)))
+    assert one != Reason("page_size", (("size", 8),), "pages of 64", "pages of 128")
+    assert one != Reason("pages", (("size", 64),), "pages of 64", "pages of 128")
+    assert str(one) == "pages of 64" and one.with_remedy == "pages of 64 (remedy: pages of 128)"
+    assert replace(one, remedy="").with_remedy == "pages of 64"
+    noted = one.where("in the backward pass", direction="backward")
+    assert noted != one and noted.rule == one.rule and noted.remedy == one.remedy
+    assert str(noted) == "pages of 64 (in the backward pass)"
+
+
+def test_a_number_is_no_part_of_a_stated_rule():
+    one, other = (stated("toy", f"up to {x} keys") for x in (4_096, 77))
+    assert one != other and one.rule == other.rule != stated("toy", "up to some keys").rule
+    assert one.rule != stated("other", str(one)).rule
+
+
+def test_a_table_says_what_is_broken():
+    rules = (
+        Rule[int]("odd", lambda x: x % 2 == 1, "{x} is odd", "add 1", facts=lambda x: {"x": x}),
+        Rule[int]("large", lambda x: x > 9, "large", lambda x: f"subtract {x - 9}"),
+    )
+    assert broken(rules, 4) == ()
+    odd, large = broken(rules, 11)
+    assert (odd, str(odd), odd.remedy) == (Reason("odd", (("x", 11),)), "11 is odd", "add 1")
+    assert large.with_remedy == "large (remedy: subtract 2)"
+
+
+TABLES: dict[str, tuple[Any, ...]] = {
+    "cudnn": cudnn_rules._RULES,
+    "cudnn, a way": cudnn_rules._RULES_OF_A_WAY,
+    "flash": (DTYPE, MAX_SEGMENTS, *flash_rules._RULES, *flash_rules._WRONG_CORNER),
+    "fa4": (*fa4_rules._RULES, fa4_rules._WIDTH_OF_SM100),
+    "aiter": aiter_call_rules.CALL_RULES,
+    "aiter, asm": aiter_rules.ASM_RULES,
+    "aiter, ck": aiter_rules.CK_RULES,
+    "aiter, split": aiter_rules.SPLIT_RULES,
+    "xla": xla._RULES,
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_no_two_rows_have_one_name(table: str):
+    assert not [x for x, n in Counter(rule.name for rule in TABLES[table]).items() if n > 1]
+
+
+def test_a_name_means_the_same_in_every_table():
+    """A rule of several tables is one of those that vendors share, or one of a vendor's own."""
+    found: dict[str, set[str]] = {}
+    for table, rules in TABLES.items():
+        for rule in rules:
+            found.setdefault(rule.name, set()).add(table.split(",")[0])
+    shared = {name for name, of in found.items() if len(of) > 1}
+    assert all("/" not in name or name.startswith("feature/") for name in shared), shared
+    for name, of in found.items():
+        owner = name.split("/")[0]
+        assert "/" not in name or owner in ("feature", *of), name
+
+
+@pytest.mark.parametrize("module", [cudnn, flash, fa4, aiter, xla], ids=lambda x: x.NAME)
+def test_what_they_answer_is_reasons(module: ModuleType):
+    spec = spec_of(Case("call", dtype="float32", sinks=1, alibi=1).forward_options(),
+                   Case("call", dtype="float32", sinks=1, alibi=1).avals())  # fmt: skip
+    for device in (parse("sm90"), GFX942, parse("cpu")):
+        reasons = module.not_supported_reasons(spec, device)
+        assert isinstance(reasons, tuple) and all(isinstance(x, Reason) for x in reasons)
+        assert all(x.rule and str(x) and hash(x) is not None for x in reasons)
+        assert len(set(reasons)) == len(reasons)
+
+
+def test_every_rule_of_ours_has_its_remedy():
+    """Those of the kernels' own limits have none but XLA."""
+    for rule in cudnn_rules._RULES:
+        assert rule.remedy, rule.name
+    for name in ("feature/mask", "aiter/bias_and_alibi", "feature/local_window_size as an array",
+                 "dropout_keys", "bias_dtype", "dtype"):  # fmt: skip
+        (rule,) = (x for x in aiter_call_rules.CALL_RULES if x.name == name)
+        assert rule.remedy, name
+
+
+def cudnn_rule(name: str) -> Rule:
+    (rule,) = (x for x in cudnn_rules._RULES if x.name == name)
+    return rule
+
+
+def made(**facts: Any) -> Any:
+    case = Case("call", **facts)
+    return spec_of(case.forward_options(), case.avals())
+
+
+def test_the_top_left_mask_is_a_remedy_where_it_is_the_same():
+    band = {"is_causal": True, "alignment": "bottom_right", "bias": (1, 1, 64, 64)}
+    rule = cudnn_rule("cudnn/bottom_right")
+    with_lengths = made(t=64, s=64, q_lengths=(1, 0.5), **band)
+    assert rule.applies(with_lengths)
+    remedy = rule.reason(with_lengths).remedy
+    assert "top-left" not in remedy and "mask" in remedy
+
+
+def test_a_row_bias_is_left_out_only_where_it_changes_lse_alone():
+    def remedy(**facts: Any) -> str:
+        case = Case("call", t=8, s=8, bias=(1, 1, 8, 1), **facts)
+        forward = spec_of(case.forward_options(), case.avals())
+        wanted = ("query", "bias")
+        options = backward_options(forward.options, wanted, has_lse_grad=case.lse_grad)
+        backward = forward.backward(options)
+        assert ROW_BIAS_GRADIENT.applies(backward)
+        return ROW_BIAS_GRADIENT.reason(backward).remedy
+
+    assert "it changes lse alone" in remedy()
+    assert remedy(sinks=1) == remedy(lse_grad=True) == ""
+
+
+# Rewrites.
+
+Q = jax.ShapeDtypeStruct((4, 1, 32, 128), jnp.bfloat16)
+
+
+def paged(page: int, queries: int = 1, **options: Any) -> select.Verdict:
+    pool = jax.ShapeDtypeStruct((256, page, 8, 128), jnp.bfloat16)
+    found = explain(
+        jax.ShapeDtypeStruct((4, queries, 32, 128), jnp.bfloat16),
+        key_pages=pool,
+        value_pages=pool,
+        page_table=jax.ShapeDtypeStruct((4, 8192 // page), jnp.int32),
+        key_value_seq_lengths=jax.ShapeDtypeStruct((4,), jnp.int32),
+        is_causal=True,
+        target="mi300x",
+        **options,
+    )
+    return next(x for x in found.forward if x.implementation == "aiter")
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("page", [64, 16])
+def test_pages_of_another_size_are_no_progress(page: int, queries: int):
+    """Cut into blocks of 8 keys they were gathered all the same: CK wants multiples of 128."""
+    assert paged(page, queries, logits_soft_cap=30.0).rewrites == (PagesGathered().name,)
+
+
+def test_a_rewrite_that_changes_a_number_is_not_taken():
+    """Padding a head dim of 200 to 256 leaves a value dim of 512 what it is."""
+    case = Case("wide", h=200, v=512, dtype="bfloat16", inference=True)
+    spec = spec_of(case.forward_options(), case.avals())
+    reasons, chain = consider.consider(aiter, spec, GFX942)
+    assert reasons == () and len(chain.steps) == 1 and "columns" in chain.names[0]
+
+
+def test_a_rewrite_may_leave_to_another_what_it_brings():
+    """A rule that is new is no harm where another rewrite takes it away."""
+
+    def against(spec: Any) -> tuple[Reason, ...]:
+        found = {"lengths": spec.has("query_seq_lengths"), "mask": spec.has("mask")}
+        return tuple(Reason(x) for x, is_there in found.items() if is_there)
+
+    chain = rewritten(made(q_lengths=(1, 0.5)), against)
+    assert chain.reasons == () and len(chain.names) == 2
+    middle = chain.steps[1][1]
+    assert rules_of(against(chain.first)) == {"lengths"} and rules_of(against(middle)) == {"mask"}
+
+
+# What users read.
+
+
+def test_a_rule_is_told_once_and_with_other_facts_again(monkeypatch, recwarn):
+    def refusing(size: int) -> Callable[..., tuple[Reason, ...]]:
+        return lambda spec, device: (Reason("size", (("size", size),), f"size {size}"),)
+
+    def lower() -> list[str]:
+        x = jax.ShapeDtypeStruct((1, 8, 1, 8), jnp.bfloat16)
+        call = jax.jit(lambda x: attn_dispatch.dot_product_attention(x, x, x))
+        with attn_dispatch.target("gfx942"):
+            call.trace(x).lower(lowering_platforms=("rocm",))
+        return [str(recwarn.pop().message) for _ in range(len(recwarn))]
+
+    monkeypatch.setattr(aiter, "not_supported_reasons", refusing(1))
+    (said,) = lower()
+    assert "size 1" in said and lower() == []
+    monkeypatch.setattr(aiter, "not_supported_reasons", refusing(2))
+    (said,) = lower()
+    assert "size 2" in said
+
+
+def against(target: str, *arrays: jax.ShapeDtypeStruct, **options: Any) -> list[str]:
+    """What a user reads of the vendor's forward pass on a device."""
+    name = {"sm90": "cudnn", "mi300x": "aiter"}[target]
+    found = explain(*arrays, target=target, **options)
+    (verdict,) = (x for x in found.forward if x.implementation == name)
+    return [x.with_remedy for x in verdict.reasons]
+
+
+def square(length: int, batch: int = 1, heads: int = 2, dtype: Any = jnp.bfloat16) -> tuple:
+    return (jax.ShapeDtypeStruct((batch, length, heads, 64), dtype),) * 3
+
+
+@pytest.mark.parametrize("target", [pytest.param("sm90", marks=needs_cudnn), "mi300x"])
+def test_the_size_of_an_array_that_is_not_made_is_said(target: str):
+    def documents(batch: int) -> dict[str, Any]:
+        return {"mask_mod": document_mask(jnp.zeros((batch, 1024), jnp.int32))}
+
+    assert against(target, *square(1024, 4), **documents(4)) == []
+    (read,) = against(target, *square(1024, 200), **documents(200))
+    assert read.startswith("mask_mod: ") and read.endswith(
+        "(as an array over pairs it would be [200, 1, 1024, 1024], 209,715,200 entries; the limit "
+        "is 134,217,728) (remedy: make calls for a part of the batch each)"
+    )
+
+
+def test_no_part_of_the_batch_is_a_remedy_where_one_row_is_too_large():
+    reason = nearest._with_size(Reason("mask_mod", text="mask_mod"), (2, 1, 16384, 16384))
+    assert "536,870,912 entries" in str(reason) and reason.remedy == ""
+    reason = nearest._with_size(Reason("mask_mod", remedy="its own"), (2, 1, 8192, 16384))
+    assert reason.remedy == "its own"
+
+
+def test_an_array_of_any_size_is_made_for_nobody():
+    spec = made(b=4, t=8192, s=8192, alibi=1)
+    assert SlopesAsBias().inner(spec) is None
+    with at_any_size() as shapes:
+        assert SlopesAsBias().inner(spec) is not None
+    assert shapes == [(1, 4, 8192, 8192)] and SlopesAsBias().inner(spec) is None
+
+
+def test_a_mask_that_32_bits_do_not_count():
+    """As a bias, which the user did not pass, it is too large for AITER."""
+    mask = jax.ShapeDtypeStruct((1, 1, 65536, 65536), jnp.bool_)
+    as_made, rewritten = against("mi300x", *square(65536), mask=mask)
+    assert as_made.startswith("mask: not run through AITER") and "(remedy: say it with" in as_made
+    assert rewritten.startswith("over 2**31 - 1 elements from one to the next head of bias, ")
+    assert rewritten.endswith(f"(of the call as rewritten: {MaskAsBias().name})")
+
+
+def test_a_float32_table_is_what_speaks_against_a_score_mod():
+    def options(dtype: Any, *, reads: bool = True) -> dict[str, Any]:
+        table = jnp.zeros((32, 2), dtype)
+        if not reads:
+            return {"score_mod": lambda score, b, n, t, s: score + jnp.tanh((t - s) / 9.0)}
+        return {"score_mod": lambda score, b, n, t, s: score + table[jnp.clip(t - s, 0, 31), n]}
+
+    assert against("mi300x", *square(1024), **options(jnp.bfloat16)) == []
+    as_made, read = against("mi300x", *square(1024), **options(jnp.float32))
+    assert as_made == "score_mod: not run through AITER by this version"
+    assert read.startswith("bias: AITER needs query's dtype bfloat16, got float32 (of the call as")
+    assert read.endswith("(remedy: read arrays of bfloat16 alone in score_mod)")
+    # Nobody can cast what is computed in float32.
+    _, read = against("mi300x", *square(1024), **options(jnp.float32, reads=False))
+    assert "got float32" in read and "remedy" not in read
+
+
+def test_what_rewrites_take_away_is_not_read():
+    """But beside another reason that they bring, as above."""
+    sinks = jnp.zeros(2)
+    wide = (jax.ShapeDtypeStruct((1, 512, 2, 264), jnp.bfloat16),) * 3
+    assert against("mi300x", *wide, sinks=sinks) == ["head dims up to 256, got (264, 264)"]
+    with attn_dispatch.rewrites(False):
+        assert len(against("mi300x", *wide, sinks=sinks)) == 2
