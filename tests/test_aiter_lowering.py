@@ -207,9 +207,13 @@ def test_every_reason_at_once():
     mask = jax.ShapeDtypeStruct((256, 384), jnp.bool_)
     sinks = jax.ShapeDtypeStruct((8,), jnp.float32)
     q, kv = (jax.ShapeDtypeStruct((*x.shape[:3], 264), jnp.bfloat16) for x in (Q, KV))
-    explanation = explain(q, kv, kv, mask=mask, sinks=sinks, target="gfx942")
-    (verdict,) = (v for v in explanation.forward if v.implementation == "aiter")
-    assert (*map(str, verdict.reasons),) == (
+    found = {}
+    for is_on in (True, False):
+        with attn_dispatch.rewrites(is_on):
+            explanation = explain(q, kv, kv, mask=mask, sinks=sinks, target="gfx942")
+        (found[is_on],) = (v for v in explanation.forward if v.implementation == "aiter")
+    assert (*map(str, found[True].reasons),) == ("head dims up to 256, got (264, 264)",)
+    assert (*map(str, found[False].reasons),) == (
         "mask: not run through AITER by this version",
         "sinks: not run through AITER by this version",
         "head dims up to 256, got (264, 264)",

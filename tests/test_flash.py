@@ -225,9 +225,9 @@ def test_short_batch_rows_are_not_spread(monkeypatch):
     lengths = jax.ShapeDtypeStruct((70_000,), jnp.int32)
     options = {"key_value_seq_lengths": lengths, "implementation": "flash", "target": "sm90"}
     (verdict,) = explain(*arrays(8, 8, b=70_000), **options).forward
-    assert (*map(str, verdict.reasons),) == (
+    assert str(verdict.reasons[0]) == (
         "lengths and packed sequences of 70,000 batch rows, of 8 queries or keys: they would have "
-        "to lie 192 rows apart",
+        "to lie 192 rows apart"
     )
     options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((2**20,), jnp.int32)
     with settings.scratch_limit("off"):

@@ -252,6 +252,16 @@ def test_no_part_of_the_batch_is_a_remedy_where_one_row_is_too_large():
     assert reason.remedy == "its own"
 
 
+def test_a_call_that_runs_alone_and_not_as_dropout_prescribes():
+    """Its forward pass is rewritten, so it must be, and then it does not run."""
+    spec = made(mask=(1, 1, 8, 8), t=8, s=8)
+    chain = rewritten(spec, lambda x: (Reason("bias"),) * x.has("bias"), first=MaskAsBias().name)
+    assert chain.reasons and [x for x, _ in chain.steps] == [MaskAsBias()]
+    chain = replace(chain, nearest=(0, ()))
+    (read,) = nearest.reasons_to_read(chain, (), lambda x: (Reason("bias"),))
+    assert read.rule == "bias" and MaskAsBias().name in str(read)
+
+
 def test_an_array_of_any_size_is_made_for_nobody():
     spec = made(b=4, t=8192, s=8192, alibi=1)
     assert SlopesAsBias().inner(spec) is None

@@ -129,8 +129,9 @@ def _one_way(
         chain = Chain((), spec, ())
         chain = in_parts(chain, parts([chain]))
     if chain.reasons:
-        is_all = not current.rewrites
-        return reasons if is_all else reasons_to_read(chain, reasons, against), chain
+        # Where no call runs, none comes near.
+        is_near = current.rewrites and not implementation.unusable_reason(device)
+        return reasons_to_read(chain, reasons, against) if is_near else reasons, chain
     return _within_limit(implementation, chain, device)
 
 

@@ -30,6 +30,8 @@ def reasons_to_read(
       reasons_against: why the implementation does not run a call.
     """
     number, left = chain.nearest
+    if not left:  # it would run, were it not for rewrites that dropout prescribes
+        number, left = len(chain.steps), chain.reasons
     taken = chain.steps[:number]
     spec = chain.steps[number][1] if number < len(chain.steps) else chain.spec
     known: dict[str, str] = {}
