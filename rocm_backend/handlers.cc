@@ -58,7 +58,7 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Dictionary dictionary) {
   if (Status status = reader.status(); !status.ok()) return ffi::Unexpected(failure(status));
   Result<CallSite> site = decode(attributes, pass);
   if (!site.ok()) return ffi::Unexpected(failure(site.status));
-  const Result<bool> poison = poisons();
+  const Result<bool> poison = poison_requested();
   if (!poison.ok()) return ffi::Unexpected(failure(poison.status));
   auto state = std::make_unique<State>();
   state->poisons = poison.value;
