@@ -26,8 +26,6 @@ namespace ffi = xla::ffi;
 namespace attn_dispatch {
 namespace {
 
-constexpr int32_t kMaxDevices = 64;
-
 // State of one call site: its spec, and its plan on each device that has run it.
 class CallSite {
  public:
@@ -43,11 +41,7 @@ class CallSite {
 
   // The plan on this device; loads it the first time.
   Result<const LoadedPlan*> on_device(int32_t ordinal) {
-    if (ordinal < 0 || ordinal >= kMaxDevices) {
-      return Status{Code::kDevice, "device ordinal " + std::to_string(ordinal) +
-                                       " is out of range: expected below " +
-                                       std::to_string(kMaxDevices)};
-    }
+    ATTN_RETURN_IF_ERROR(check_ordinal(ordinal));
     if (const LoadedPlan* plan = loaded_[ordinal].load(std::memory_order_acquire)) return plan;
     auto loaded = load_for(spec_, ordinal);
     if (!loaded.ok()) return loaded.status;
