@@ -25,7 +25,7 @@ Result<SdpaSpec> spec_of(const xla::ffi::Dictionary& attributes) {
   SdpaSpec spec;
   AttributeReader reader(attributes);
 #define FIELD(type, name) reader.take<AttributeOf<type>::Type>(#name, &spec.name);
-  ATTN_SDPA_SPEC(FIELD, FIELD)
+  ATTN_SDPA_SPEC(FIELD)
 #undef FIELD
   ATTN_RETURN_IF_ERROR(reader.status());
   auto checked = validated(std::move(spec));

@@ -53,7 +53,7 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Dictionary dictionary) {
   Attributes attributes;
   AttributeReader reader(dictionary);
 #define FIELD(type, name) reader.take<type>(#name, &attributes.name);
-  ATTN_AITER_SPEC(FIELD, FIELD)
+  ATTN_AITER_SPEC(FIELD)
 #undef FIELD
   if (Status status = reader.status(); !status.ok()) return ffi::Unexpected(failure(status));
   Result<CallSite> site = decode(attributes, pass);
