@@ -14,6 +14,7 @@
 #include "buffers.h"
 #include "clear_rows.h"
 #include "environment.h"
+#include "ffi_error.h"
 #include "library.h"
 #include "plan.h"
 #include "spec.h"
@@ -64,22 +65,7 @@ ffi::TypeId CallSite::id = {};
 ffi::TypeInfo CallSite::info = ffi::MakeTypeInfo<CallSite>();
 
 ffi::Error to_ffi(const Status& status) {
-  const std::string text =
-      std::string("attn_dispatch cuDNN (") + code_name(status.code) + "): " + status.message;
-  switch (status.code) {
-    case Code::kOk:
-      return ffi::Error::Success();
-    case Code::kWrongCall:
-      return ffi::Error(ffi::ErrorCode::kInvalidArgument, text);
-    case Code::kUnsupported:
-      return ffi::Error(ffi::ErrorCode::kUnimplemented, text);
-    case Code::kLibrary:
-      return ffi::Error(ffi::ErrorCode::kFailedPrecondition, text);
-    case Code::kFinalizeFailed:
-    case Code::kDevice:
-      break;
-  }
-  return ffi::Error(ffi::ErrorCode::kInternal, text);
+  return ffi_error(std::string("attn_dispatch cuDNN (") + code_name(status.code) + "): ", status);
 }
 
 std::atomic<int32_t> first_local_device{0};
