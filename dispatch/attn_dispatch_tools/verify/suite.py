@@ -68,8 +68,8 @@ class Conformance:
     """The suite for one implementation: name it in a subclass or in an instance.
 
     Everything goes through `primitive.attention` under `jax.jit` and `jax.vjp`, the implementation
-    being the only one asked for. Set ATTN_DISPATCH_POISON=1 before the first call, so that results
-    and workspaces of vendor kernels hold NaN beforehand.
+    being the only one asked for. Set ATTN_DISPATCH_POISON=1 before calls are compiled, so that
+    results and workspaces of vendor kernels hold NaN beforehand.
     """
 
     implementation: str

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 
-os.environ.setdefault("ATTN_DISPATCH_POISON", "1")  # read once, at the first call
+os.environ.setdefault("ATTN_DISPATCH_POISON", "1")  # read when a call is compiled
 
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import BY_NAME
