@@ -25,11 +25,11 @@ FLOORS = {
             "__init__",
             "__main__",
             "api",
-            "face",
+            "public_names",
             "implementation",
             "integrations",
             "mods",
-            "one_call",
+            "public_call",
             "paged",
             "serving",
         ),
@@ -121,7 +121,7 @@ def test_semantics_imports_only_what_a_call_is():
         assert rooms <= {"semantics", "call", "programs", "reason"}, path.name
 
 
-_OF_ANY_VENDOR = ("core", "api", "one_call", "paged", "devices", "semantics", "call")
+_OF_ANY_VENDOR = ("core", "api", "public_call", "paged", "devices", "semantics", "call")
 
 
 def test_only_the_choice_names_the_implementations():
@@ -147,7 +147,7 @@ def test_private_names_of_jax_are_in_one_file():
                 assert path.name == "jax_compat.py", f"{path.relative_to(HOUSE)}: {names}"
 
 
-def test_the_face_takes_its_arguments_by_name():
+def test_public_calls_pass_their_arguments_by_name():
     for name in ("api", "paged"):
         tree = ast.parse((ENGINE / f"{name}.py").read_text())
         calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
