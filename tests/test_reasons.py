@@ -30,7 +30,7 @@ from attn_dispatch.flash import rules as flash_rules
 from attn_dispatch.mods import document_mask
 from attn_dispatch.reason import Reason, Rule, broken, rules_of, stated
 from attn_dispatch.semantics.common_rules import DTYPE, MAX_SEGMENTS, ROW_BIAS_GRADIENT
-from backend import needs_cudnn
+from tests.support.backend import needs_cudnn
 
 GFX942 = parse("gfx942")
 

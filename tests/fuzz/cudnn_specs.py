@@ -16,9 +16,9 @@ from typing import Any
 from attn_dispatch.cudnn import rules
 from attn_dispatch.cudnn.call import calls_of
 from attn_dispatch.devices.target import parse
-from fuzz.hostile_specs import BIASED, MODDED, MODDED_BACKWARD, PACKED, PACKED_BACKWARD, PAGED
-from fuzz.hostile_specs import library as native_library
-from plan_cases import ARCHS, CASES
+from tests.fuzz.hostile_specs import BIASED, MODDED, MODDED_BACKWARD, PACKED, PACKED_BACKWARD, PAGED
+from tests.fuzz.hostile_specs import library as native_library
+from tests.support.plan_cases import ARCHS, CASES
 
 Attributes = dict[str, Any]
 Sizes = list[tuple[str, int]]

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from attn_dispatch.cudnn import plan_store
-from fuzz import mutations, strange_files
+from tests.fuzz import mutations, strange_files
 
 _PLAN = ("engine 6", 4096)
 _ATTRIBUTES = {"seq_len_q": 128}

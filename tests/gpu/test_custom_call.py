@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 import subprocess
 import sys
 import textwrap
@@ -20,6 +18,7 @@ from attn_dispatch.conformance.cases import BY_NAME
 from attn_dispatch.cudnn.call import calls_of
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.flash import clear_rows
+from tests.support.repository import environment
 
 CASE = BY_NAME["shapes/bfloat16_d64_causal"]
 
@@ -147,16 +146,14 @@ def test_exported_module_runs_in_a_new_process(target, tmp_path, record):
     code = """
         import pathlib, sys
         import attn_dispatch, jax, numpy as np
-        from test_custom_call import arrays
+        from tests.gpu.test_custom_call import arrays
         attn_dispatch.register_cudnn_calls()
         module = jax.export.deserialize(pathlib.Path(sys.argv[1]).read_bytes())
         np.save(sys.argv[2], np.asarray(module.call(*arrays()), np.float32))
     """
-    here = str(pathlib.Path(__file__).parent)
-    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", ""), str(pathlib.Path(here).parent)])
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), tmp_path / "module", tmp_path / "out.npy"],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        env=environment(), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     expected = np.asarray(jax.jit(attend)(*arrays()), np.float32)

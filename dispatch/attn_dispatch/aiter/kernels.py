@@ -3,7 +3,7 @@
 AITER's C++ dispatch decides by itself once it is called. It is decided here first, because the
 scratch memory depends on it, because lowering happens on machines without AITER, and because that
 dispatch lets through what its Python layer, the one its users run, does not. The rules are the
-tables of rules.py; tests/test_aiter_dispatch.py holds them against AITER's compiled dispatch.
+tables of rules.py; tests/aiter/test_dispatch.py holds them against AITER's compiled dispatch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A table of its targets, attributes and limits, as its Python (dew_flash_attn/__init__.py) and its
 libraries have them. FlashAttention-2 has no code for sm90, and no GPU that it has code for has run
-this: tests/test_flash_calls.py compares every custom call with the package's own.
+this: tests/flash/test_custom_calls.py compares every custom call with the package's own.
 """
 
 from __future__ import annotations
