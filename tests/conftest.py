@@ -13,8 +13,8 @@ import jax
 import pytest
 
 from attn_dispatch import settings, warning
-from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
 from attn_dispatch.core import told
+from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
 from tests.support.ir_contexts import use_again
 
 _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items):
     longest = (
         "cudnn/test_planning.py", "xla/test_conformance.py", "xla/test_draws.py",
         "core/test_meshes.py", "core/rewrites/test_rewrites.py", "core/test_forward_mode.py",
-        "tools/conformance/test_judge.py",
+        "tools/verify/test_judge.py",
     )  # fmt: skip
     items.sort(key=lambda item: not item.path.as_posix().endswith(longest))
 

@@ -14,13 +14,13 @@ from unittest import mock
 import jax
 import pytest
 
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.cases import CASES
-from attn_dispatch.conformance.each_rewrite import each_rewrite
-from attn_dispatch.conformance.suite import Conformance
 from attn_dispatch.core import primitive
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.cases import CASES
+from attn_dispatch_tools.verify.each_rewrite import each_rewrite
+from attn_dispatch_tools.verify.suite import Conformance
 from tests.support import aiter_emulated
 from tests.support.aiter_cases import CASES_BY_GFX, SIXTEEN_BIT_CASES
 from tests.support.aiter_check import Check, asked_otherwise, sixteen_bit_atomics

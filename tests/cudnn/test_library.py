@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from attn_dispatch import cli
 from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch_tools import cli
 from tests.support.backend import needs_cudnn, needs_no_driver
 from tests.support.compiled import library, needs_compiler
 

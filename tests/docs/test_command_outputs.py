@@ -7,8 +7,8 @@ import re
 import jax
 import pytest
 
-from attn_dispatch import cli
 from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch_tools import cli
 from tests.scripts import command_outputs
 
 BLOCKS = command_outputs.blocks()

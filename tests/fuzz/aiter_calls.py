@@ -18,6 +18,9 @@ from functools import cache
 from typing import Any
 from unittest import mock
 
+from tests.support import aiter_emulated
+from tests.support.aiter_cases import AITER_CASES
+
 os.environ["ATTN_DISPATCH_POISON"] = "1"  # read when a call is compiled
 
 import jax
@@ -26,12 +29,10 @@ import ml_dtypes
 import numpy as np
 
 from attn_dispatch import aiter
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from tests.fuzz.aiter_touched import touched
-from tests.support import aiter_emulated
-from tests.support.aiter_cases import AITER_CASES
 from tests.support.emulator import build
 from tests.support.emulator.native import Backward, Forward, Refused, SplitKv
 

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from attn_dispatch import aiter
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.judge import error
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.judge import error
 from tests.gpu.test_runtime import in_new_process
 from tests.scripts import hip_on_nvidia
 from tests.support.aiter_cases import AITER_CASES, CASES_BY_GFX, SIXTEEN_BIT_CASES

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import attn_dispatch
 from attn_dispatch import cudnn
-from attn_dispatch.conformance.environment import cuda_devices
+from attn_dispatch_tools.reports.environment import cuda_devices
 from tests.gpu.test_runtime import arrays, step
 from tests.support.mesh_programs import PROGRAMS, make_mesh, on_mesh, on_one_device
 

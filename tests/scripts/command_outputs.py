@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from attn_dispatch import cli
+from attn_dispatch_tools import cli
 from tests.support.repository import DOCS
 
 PAGE = DOCS / "cli.md"
