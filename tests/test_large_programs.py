@@ -91,5 +91,5 @@ def test_what_cudnn_finds_too_large_is_a_reason():
 def test_an_array_that_nobody_needs_is_not_passed():
     spec = PlanCase(case("in vain", n=8, k=8), score_mod=reads_in_vain).spec("forward")
     nodes = nodes_of(spec, packed=False)
-    assert not isinstance(nodes, str) and nodes.outside == ()
+    assert not isinstance(nodes, str) and nodes.arrays == ()
     assert reasons(reads_in_vain) == ()

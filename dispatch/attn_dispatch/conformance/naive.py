@@ -29,7 +29,7 @@ from attn_dispatch.conformance.reference import (
     relative_positions,
     segment_ids,
 )
-from attn_dispatch.programs.program import Program
+from attn_dispatch.programs.program import ModProgram
 
 _FLOAT32_NOISE = 2.0**-21
 """Of a sum of products by a matrix unit, in units of the root of the sum of their squares. They add
@@ -141,7 +141,7 @@ class _Forward:
         return self.operands[name].astype(self.wide).swapaxes(1, 2)
 
     def _modified(
-        self, score_mod: Program, score: np.ndarray, may_attend: np.ndarray
+        self, score_mod: ModProgram, score: np.ndarray, may_attend: np.ndarray
     ) -> np.ndarray:
         """Scores as a score_mod makes them; with the hardware's tanh in 16 bits."""
         assert isinstance(score_mod, DrawnScoreMod)

@@ -15,16 +15,16 @@ from attn_dispatch.cudnn.call import (
     CudnnCall,
     dead_rows,
     has_nodes,
-    has_own_lengths,
+    has_runtime_lengths,
     node_array_extents,
     nodes_of,
 )
 from attn_dispatch.programs.kernel import KernelProgram
-from attn_dispatch.programs.nodes import HeadSlopes, Outside, Read, RowKeys
+from attn_dispatch.programs.nodes import HeadSlopes, NodeArray, RowKeys, XlaArray
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from attn_dispatch.semantics.live import Live, each_query_attends
 from attn_dispatch.semantics.lse_grad import with_lse_grad
-from attn_dispatch.semantics.mods import arrays_of, outside
+from attn_dispatch.semantics.mods import arrays_of, xla_array
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
 from attn_dispatch.semantics.padding import pad_last, padded_bytes, prepend, round_up
 from attn_dispatch.semantics.pages import flat_pages, flat_table
@@ -206,7 +206,7 @@ def _where_live(call: CudnnCall, live: jax.Array | None, x: jax.Array) -> jax.Ar
 
 def _cleaned(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> dict[str, jax.Array]:
     """The operands with 0 in the padding of those that cuDNN reads all of."""
-    if call.is_packed or call.decodes or not has_own_lengths(spec):
+    if call.is_packed or call.decodes or not has_runtime_lengths(spec):
         return dict(operands)
     ranges = SequenceRanges.of(spec, operands)
     queries, keys = ranges.live_queries, ranges.live_keys
@@ -310,14 +310,16 @@ def _node_arrays(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list
         jnp.broadcast_to(
             _node_array(spec, call, operands, array), node_array_extents(spec, call, array)
         )
-        for array in nodes.outside
+        for array in nodes.arrays
     ]
 
 
-def _node_array(spec: AttentionSpec, call: CudnnCall, operands: Arrays, array: Read) -> jax.Array:
+def _node_array(
+    spec: AttentionSpec, call: CudnnCall, operands: Arrays, array: NodeArray
+) -> jax.Array:
     if isinstance(array, HeadSlopes):
         return operands["alibi_slopes"].astype(jnp.float32)[:, :, None, None]
-    if isinstance(array, Outside):
+    if isinstance(array, XlaArray):
         indices = PairIndices.of_sequences(
             spec,
             operands,
@@ -326,7 +328,7 @@ def _node_array(spec: AttentionSpec, call: CudnnCall, operands: Arrays, array: R
             keys=call.seq_len_kv,
         )
         read = arrays_of(array.mod, spec.options.mods[array.mod], operands)
-        return outside(array, indices, read).astype(array.dtype)
+        return xla_array(array, indices, read).astype(array.dtype)
     t = dead_rows(spec) + lax.broadcasted_iota(jnp.int32, (1, call.seq_len_q), 1)
     x = _row_keys(spec, operands, array, t)
     if array.border is None:
@@ -393,7 +395,7 @@ def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> jax.A
     score_bias = jnp.zeros((), call.bias_dtype)
     if spec.has("bias"):
         score_bias = extended("bias").astype(call.bias_dtype)
-        if has_own_lengths(spec):
+        if has_runtime_lengths(spec):
             score_bias = _without_padding(spec, call, operands, score_bias)
     if spec.has("mask"):
         score_bias = jnp.where(extended("mask"), score_bias, -jnp.inf)

@@ -9,7 +9,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.factor import without_factor
 from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
-from attn_dispatch.programs.nodes import Outside, Read
+from attn_dispatch.programs.nodes import NodeArray, XlaArray
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
@@ -161,7 +161,7 @@ def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     ways = [_call(spec, packed=True)]
     if not is_packed(spec):
         plain = _call(spec, packed=False)
-        has_lengths = has_own_lengths(spec)
+        has_lengths = has_runtime_lengths(spec)
         if not has_lengths:
             ways = [plain, replace(plain, has_lengths=True), *ways]
         else:
@@ -182,12 +182,12 @@ def dead_rows(spec: AttentionSpec) -> int:
     cuDNN has no bottom-right mask with such rows.
     """
     o = spec.options
-    if not o.is_causal or o.causal_alignment == "top_left" or has_own_lengths(spec):
+    if not o.is_causal or o.causal_alignment == "top_left" or has_runtime_lengths(spec):
         return 0
     return max(spec.seq_len_q - spec.seq_len_kv, 0)
 
 
-def has_own_lengths(spec: AttentionSpec) -> bool:
+def has_runtime_lengths(spec: AttentionSpec) -> bool:
     """Whether sequences have lengths that only the arrays know."""
     lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
     return lengths or is_packed(spec)
@@ -201,7 +201,7 @@ def has_score_bias(spec: AttentionSpec) -> bool:
 def counts_alibi_from_lengths(spec: AttentionSpec) -> bool:
     """Whether ALiBi's diagonal starts where only the arrays know."""
     is_bottom_right = spec.options.causal_alignment == "bottom_right"
-    return spec.has("alibi_slopes") and is_bottom_right and has_own_lengths(spec)
+    return spec.has("alibi_slopes") and is_bottom_right and has_runtime_lengths(spec)
 
 
 def band_of(spec: AttentionSpec) -> Band | None:
@@ -214,7 +214,7 @@ def band_of(spec: AttentionSpec) -> Band | None:
     if spec.seq_len_q - dead_rows(spec) == 1:
         right = -1  # it is the last: a band would cost the kernel for decoding its split of keys
     offset = spec.seq_len_kv - (spec.seq_len_q - dead_rows(spec))
-    if not has_own_lengths(spec) and offset == 0:
+    if not has_runtime_lengths(spec) and offset == 0:
         return Band(left, right, bottom_right=False)
     needs_top_left = spec.has("alibi_slopes")
     if (left, right) == (-1, -1) and not needs_top_left:
@@ -222,7 +222,7 @@ def band_of(spec: AttentionSpec) -> Band | None:
     # cuDNN combines its bottom-right mask with none of these.
     if not (needs_top_left or has_score_bias(spec) or o.dropout_rate):
         return Band(left, right, bottom_right=True)
-    if has_own_lengths(spec):
+    if has_runtime_lengths(spec):
         return None if (left, right) != (-1, -1) else OPEN
     # The same band, counted from the top left. Negative sides are open, so none may become so.
     from_left = left if left < 0 else left - offset
@@ -252,8 +252,8 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
         lengths=_longest(spec),
         first_row=dead_rows(spec),
         band=(left, right),
-        has_own_lengths=has_own_lengths(spec),
-        has_own_diagonal=o.causal_alignment == "bottom_right" and has_own_lengths(spec),
+        has_runtime_lengths=has_runtime_lengths(spec),
+        has_runtime_diagonal=o.causal_alignment == "bottom_right" and has_runtime_lengths(spec),
         is_padding_zero=not packed,
     )
     program = kernel_program(score_rules_of(spec), pairs, is_backward=spec.is_backward)
@@ -267,7 +267,7 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
 
 def _beyond_a_graph(program: KernelProgram) -> str:
     nodes = sum(len(x.split(";")) for x in (program.forward, program.backward) if x)
-    arrays = len(program.outside)
+    arrays = len(program.arrays)
     for count, what, most in ((nodes, "operations", MOST_NODES), (arrays, "arrays", MOST_ARRAYS)):
         if count > most:
             return f"mods: {count:,} {what}, and a graph of cuDNN's holds at most {most}"
@@ -289,10 +289,10 @@ def _offset(spec: AttentionSpec) -> int:
     return spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
 
 
-def node_array_extents(spec: AttentionSpec, call: CudnnCall, array: Read) -> Extents:
+def node_array_extents(spec: AttentionSpec, call: CudnnCall, array: NodeArray) -> Extents:
     """Batch, heads, rows and keys of an array that nodes read, 1 where it is the same for all."""
     axes = array.axes
-    if isinstance(array, Outside) and spec.shape("mods_start")[0] > 1:
+    if isinstance(array, XlaArray) and spec.shape("mods_start")[0] > 1:
         axes += "bt"  # An array of batch rows alone it does not read right: programs/nodes.py.
     extents = {"b": call.batch, "n": call.num_heads, "t": call.seq_len_q, "s": call.seq_len_kv}
     b, n, t, s = (extents[x] if x in axes else 1 for x in "bnts")
@@ -305,7 +305,7 @@ def _with_nodes(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
     if isinstance(nodes, str):
         raise ValueError(f"expected mods that cuDNN can be told of: {nodes}")
     arrays = []
-    for array in nodes.outside:
+    for array in nodes.arrays:
         extents = node_array_extents(spec, call, array)
         arrays.append(" ".join(["f" if array.dtype == "float32" else "i", *map(str, extents)]))
     return replace(
@@ -355,7 +355,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         window_left=band.left,
         window_right=band.right,
         bottom_right=band.bottom_right,
-        has_lengths=packed or has_own_lengths(spec),
+        has_lengths=packed or has_runtime_lengths(spec),
         packed_rows_q=spec.batch * rows_q if packed else 0,
         packed_rows_kv=spec.batch * spec.seq_len_kv if packed else 0,
         head_rows_q=rows_q if o.heads_first_q and is_either else 0,
@@ -380,7 +380,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         needs_keep=forward and o.needs_keep,
         deterministic=o.deterministic_backward,
         needs_dbias="bias" in o.gradients,
-        clears_rows=has_own_lengths(spec) and not o.ignores_dead_rows,
+        clears_rows=has_runtime_lengths(spec) and not o.ignores_dead_rows,
     )
     return _with_nodes(spec, call) if has_nodes(spec) else call
 

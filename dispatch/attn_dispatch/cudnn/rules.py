@@ -11,7 +11,7 @@ from attn_dispatch.cudnn.call import (
     CudnnCall,
     band_of,
     counts_alibi_from_lengths,
-    has_own_lengths,
+    has_runtime_lengths,
     has_score_bias,
     nodes_of,
 )
@@ -42,7 +42,7 @@ reads wrong ones where integers make them too many (H200, 9.19, 9.28)."""
 
 def _as_another_mask(spec: AttentionSpec) -> str:
     """The mask in the words of a call that cuDNN may run. Both corners are one where T == S."""
-    if spec.seq_len_q == spec.seq_len_kv and not has_own_lengths(spec):
+    if spec.seq_len_q == spec.seq_len_kv and not has_runtime_lengths(spec):
         return "the top-left mask is the same where T == S"
     return "" if is_packed(spec) else "say the mask in mask"
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from attn_dispatch.call.spec import mod_operands
-from attn_dispatch.programs.nodes import Outside
-from attn_dispatch.programs.program import Program, reads_by_key
+from attn_dispatch.programs.known_forms import depends_on_distance_alone
+from attn_dispatch.programs.nodes import XlaArray
+from attn_dispatch.programs.program import ModProgram, reads_by_key
 from attn_dispatch.programs.wide_reads import is_narrow, with_wide_reads
-from attn_dispatch.programs.words import goes_by_distance
 from attn_dispatch.semantics.pair_indices import PairIndices
 
 _MOST_COPIED = 2**24
@@ -21,21 +21,21 @@ _MOST_COPIED = 2**24
 
 
 def arrays_of(
-    mod: str, program: Program, operands: Mapping[str, jax.Array]
+    mod: str, program: ModProgram, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
     """What a mod reads, each [C, ...]."""
     return tuple(operands[name] for name in mod_operands(mod, len(program.arrays)))
 
 
 def may_attend(
-    program: Program, indices: PairIndices, arrays: Sequence[jax.Array], axes: str = "bnts"
+    program: ModProgram, indices: PairIndices, arrays: Sequence[jax.Array], axes: str = "bnts"
 ) -> jax.Array:
     """What a mask_mod says, bool [1|B, 1|N, 1|T, 1|S]; the same along axes that are not given."""
     return _of_pairs(program.jaxpr, _pairs(indices, axes), indices, arrays)
 
 
 def added(
-    program: Program,
+    program: ModProgram,
     indices: PairIndices,
     arrays: Sequence[jax.Array],
     axes: str,
@@ -51,7 +51,7 @@ def added(
     """
     nothing = jnp.zeros((1, 1, 1, 1), program.jaxpr.in_avals[0].dtype)
     has_copies = is_learned and reads_by_key(program)
-    by_distance = not is_packed and {"t", "s"} <= {*axes} and goes_by_distance(program)
+    by_distance = not is_packed and {"t", "s"} <= {*axes} and depends_on_distance_alone(program)
     pairs = _distances(indices, axes) if by_distance else _pairs(indices, axes)
     found = _of_pairs(program.jaxpr, (nothing, *pairs), indices, arrays, has_copies=has_copies)
     found = found.astype(jnp.float32)
@@ -61,7 +61,7 @@ def added(
 
 
 def modified(
-    program: Program,
+    program: ModProgram,
     score: jax.Array,
     indices: PairIndices,
     arrays: Sequence[jax.Array],
@@ -126,7 +126,7 @@ def _along_diagonals(x: jax.Array, queries: int, keys: int) -> jax.Array:
     return rows[..., :keys]
 
 
-def outside(array: Outside, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:
+def xla_array(array: XlaArray, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:
     """A value of a program that a kernel reads, [1|B, 1|N, 1|T, 1|S]."""
     return _of_pairs(array.body, _pairs(indices, array.axes), indices, arrays)
 

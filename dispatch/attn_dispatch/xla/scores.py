@@ -148,8 +148,8 @@ class Scores:
         options, factor = self.call.spec.options, None
         cap, program = options.logits_soft_cap, options.score_mod
         if cap is not None:
-            bent = jnp.tanh(score / cap)
-            score, factor = cap * bent, 1 - bent * bent
+            tanh = jnp.tanh(score / cap)
+            score, factor = cap * tanh, 1 - tanh * tanh
 
         def through_cap(grad: jax.Array) -> jax.Array:
             return grad if factor is None else grad * factor
