@@ -45,15 +45,15 @@ from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
 from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.cudnn import arrays as cudnn_arrays
-from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import CPU
 from attn_dispatch.programs.known_forms import known_form
 from attn_dispatch.reason import Reason
 from attn_dispatch.semantics import mods
+from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
-from attn_dispatch.semantics.wrong import without_wrong_lse
 from cudnn_in_numpy import run
 from test_cudnn_arrays import SMALL, check, poisoned, rules, to_jax
 
@@ -67,7 +67,7 @@ _WIDE = {"h": 16, "t": 6, "s": 7}
 
 def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
     """The call by NumPy, in the last of the ways to say it in cuDNN's terms."""
-    call = calls_of(spec)[0]
+    call = variants_of(spec)[0]
     if spec.is_backward:
         done = run(call, cudnn_arrays.backward_operands(spec, call, operands))
         results = cudnn_arrays.backward_results(spec, call, operands, to_jax(done))
@@ -111,7 +111,7 @@ def computed(chain: Chain, operands: Operands) -> tuple:
         given = to_jax(operands)
         first = chain.steps[0][1] if chain.steps else chain.spec
         if first.is_backward:
-            given = without_wrong_lse(first, given)  # as core/primitive.py does
+            given = without_nan_lse(first, given)  # as core/primitive.py does
         return chain.compute(given, kernel, by_xla)
 
 

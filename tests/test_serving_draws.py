@@ -21,7 +21,7 @@ from attn_dispatch.conformance.reference import poison_padding
 from attn_dispatch.conformance.serving_draws import serving_examples
 from attn_dispatch.core.rewrites import Chain, preferred, rewritten
 from attn_dispatch.cudnn import rules
-from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.cudnn.call import variants_of
 from test_paged import by_xla, kernel
 
 SIZES = draws.Sizes(
@@ -33,8 +33,8 @@ def reasons_against(spec: AttentionSpec) -> tuple[str, ...]:
     if found := rules.not_supported_reasons(spec):
         return found
     of_calls = [
-        rules.reason_against(call, "sm90", whole_pages=spec.options.whole_pages)
-        for call in calls_of(spec)
+        rules.variant_reason(call, "sm90", whole_pages=spec.options.whole_pages)
+        for call in variants_of(spec)
     ]
     return () if () in of_calls else of_calls[0]
 

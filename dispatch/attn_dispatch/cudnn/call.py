@@ -23,16 +23,16 @@ _PACKED_HEAD_DIM_MULTIPLE = 16
 _WIDE_HEAD_DIM = 128
 """Beyond it some versions write garbage in some backward passes with a smaller value dim."""
 
-_LEAST_PACKED = 2
+_MIN_PACKED_QUERIES = 2
 """For a longest sequence of one query cuDNN takes a kernel for decoding, whose lse is wrong for
 packed sequences (H200, 9.19). To say that it might be longer changes nothing else."""
 
 
-MOST_NODES = 256
+MAX_NODES = 256
 """Operations of a cuDNN graph, its own among them: cuda_backend refuses more. For slightly fewer
 cuDNN gives the reason itself."""
 
-MOST_ARRAYS = 62
+MAX_NODE_ARRAYS = 62
 """Arrays that the operations read. With 62 calls run; with 100 cuDNN plans the call and then fails
 when it runs (H200, 9.19)."""
 
@@ -143,7 +143,7 @@ class Band:
 OPEN = Band(-1, -1, bottom_right=False)
 
 
-def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
+def variants_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     """The call as cuDNN may be asked for it, best first; for a spec that rules.py lets pass.
 
     Where sequences have lengths of their own, arrays go packed: cuDNN then keeps away from what
@@ -158,15 +158,15 @@ def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     """
     if spec.is_paged:
         return (_call(spec, packed=False),)
-    ways = [_call(spec, packed=True)]
+    variants = [_call(spec, packed=True)]
     if not is_packed(spec):
         plain = _call(spec, packed=False)
         has_lengths = has_runtime_lengths(spec)
         if not has_lengths:
-            ways = [plain, replace(plain, has_lengths=True), *ways]
+            variants = [plain, replace(plain, has_lengths=True), *variants]
         else:
-            ways = [plain, *ways] if plain.decodes else [*ways, plain]
-    return tuple(call for way in ways for call in _also_with_wide_value(way))
+            variants = [plain, *variants] if plain.decodes else [*variants, plain]
+    return tuple(call for variant in variants for call in _also_with_wide_value(variant))
 
 
 def _also_with_wide_value(call: CudnnCall) -> tuple[CudnnCall, ...]:
@@ -176,7 +176,7 @@ def _also_with_wide_value(call: CudnnCall) -> tuple[CudnnCall, ...]:
     return (call,)
 
 
-def dead_rows(spec: AttentionSpec) -> int:
+def leading_padding_rows(spec: AttentionSpec) -> int:
     """How many leading rows causality leaves without a key; they are cut off.
 
     cuDNN has no bottom-right mask with such rows.
@@ -211,9 +211,9 @@ def band_of(spec: AttentionSpec) -> Band | None:
     # With as many keys as queries both corners are one, and kernels skip more from the top left.
     if o.causal_alignment == "top_left" or o.same_lengths:
         return Band(left, right, bottom_right=False)
-    if spec.seq_len_q - dead_rows(spec) == 1:
+    if spec.seq_len_q - leading_padding_rows(spec) == 1:
         right = -1  # it is the last: a band would cost the kernel for decoding its split of keys
-    offset = spec.seq_len_kv - (spec.seq_len_q - dead_rows(spec))
+    offset = spec.seq_len_kv - (spec.seq_len_q - leading_padding_rows(spec))
     if not has_runtime_lengths(spec) and offset == 0:
         return Band(left, right, bottom_right=False)
     needs_top_left = spec.has("alibi_slopes")
@@ -250,7 +250,7 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
     right = None if right is None else right + offset
     pairs = Pairs(
         lengths=_longest(spec),
-        first_row=dead_rows(spec),
+        first_row=leading_padding_rows(spec),
         band=(left, right),
         has_runtime_lengths=has_runtime_lengths(spec),
         has_runtime_diagonal=o.causal_alignment == "bottom_right" and has_runtime_lengths(spec),
@@ -268,7 +268,10 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
 def _beyond_a_graph(program: KernelProgram) -> str:
     nodes = sum(len(x.split(";")) for x in (program.forward, program.backward) if x)
     arrays = len(program.arrays)
-    for count, what, most in ((nodes, "operations", MOST_NODES), (arrays, "arrays", MOST_ARRAYS)):
+    for count, what, most in (
+        (nodes, "operations", MAX_NODES),
+        (arrays, "arrays", MAX_NODE_ARRAYS),
+    ):
         if count > most:
             return f"mods: {count:,} {what}, and a graph of cuDNN's holds at most {most}"
     return ""
@@ -329,8 +332,8 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     o, band = spec.options, band_of(spec)
     if band is None:
         raise ValueError(f"expected a band that cuDNN has, got that of {spec}")
-    dead = dead_rows(spec)
-    rows_q = spec.seq_len_q - dead
+    padding = leading_padding_rows(spec)
+    rows_q = spec.seq_len_q - padding
     longest_q, longest_kv = _longest(spec)
     multiple = _PACKED_HEAD_DIM_MULTIPLE if packed else _HEAD_DIM_MULTIPLE
     extra_columns = lse_grad.COLUMNS if spec.has("lse_grad") else 0
@@ -347,7 +350,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         batch=batch,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
-        seq_len_q=max(longest_q - dead, _LEAST_PACKED) if packed else rows_q,
+        seq_len_q=max(longest_q - padding, _MIN_PACKED_QUERIES) if packed else rows_q,
         seq_len_kv=longest_kv,
         head_dim=round_up(spec.head_dim, multiple),
         head_dim_v=round_up(spec.head_dim_v + extra_columns, multiple),
