@@ -86,6 +86,20 @@ def test_what_does_not_fit_is_named():
     assert kinds.startswith("dtype: ") and "; deterministic: " in kinds
 
 
+def test_whether_results_hold_nan_first_is_0_or_1():
+    unset, empty, zero, one, wrong = said(
+        """
+        import os
+        compiled()
+        for value in ("", "0", "1", "yes"):
+            os.environ["ATTN_DISPATCH_POISON"] = value
+            compiled()
+        """
+    )
+    assert unset == empty == zero == one
+    assert wrong.endswith("(wrong call): ATTN_DISPATCH_POISON: expected 0 or 1, got 'yes'")
+
+
 def test_a_call_is_planned_for_the_first_device_that_jax_uses():
     """The stand-in has no device: which one was asked for is in the refusal."""
     told, untold = said(

@@ -35,7 +35,7 @@ TRUST_PLANS = "ATTN_DISPATCH_TRUST_PLANS"
 
 POISON = "ATTN_DISPATCH_POISON"
 """The environment variable that is 1 where results hold NaN before each kernel runs. The C++
-libraries read it: cuda_backend/handlers.cc, rocm_backend/handlers.cc."""
+libraries read it when a call is compiled (common_backend/environment.h)."""
 
 SCRATCH_LIMIT = "ATTN_DISPATCH_SCRATCH_LIMIT"
 """The environment variable of `scratch_limit`."""

@@ -201,7 +201,7 @@ def _of_segment_ids(
 
 
 def _misplaced(spec: AttentionSpec, ids: Mapping[str, jax.Array], largest: int) -> jax.Array:
-    """bool [B, largest + 1]: on one side the id has several runs, or one out of order or too long."""
+    """bool [B, largest + 1]: on some side the id has several runs, or one misplaced or too long."""
     batch = jnp.arange(spec.batch)[:, None]
     misplaced = jnp.zeros((spec.batch, largest + 1), jnp.int32)
     for side, x in ids.items():

@@ -69,7 +69,7 @@ extern "C" __attribute__((visibility("default"))) int attn_rocm_prepare(
   const auto texts = words(lines);
   Attributes attributes;
 #define FIELD(type, name) set(attributes.name, texts.at(#name));
-  ATTN_AITER_SPEC(FIELD, FIELD)
+  ATTN_AITER_SPEC(FIELD)
 #undef FIELD
 
   std::vector<XLA_FFI_Buffer> buffers(num_buffers);
