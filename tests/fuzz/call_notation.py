@@ -16,7 +16,7 @@ from attn_dispatch.cudnn import plan_store
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.written_calls import notation
 from attn_dispatch_tools.written_calls.json_file import calls_in, each_of
-from fuzz import mutations, strange_files
+from tests.fuzz import mutations, strange_files
 
 LINES = (
     "q=bf16[2,64,8,32] k=bf16[2,64,2,32] is_causal=true",
