@@ -60,7 +60,7 @@ def test_asm_runs_what_the_table_says(judge: Any, arch: str):
     """Every row of AITER's own is exactly so, and every other row is stricter by intent."""
     library, counts = judge(arch), {"asm": 0, "refused": 0, "stricter": 0}
     for call in grid.calls():
-        rows = [rule for rule in ASM_RULES if rule.refuses(call, arch)]
+        rows = [rule for rule in ASM_RULES if rule.is_broken_by(call, arch)]
         takes = library.takes_asm(struct_of(call, use_asm=True, accumulator=_atomic_32(call)))
         assert takes == all(rule.source != DISPATCH for rule in rows), (call, rows)
         counts["stricter" if takes and rows else "asm" if takes else "refused"] += 1
@@ -102,7 +102,7 @@ def test_ck_runs_what_the_table_says(judge: Any, arch: str):
     """Whatever is supported, for ASM too, as CK stands in for it where it must."""
     library, counts = judge(arch), {"ck": 0, "refused": 0, "stricter": 0}
     for call in grid.calls():
-        rows = [rule for rule in CK_RULES if rule.refuses(call, arch)]
+        rows = [rule for rule in CK_RULES if rule.is_broken_by(call, arch)]
         failed, records = library.run(struct_of(call, use_asm=False))
         assert bool(failed) == any(rule.source == CK for rule in rows), (call, rows, failed)
         if failed:
@@ -133,7 +133,7 @@ def test_tiles_of_queries_are_those_that_the_grid_is_counted_in(judge: Any, arch
 def test_split_kv_runs_what_the_table_says(judge: Any, arch: str):
     library, counts = judge(arch), {"ck": 0, "refused": 0, "stricter": 0}
     for call in grid.split_calls():
-        rows = [rule for rule in SPLIT_RULES if rule.refuses(call, arch)]
+        rows = [rule for rule in SPLIT_RULES if rule.is_broken_by(call, arch)]
         splits = kernel_for(call, arch).num_splits
         failed, records = library.run(struct_of(call, use_asm=False, num_splits=splits))
         assert bool(failed) == any(rule.source == CK for rule in rows), (call, rows, failed)

@@ -16,7 +16,7 @@ from attn_dispatch.api import spec_of
 from attn_dispatch.core.rewrites.cache.blocks import Blocks
 from attn_dispatch.core.tuning.winners import described
 from attn_dispatch.cudnn import library as cudnn_library
-from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.written_calls.notation import arguments
 from tests.support.backend import needs_cudnn
@@ -330,7 +330,7 @@ def test_packed_gradients_have_rows_first(lengths: str):
     """cudnn-frontend's workspace is too small for others: wrong numbers, and illegal writes."""
     x, lengths_ = struct(2, 8, 64, 64), jax.ShapeDtypeStruct((2,), jnp.int32)
     spec = spec_of(query=x, key=x, value=x, qkv_layout="BNTH", **{lengths: lengths_})
-    forward, backward = (calls_of(x) for x in spec.in_training(("query", "key", "value")))
+    forward, backward = (variants_of(x) for x in spec.in_training(("query", "key", "value")))
     assert [(x.is_packed, x.head_rows_q, x.head_rows_kv) for x in forward] == [
         (True, 64, 64), (False, 64, 64)
     ]  # fmt: skip
@@ -357,7 +357,7 @@ def test_the_library_refuses_packed_gradients_with_heads_first(side: str):
 def test_an_order_is_part_of_what_is_planned():
     specs = [spec_of(query=struct(2, 8, 8, 64), key=struct(2, 8, 8, 64), value=struct(2, 8, 8, 64),
                      qkv_layout=x) for x in ("BTNH", "BNTH")]  # fmt: skip
-    rows, heads = (calls_of(spec)[0] for spec in specs)
+    rows, heads = (variants_of(spec)[0] for spec in specs)
     assert (rows.head_rows_q, rows.head_rows_kv) == (0, 0)
     assert (heads.head_rows_q, heads.head_rows_kv) == (8, 8)
     assert described(specs[0]) != described(specs[1])

@@ -18,7 +18,7 @@ from jax import export
 import attn_dispatch
 from attn_dispatch import aiter, cudnn, dot_product_attention
 from attn_dispatch.cudnn.arrays import backward_shapes, forward_shapes
-from attn_dispatch.cudnn.call import CudnnCall, calls_of
+from attn_dispatch.cudnn.call import CudnnCall, variants_of
 from attn_dispatch.devices.target import device_for
 from attn_dispatch_tools.verify.calls import Program, specs_in
 from attn_dispatch_tools.verify.case import Case
@@ -235,7 +235,7 @@ def test_custom_calls_of_every_kind(kind: str):
     for target, (text, operands, results) in calls.items():
         given = attributes_in(text)
         spec = specs[target == cudnn.BACKWARD_TARGET]
-        (call,) = [x for x in calls_of(spec) if as_attributes(x) == given]
+        (call,) = [x for x in variants_of(spec) if as_attributes(x) == given]
         assert len(operands) == len(names_of(call))
         shapes = backward_shapes if call.backward else forward_shapes
         assert len(results) == len(shapes(call)) + 1 and re.fullmatch(r"\d+xui8", results[-1])

@@ -19,7 +19,7 @@ from attn_dispatch.core import preferences, select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, parse
-from attn_dispatch.reason import Reason, stated
+from attn_dispatch.reason import Reason, reason_from_sentence
 from attn_dispatch_tools.verify.case import Case, spec_of
 
 CUDA, ROCM = parse("sm90"), parse("gfx942")
@@ -37,7 +37,7 @@ class Fake:
     SKIPS_FROM_BOTTOM_RIGHT: bool = True
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-        return tuple(stated(self.NAME, f"{x} on {device.arch}") for x in self.reasons)
+        return tuple(reason_from_sentence(self.NAME, f"{x} on {device.arch}") for x in self.reasons)
 
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
         reasons = self.not_supported_reasons(spec, device)
@@ -314,7 +314,11 @@ def test_a_backward_pass_with_reasons_of_its_own(implementations):
 
     class Both(Fake):
         def not_supported_reasons(self, spec, device):
-            return (stated("fast", f"no {'gradients' if spec.is_backward else 'outputs'}"),)
+            return (
+                reason_from_sentence(
+                    "fast", f"no {'gradients' if spec.is_backward else 'outputs'}"
+                ),
+            )
 
     implementations(Both("fast"), LAST)
     with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:

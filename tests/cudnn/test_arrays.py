@@ -15,7 +15,7 @@ import pytest
 from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn import rules as cudnn_rules
-from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference
@@ -143,8 +143,8 @@ def test_every_variant_gives_the_results(case: Case):
     spec = spec_of(case.forward_options(needs_keep=drops), operands)
     assert not rules(spec)
     arrays = to_jax(poison_padding(spec.options, operands))
-    for call in calls_of(spec):
-        if cudnn_rules.reason_against(call, "sm90"):
+    for call in variants_of(spec):
+        if cudnn_rules.variant_reason(call, "sm90"):
             continue
         done = run(call, cudnn_arrays.forward_operands(spec, call, arrays))
         assert shapes_of(done) == shapes_of(cudnn_arrays.forward_shapes(call))
@@ -163,8 +163,8 @@ def test_every_variant_gives_the_gradients(case: Case):
     wanted = [x for x in wanted if x != "bias" or operands["bias"].shape[3] > 1 or case.s == 1]
     spec = spec_of(replace(options, gradients=tuple(wanted)), operands)
     assert not rules(spec)
-    for call in calls_of(spec):
-        if cudnn_rules.reason_against(call, "sm90"):
+    for call in variants_of(spec):
+        if cudnn_rules.variant_reason(call, "sm90"):
             continue
         arrays, keep = poisoned(spec, operands), None
         custom = cudnn_arrays.backward_operands(spec, call, to_jax(arrays))

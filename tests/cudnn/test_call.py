@@ -19,9 +19,9 @@ from attn_dispatch.cudnn.call import (
     Band,
     CudnnCall,
     band_of,
-    calls_of,
-    dead_rows,
+    leading_padding_rows,
     score_rules_of,
+    variants_of,
 )
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics import lse_grad
@@ -48,7 +48,7 @@ def test_attributes_are_those_of_the_library():
 
 
 def test_variants():
-    plain, padded, packed = calls_of(spec())
+    plain, padded, packed = variants_of(spec())
     assert (plain.has_lengths, plain.is_packed) == (False, False)
     assert (padded.has_lengths, padded.is_packed) == (True, False)
     assert (packed.has_lengths, packed.is_packed) == (True, True)
@@ -56,19 +56,19 @@ def test_variants():
 
 
 def test_lengths_go_packed_first():
-    packed, padded = calls_of(spec(q_lengths=(1, 0.5), kv_lengths=(0.5, 1)))
+    packed, padded = variants_of(spec(q_lengths=(1, 0.5), kv_lengths=(0.5, 1)))
     assert packed.is_packed and not padded.is_packed and padded.has_lengths
     assert packed.clears_rows and padded.clears_rows
 
 
 def test_segments_count_as_sequences():
     ids = Packed((((1, 0.5), (2, 0.25)), ((1, 0.25),)))
-    (call,) = calls_of(spec(packed=ids, max_segments=5))
+    (call,) = variants_of(spec(packed=ids, max_segments=5))
     assert (call.batch, call.packed_rows_q, call.seq_len_q) == (2 * 5, 2 * 256, 256)
 
 
 def test_one_query_is_never_declared_packed():
-    *_, packed = calls_of(spec(t=1))
+    *_, packed = variants_of(spec(t=1))
     assert (packed.seq_len_q, packed.packed_rows_q) == (2, 2)
 
 
@@ -113,7 +113,7 @@ def test_bands_show_the_pairs_that_may_attend(shape: tuple[int, int], extra: dic
         small = Case("band", t=t, s=s, b=1, **row, **extra)
         options, operands = small.forward_options(), small.operands()
         call = spec_of(options, operands)
-        band, dead = band_of(call), dead_rows(call)
+        band, dead = band_of(call), leading_padding_rows(call)
         pairs = allowed_pairs(options, operands, 0)[0]
         i, j = np.arange(t - dead)[:, None], np.arange(s)
         offset = s - (t - dead)
@@ -144,21 +144,21 @@ def test_bands_show_the_pairs_that_may_attend(shape: tuple[int, int], extra: dic
 def test_a_side_wider_than_the_arrays_is_an_open_one(extra: dict[str, Any]):
     facts = {"t": 128, "alignment": "bottom_right", **extra}
     wide, opened = (spec(window=(200, right), **facts) for right in (128 + 256, None))
-    assert calls_of(wide) == calls_of(opened)
+    assert variants_of(wide) == variants_of(opened)
 
 
 @pytest.mark.parametrize("direction", [forward_spec, backward_spec])
 def test_what_is_left_after_cutting_is_the_call_of_those_rows(direction: Callable[..., Any]):
     whole = case("call", t=10, s=1, bias="bnts", **BOTTOM_RIGHT)
     left = case("call", t=1, s=1, bias="bnts", **BOTTOM_RIGHT)
-    assert calls_of(direction(whole)) == calls_of(direction(left))
+    assert variants_of(direction(whole)) == variants_of(direction(left))
 
 
 def test_dead_rows_are_cut_off():
     trimmed = spec(t=320, s=192, **BOTTOM_RIGHT)
-    assert dead_rows(trimmed) == 128
-    assert calls_of(trimmed)[0].seq_len_q == 192
-    assert dead_rows(spec(t=320, s=192, **CAUSAL)) == 0
+    assert leading_padding_rows(trimmed) == 128
+    assert variants_of(trimmed)[0].seq_len_q == 192
+    assert leading_padding_rows(spec(t=320, s=192, **CAUSAL)) == 0
 
 
 SEGMENTS: dict[str, Any] = {"packed": Packed((((1, 1.0),),) * 2)}
@@ -221,9 +221,9 @@ def test_packed_offsets_fit_in_32_bits(value_dim: int, padded: int, lengths: dic
     facts = {"b": 1, "n": 16, "v": value_dim, "lse_grad": True, **lengths}
     most = (2**31 - 1) // (16 * padded)
     for rows, is_refused in ((most, False), (most + 1, True)):
-        calls = calls_of(with_query_rows(backward_spec(case("call", **facts)), rows))
+        calls = variants_of(with_query_rows(backward_spec(case("call", **facts)), rows))
         for call in calls:
-            assert bool(cudnn_rules.reason_against(call, "sm90")) == (is_refused and call.is_packed)
+            assert bool(cudnn_rules.variant_reason(call, "sm90")) == (is_refused and call.is_packed)
         assert {call.head_dim_v for call in calls if call.is_packed} == {padded}
 
 
@@ -240,8 +240,8 @@ def test_packed_offsets_fit_in_32_bits(value_dim: int, padded: int, lengths: dic
     ids=str,
 )
 def test_what_goes_in_pages(facts: dict[str, Any], reason: str):
-    (call,) = calls_of(paged(s=48, alignment="bottom_right", **facts))
-    found = cudnn_rules.reason_against(call, "sm90")
+    (call,) = variants_of(paged(s=48, alignment="bottom_right", **facts))
+    found = cudnn_rules.variant_reason(call, "sm90")
     assert bool(found) == bool(reason) and reason in str(found or "")
 
 
@@ -256,17 +256,17 @@ def test_what_goes_in_pages(facts: dict[str, Any], reason: str):
 )  # fmt: skip
 def test_only_a_plain_single_query_is_left_unpacked(facts: dict[str, Any], is_first: bool):
     """Another kernel multiplies by what stands past a length, which is cleared for it."""
-    calls = calls_of(spec(**{"t": 1, "kv_lengths": (1.0, 0.5)} | facts))
+    calls = variants_of(spec(**{"t": 1, "kv_lengths": (1.0, 0.5)} | facts))
     assert (calls[0].decodes, calls[0].is_packed) == (is_first, not is_first)
     assert any(call.decodes for call in calls) == is_first
 
 
 def test_arrays_by_row():
     """Integers count, which cuDNN does not do itself; those by head alone do not."""
-    (call, *_) = calls_of(backward_spec(case("call")))
+    (call, *_) = variants_of(backward_spec(case("call")))
     mods = {"node_arrays": "f 1 8 1 1, i 2 1 256 1, f 1 1 256 1", "score_nodes": "f0 = tanh x"}
     reasons = {
-        (arch, arrays): cudnn_rules.reason_against(
+        (arch, arrays): cudnn_rules.variant_reason(
             replace(call, **mods | {"node_arrays": mods["node_arrays"] + arrays}), arch
         )
         for arch in ("sm80", "sm90", "sm120")
@@ -276,7 +276,7 @@ def test_arrays_by_row():
     for arch in ("sm80", "sm120"):
         assert "room for 0" in str(reasons[arch, ""])
     forward = replace(call, backward=False, **mods)
-    assert not cudnn_rules.reason_against(forward, "sm80")
+    assert not cudnn_rules.variant_reason(forward, "sm80")
 
 
 def with_query_rows(spec: AttentionSpec, rows: int) -> AttentionSpec:
@@ -288,7 +288,7 @@ def with_query_rows(spec: AttentionSpec, rows: int) -> AttentionSpec:
 @pytest.mark.parametrize(("scale", "expected"), [(0.5, 0.5), (-0.5, 0.5), (0.0, 1.0)])
 def test_cudnn_is_asked_for_positive_scales(scale: float, expected: float):
     for direction in (forward_spec, backward_spec):
-        for call in calls_of(direction(case("call", scale=scale))):
+        for call in variants_of(direction(case("call", scale=scale))):
             assert call.scale == expected
 
 
@@ -299,7 +299,7 @@ def test_value_may_be_padded_to_wide_heads(dims: tuple[int, int], expected: int)
     """In a backward pass alone, where known_bad.cc refuses the call without."""
     h, v = dims
     for direction in (forward_spec, backward_spec):
-        calls = calls_of(direction(case("call", h=h, v=v)))
+        calls = variants_of(direction(case("call", h=h, v=v)))
         packed = [call.head_dim_v for call in calls if call.is_packed]
         assert packed == ([v, expected] if calls[0].backward and expected > v else [v])
         dense = [call.head_dim_v for call in calls if not call.is_packed]
@@ -325,8 +325,8 @@ def test_backward_may_run_what_forward_may_not():
 
 
 def test_backward_needs_no_sinks():
-    assert calls_of(spec(sinks=1))[0].has_sinks
-    assert not calls_of(backward_spec(case("call", sinks=1)))[0].has_sinks
+    assert variants_of(spec(sinks=1))[0].has_sinks
+    assert not variants_of(backward_spec(case("call", sinks=1)))[0].has_sinks
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch import explain
-from attn_dispatch.cudnn.call import MOST_ARRAYS, MOST_NODES, calls_of, nodes_of
+from attn_dispatch.cudnn.call import MAX_NODE_ARRAYS, MAX_NODES, nodes_of, variants_of
 from attn_dispatch.devices import native as native_libraries
 from attn_dispatch.reason import Reason
 from attn_dispatch_tools.verify.sizes import case
@@ -59,7 +59,7 @@ def test_many_arrays_are_planned():
     assert reasons(with_arrays(28)) == ()
     spec = PlanCase(case("arrays", n=8, k=8), score_mod=with_arrays(40)).spec("forward")
     native = native_libraries.load(native_libraries.CUDA)
-    operands, _ = native.buffers(asdict(calls_of(spec)[0]))
+    operands, _ = native.buffers(asdict(variants_of(spec)[0]))
     assert len(operands) == 3 + 40
 
 
@@ -67,7 +67,7 @@ def test_many_arrays_are_planned():
 @pytest.mark.parametrize("count", [257, 1000])
 def test_what_no_graph_holds_is_a_reason(count: int):
     (reason,) = reasons(with_operations(count))
-    most = f"a graph of cuDNN's holds at most {MOST_NODES}"
+    most = f"a graph of cuDNN's holds at most {MAX_NODES}"
     assert str(reason) == f"mods: {count:,} operations, and {most}"
 
 
@@ -76,7 +76,8 @@ def test_what_no_graph_holds_is_a_reason(count: int):
 def test_more_arrays_than_cudnn_runs_are_a_reason(count: int):
     (reason,) = reasons(with_arrays(count))
     assert (
-        str(reason) == f"mods: {count:,} arrays, and a graph of cuDNN's holds at most {MOST_ARRAYS}"
+        str(reason)
+        == f"mods: {count:,} arrays, and a graph of cuDNN's holds at most {MAX_NODE_ARRAYS}"
     )
 
 
@@ -91,5 +92,5 @@ def test_what_cudnn_finds_too_large_is_a_reason():
 def test_an_array_that_nobody_needs_is_not_passed():
     spec = PlanCase(case("in vain", n=8, k=8), score_mod=reads_in_vain).spec("forward")
     nodes = nodes_of(spec, packed=False)
-    assert not isinstance(nodes, str) and nodes.outside == ()
+    assert not isinstance(nodes, str) and nodes.arrays == ()
     assert reasons(reads_in_vain) == ()

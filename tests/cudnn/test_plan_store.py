@@ -226,7 +226,7 @@ def test_a_full_disk(monkeypatch, folder, caplog):
 
 def test_it_is_bounded(folder, monkeypatch):
     """Who was used last stays, an eighth of the files goes at once, and what nobody finished."""
-    monkeypatch.setattr(plan_store, "MOST_FILES", 8)
+    monkeypatch.setattr(plan_store, "MAX_FILES", 8)
     folder.mkdir()
     now = time.time()
     for age in range(8):
@@ -248,30 +248,30 @@ def test_it_is_bounded(folder, monkeypatch):
 def test_a_full_folder_costs_a_write_no_look_at_each_file(folder, monkeypatch):
     """The 4,096 files are listed; none is asked for its time until one of them must go."""
     folder.mkdir()
-    for number in range(plan_store.MOST_FILES - 1):
+    for number in range(plan_store.MAX_FILES - 1):
         (folder / f"{number}.plan").touch()
     looked_at: list[Any] = []
     monkeypatch.setattr(plan_store, "_last_used", lambda x: (looked_at.append(x), 0.0)[1])
     written = [folder / f"{'a' * 60}{x}.plan" for x in "bcd"]
     plan_store._write(written[0], "a line")
-    assert looked_at == [] and len(os.listdir(folder)) == plan_store.MOST_FILES
+    assert looked_at == [] and len(os.listdir(folder)) == plan_store.MAX_FILES
     plan_store._write(written[1], "a line")
-    assert len(looked_at) == plan_store.MOST_FILES
-    assert len(os.listdir(folder)) == plan_store.MOST_FILES * 7 // 8 and written[1].exists()
+    assert len(looked_at) == plan_store.MAX_FILES
+    assert len(os.listdir(folder)) == plan_store.MAX_FILES * 7 // 8 and written[1].exists()
     plan_store._write(written[2], "a line")
-    assert len(looked_at) == plan_store.MOST_FILES, "the next writes look at none again"
-    assert plan_store._not_kept.keys().isdisjoint(written)
+    assert len(looked_at) == plan_store.MAX_FILES, "the next writes look at none again"
+    assert plan_store._write_failures.keys().isdisjoint(written)
 
 
 WRITER = """
 import sys
 from pathlib import Path
 from attn_dispatch.cudnn import plan_store
-plan_store.MOST_FILES = 16
+plan_store.MAX_FILES = 16
 sys.stdin.readline()
 for number in range(200):
     plan_store._write(Path(sys.argv[1]) / f"{sys.argv[2]}-{number}.plan", "x" * 1000)
-print(plan_store.not_kept(), flush=True)
+print(plan_store.write_failures(), flush=True)
 """
 
 
@@ -347,7 +347,7 @@ backend = library.find().backend
 plan_store.plan(backend, call(1), SM90)
 room = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, room[1]))
-print(plan_store.plan(backend, call(2), SM90)[1], plan_store.not_kept())
+print(plan_store.plan(backend, call(2), SM90)[1], plan_store.write_failures())
 resource.setrlimit(resource.RLIMIT_FSIZE, room)
 print(plan_store.plan(backend, call(3), SM90)[1], os.listdir(sys.argv[1]))
 """

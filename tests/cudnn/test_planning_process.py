@@ -251,7 +251,7 @@ class Silent:
 
 def test_what_it_logs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """cuDNN may be set to log all it does to stderr."""
-    monkeypatch.setattr(helper, "_KEPT", 1000)
+    monkeypatch.setattr(helper, "_MAX_STDERR", 1000)
     script = tmp_path / "talker.py"
     script.write_text(
         "import sys\nfor line in sys.stdin:\n"

@@ -17,7 +17,7 @@ import pytest
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn import library as cudnn_library
-from attn_dispatch.cudnn.call import CudnnCall, calls_of
+from attn_dispatch.cudnn.call import CudnnCall, variants_of
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
@@ -104,7 +104,7 @@ def spec_for(case: Case, direction: str) -> tuple[AttentionSpec, dict[str, Any]]
 )
 def test_strides(case: Case, direction: str):
     spec, arrays = spec_for(case, direction)
-    call = calls_of(spec)[0]
+    call = variants_of(spec)[0]
     made = cudnn_arrays.backward_operands if call.backward else cudnn_arrays.forward_operands
     shapes = cudnn_arrays.backward_shapes if call.backward else cudnn_arrays.forward_shapes
     operands = jax.eval_shape(lambda x: made(spec, call, x), arrays)

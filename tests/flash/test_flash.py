@@ -23,7 +23,7 @@ from attn_dispatch import target as planning_for
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
 from attn_dispatch.flash import clear_rows, kernels, library, rules
-from attn_dispatch.flash.generations import THREE, TWO
+from attn_dispatch.flash.generations import FA2, FA3
 from attn_dispatch.reason import Reason
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case, spec_of
@@ -70,7 +70,7 @@ def takes(case: Case) -> bool:
 def takes_two(case: Case) -> bool:
     spec = spec_of(case.forward_options(), case.avals())
     spec = spec.backward(case.backward_options())
-    reasons = rules.not_supported_reasons(spec, library.NAME, TWO, "sm80")
+    reasons = rules.not_supported_reasons(spec, library.NAME, FA2, "sm80")
     return all(x.rule == "dtype" for x in reasons)
 
 
@@ -274,7 +274,7 @@ def test_more_batch_rows_than_a_grid_has_blocks_go_backward_in_parts():
 
 def test_a_library_that_cannot_be_loaded_is_a_reason(monkeypatch, tmp_path):
     """Such as one for another CUDA, on a machine with a GPU."""
-    (tmp_path / THREE.library).write_text("not a library")
+    (tmp_path / FA3.library).write_text("not a library")
     monkeypatch.setattr(library, "_folder", lambda: tmp_path)
     here = replace(SM90, is_present=True)
     assert "dew-flash-attn's library cannot be loaded: " in flash.unusable_reason(here)

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from attn_dispatch.cudnn import arrays, rules
-from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices import native as native_libraries
 from attn_dispatch_tools.verify import draws
 from tests.fuzz.child import DRAWS, outcomes
@@ -46,7 +46,7 @@ def test_sizes_are_those_of_the_arrays_that_are_passed(direction: str):
     for label, spec in specs.items():
         if rules.not_supported_reasons(spec):
             continue
-        call = calls_of(spec)[seen % len(calls_of(spec))]
+        call = variants_of(spec)[seen % len(variants_of(spec))]
         operands, results = native.buffers(vars(call))
         avals = {x.name: jax.ShapeDtypeStruct(x.shape, x.dtype) for x in spec.operands}
         of = arrays.backward_operands if direction == "backward" else arrays.forward_operands

@@ -13,7 +13,7 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import cudnn
-from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.flash import clear_rows
 from attn_dispatch_tools.verify.case import spec_of
@@ -38,7 +38,7 @@ def call_directly(operands=None, out=None, workspace_bytes=1 << 20, **changes):
     """The forward custom call with something about it changed."""
     spec = spec_of(CASE.forward_options(needs_lse=False), CASE.operands())
     q, k, v = arrays() if operands is None else operands
-    attributes = cudnn._ffi_attributes(calls_of(spec)[0])
+    attributes = cudnn._ffi_attributes(variants_of(spec)[0])
     results = [
         jax.ShapeDtypeStruct((CASE.b, CASE.t, CASE.n, CASE.v) if out is None else out, q.dtype),
         jax.ShapeDtypeStruct((workspace_bytes,), jnp.uint8),
@@ -74,7 +74,7 @@ def test_operands_and_results_are_counted_apart():
     """Three operands and two results are as many as four and one."""
     q, k, v = arrays()
     spec = spec_of(CASE.forward_options(needs_lse=False), CASE.operands())
-    attributes = cudnn._ffi_attributes(calls_of(spec)[0])
+    attributes = cudnn._ffi_attributes(variants_of(spec)[0])
     cudnn.register()
     out = jax.ShapeDtypeStruct(q.shape, q.dtype)
     workspace = jax.ShapeDtypeStruct((1 << 20,), jnp.uint8)

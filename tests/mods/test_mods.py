@@ -196,7 +196,7 @@ def test_each_key_has_a_copy_of_a_learned_table(mapped: bool, monkeypatch: pytes
     copies = f"{4 if mapped else ''}x{S}x{N}x8xf32".removeprefix("x")
     gradient, text = found()
     assert copies in text
-    monkeypatch.setattr("attn_dispatch.semantics.mods._MOST_COPIED", S * N * 8 - 1)
+    monkeypatch.setattr("attn_dispatch.semantics.mods._MAX_COPIED_ELEMENTS", S * N * 8 - 1)
     expected, text = found()
     assert copies not in text
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)

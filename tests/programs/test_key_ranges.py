@@ -9,7 +9,7 @@ import pytest
 
 from attn_dispatch import mods
 from attn_dispatch.programs.key_ranges import Number, key_range
-from attn_dispatch.programs.program import Program
+from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.programs.tracing import trace
 
 PREFIX = jnp.array([3, 6])
@@ -57,7 +57,7 @@ MASKS = {
 }  # fmt: skip
 
 
-def traced(function) -> tuple[Program, tuple[jax.Array, ...]]:
+def traced(function) -> tuple[ModProgram, tuple[jax.Array, ...]]:
     mod = trace("mask_mod", function, (), "float32")
     return mod.program, mod.arrays
 

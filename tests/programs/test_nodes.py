@@ -14,9 +14,9 @@ from attn_dispatch import explain, mods
 from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.factor import without_factor
 from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
-from attn_dispatch.programs.nodes import HeadSlopes, Read, RowKeys
+from attn_dispatch.programs.nodes import HeadSlopes, NodeArray, RowKeys
 from attn_dispatch.programs.tracing import trace
-from attn_dispatch.semantics.mods import outside
+from attn_dispatch.semantics.mods import xla_array
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case
@@ -43,7 +43,7 @@ def test_nodes_compute_what_the_function_does(case: Case):
     rng, (n, t, s) = np.random.default_rng(7), (case.n, case.t, case.s)
     length = max(case.s - 1, 1)
     band = (None, 0) if case.is_causal else (None, None)
-    pairs = Pairs(lengths=(t, s), band=band, has_own_lengths=True)
+    pairs = Pairs(lengths=(t, s), band=band, has_runtime_lengths=True)
     alibi = Alibi(0, is_one_sided=case.is_causal) if case.alibi else None
     rules = ScoreRules(case.soft_cap, score_mod, alibi, mask_mod)
     kernel = kernel_program(rules, pairs, is_backward=True)
@@ -64,7 +64,7 @@ def test_nodes_compute_what_the_function_does(case: Case):
         assert isinstance(mask_mod, DrawnMaskMod)
         may = may & mask_mod.may_attend(places, arrays_of("mask_mod", operands))
     known: dict[str, Any] = {"x": x, "g": g, "t": places.t, "s": places.s}
-    known |= {f"o{i}": array_of(case, y, length) for i, y in enumerate(kernel.outside)}
+    known |= {f"o{i}": array_of(case, y, length) for i, y in enumerate(kernel.arrays)}
     bent = np.tanh(x / case.soft_cap) if case.soft_cap else np.zeros(1)
     capped = case.soft_cap * bent if case.soft_cap else x
     score, slope, _ = score_mod.modified(capped, may, places, arrays_of("score_mod", operands))
@@ -88,7 +88,7 @@ def test_nodes_compute_what_the_function_does(case: Case):
         np.testing.assert_allclose(again[may], found[may], rtol=1e-5, atol=1e-5)
 
 
-def array_of(case: Case, made: Read, length: int) -> np.ndarray:
+def array_of(case: Case, made: NodeArray, length: int) -> np.ndarray:
     """What XLA makes of the case's arrays, for one batch row whose sequence is that long."""
     if isinstance(made, HeadSlopes):
         return case.operands()["alibi_slopes"][:1, :, None, None].astype(np.float64)
@@ -106,7 +106,7 @@ def array_of(case: Case, made: Read, length: int) -> np.ndarray:
         jnp.zeros(1, jnp.int32), jnp.array([[b]]), n + jnp.arange(case.n)[None],
         jnp.arange(case.t)[None], jnp.arange(case.s)[None],
     )  # fmt: skip
-    found = outside(made, indices, [jnp.asarray(x[:1]) for x in arrays_of(made.mod, operands)])
+    found = xla_array(made, indices, [jnp.asarray(x[:1]) for x in arrays_of(made.mod, operands)])
     return np.asarray(found).astype(np.float64 if made.dtype == "float32" else np.int32)
 
 
@@ -117,7 +117,7 @@ def test_soft_cap_and_alibi(is_one_sided: bool, first_row: int):
     rules = ScoreRules(soft_cap=3.0, alibi=Alibi(2, is_one_sided))
     pairs = Pairs((10, 12), first_row=first_row)
     kernel = kernel_program(rules, pairs, is_backward=True)
-    assert isinstance(kernel, KernelProgram) and kernel.outside == (HeadSlopes(),)
+    assert isinstance(kernel, KernelProgram) and kernel.arrays == (HeadSlopes(),)
     assert kernel.forward == kernel_program(rules, pairs, is_backward=False).forward
     rng = np.random.default_rng(3)
     x, g = rng.standard_normal((2, 1, 4, 10 - first_row, 12))
@@ -252,12 +252,12 @@ def test_a_masks_border_and_the_lengths_are_one_array():
 
     mask_mod = trace("mask_mod", prefix, (jnp.zeros(2, jnp.int32),), "float32").program
     score_mod = trace("score_mod", lambda x, b, n, t, s: jnp.tanh(x), (), "float32").program
-    pairs = Pairs((256, 192), band=(5, None), has_own_lengths=True)
+    pairs = Pairs((256, 192), band=(5, None), has_runtime_lengths=True)
     rules = ScoreRules(score_mod=score_mod, mask_mod=mask_mod)
     backward = kernel_program(rules, pairs, is_backward=True)
     assert isinstance(backward, KernelProgram)
-    (array,) = backward.outside
+    (array,) = backward.arrays
     assert isinstance(array, RowKeys) and array.which == "end" and array.border is not None
     forward = kernel_program(rules, pairs, is_backward=False)
     assert isinstance(forward, KernelProgram)
-    assert forward.outside == (array.border,)
+    assert forward.arrays == (array.border,)

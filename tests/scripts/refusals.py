@@ -82,7 +82,7 @@ def drawn(seed: int, count: int, *, mods: bool) -> list[Case]:
     return [x for x in cases if mods or not (x.score_mod or x.mask_mod)][:count]
 
 
-def calls_of(case: Case) -> list[AttentionSpec]:
+def variants_of(case: Case) -> list[AttentionSpec]:
     """The forward call of a case and, where gradients are wanted, the backward call."""
     operands = case.avals()
     # As verify/calls.py asks for it, and primitive.py: a residual where gradients are wanted.
@@ -101,7 +101,7 @@ def count(cases: list[Case], device: Device) -> Count:
     (implementation,) = (x for x in select.IMPLEMENTATIONS if x.PLATFORM == device.platform)
     result = Count()
     for case in cases:
-        considered = [select.consider(implementation, spec, device) for spec in calls_of(case)]
+        considered = [select.consider(implementation, spec, device) for spec in variants_of(case)]
         against = [bool(reasons) for reasons, _ in considered]
         why = {_general(reason) for _, chain in considered for reason in chain.reasons}
         result.calls += 1

@@ -15,7 +15,7 @@ from attn_dispatch import dot_product_attention, dropout_mask, explain, xla
 from attn_dispatch import ragged_dot_product_attention as ragged
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.core import select
-from attn_dispatch.reason import stated
+from attn_dispatch.reason import reason_from_sentence
 from attn_dispatch.xla.dropout import dropout_head_keys, dropout_keep_mask
 
 
@@ -161,7 +161,7 @@ class _Other:
         del device
         found = ["tells no masks"] * spec.options.needs_keep
         found += [self.refused] * bool(self.refused and self.refused in str(spec))
-        return tuple(stated(self.NAME, x) for x in found)
+        return tuple(reason_from_sentence(self.NAME, x) for x in found)
 
     def forward(self, spec, device, operands):
         self.ran.append("forward")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch.semantics.live import Live, each_query_attends
+from attn_dispatch.semantics.real_rows import RealRows, each_query_attends
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.reference import allowed, segment_ids
 from attn_dispatch_tools.verify.small_cases import CASES
@@ -37,7 +37,7 @@ EDGES = (
 def test_live_rows(case: Case):
     operands: dict[str, Any] = case.operands()
     options = case.forward_options()
-    live = Live.of(spec_of(options, operands), {x: jnp.asarray(y) for x, y in operands.items()})
+    live = RealRows.of(spec_of(options, operands), {x: jnp.asarray(y) for x, y in operands.items()})
     may = allowed(options, operands)
     is_sure = each_query_attends(spec_of(options, operands))
     if "bias" in operands:
@@ -83,7 +83,7 @@ def test_a_row_of_nan_biases_is_live():
     bias = np.array(operands["bias"])
     bias[0, 1, 3], bias[0, 2, 4] = np.nan, -np.inf
     operands["bias"] = bias
-    live = Live.of(
+    live = RealRows.of(
         spec_of(case.forward_options(), operands), {x: jnp.asarray(y) for x, y in operands.items()}
     )
     assert live.queries is not None

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.semantics.invalid_values import invalid_queries
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
-from attn_dispatch.semantics.wrong import wrong_queries
 from attn_dispatch.xla.blocks import Block
 from attn_dispatch_tools.verify.reference import Operands, segment_ids
 from attn_dispatch_tools.verify.reference import allowed as reference_allowed
-from attn_dispatch_tools.verify.reference import wrong_queries as wrong_by_reference
+from attn_dispatch_tools.verify.reference import invalid_queries as wrong_by_reference
 
 BATCH = 2
 
@@ -41,7 +41,7 @@ def wrong_of(options: AttentionOptions, operands: Operands) -> np.ndarray:
     arrays = {name: jnp.asarray(x) for name, x in operands.items()}
     spec = AttentionSpec.of([arrays[name] for name in options.operands], options)
     with jax.numpy_rank_promotion("raise"):
-        wrong = wrong_queries(spec, arrays)
+        wrong = invalid_queries(spec, arrays)
     return np.broadcast_to(False if wrong is None else np.asarray(wrong), (BATCH, spec.seq_len_q))
 
 

@@ -41,8 +41,8 @@ def _compute(spec: AttentionSpec, arrays: dict[str, jax.Array]) -> dict[str, jax
 def check(ranges: SequenceRanges) -> None:
     """What holds whatever was given: nothing outside the arrays, no overlap, places agree."""
     for starts, lengths, of_place, live, length in (
-        (ranges.starts_q, ranges.lengths_q, ranges.sequence_of_query, ranges.live_queries, T),
-        (ranges.starts_kv, ranges.lengths_kv, ranges.sequence_of_key, ranges.live_keys, S),
+        (ranges.starts_q, ranges.lengths_q, ranges.sequence_of_query, ranges.real_queries, T),
+        (ranges.starts_kv, ranges.lengths_kv, ranges.sequence_of_key, ranges.real_keys, S),
     ):
         assert starts.shape == lengths.shape and of_place.shape == (B, length) == live.shape
         assert {x.dtype for x in (starts, lengths, of_place)} == {jnp.dtype("int32")}
@@ -155,7 +155,7 @@ def test_nothing_has_two_long_axes():
 
     def compute(ids):
         ranges = SequenceRanges.of(spec, {x: ids for x in operands if x.endswith("_ids")})
-        return ranges.starts_q, ranges.lengths_kv, ranges.live_queries
+        return ranges.starts_q, ranges.lengths_kv, ranges.real_queries
 
     memory = jax.jit(compute).lower(shape).compile().memory_analysis()
     assert memory is not None and memory.temp_size_in_bytes < 64 * length

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch import api, paged, paged_attention
-from attn_dispatch.semantics.query_blocks import QueryBlocks, goes_in_blocks, size_of_blocks
+from attn_dispatch.semantics.query_blocks import QueryBlocks, block_size, fits_query_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
 from attn_dispatch_tools.verify.dice import Dice
 from attn_dispatch_tools.written_calls.json_file import calls_in, each_of
@@ -58,9 +58,11 @@ def drawn(seed: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def results(seed: str, monkeypatch: Any, *, in_blocks: bool, size: int | None = None) -> Any:
     arrays, options = drawn(seed)
-    monkeypatch.setattr(paged, "goes_in_blocks", goes_in_blocks if in_blocks else lambda _: False)
+    monkeypatch.setattr(
+        paged, "fits_query_blocks", fits_query_blocks if in_blocks else lambda _: False
+    )
     if size:
-        monkeypatch.setattr(paged, "size_of_blocks", lambda _: size)
+        monkeypatch.setattr(paged, "block_size", lambda _: size)
     names = [*arrays]
     call = jax.jit(lambda *x: paged_attention(**dict(zip(names, x, strict=True)), **options))
     return [np.asarray(x) for x in call(*arrays.values())]
@@ -118,13 +120,13 @@ def test_which_calls_go_in_blocks():
         return api.spec_of(query=struct((b, t, n, 16), jnp.bfloat16), **pools, **arrays, **options)
 
     slopes: dict[str, Any] = {"alibi_slopes": struct((4,), jnp.float32)}
-    assert goes_in_blocks(spec()) and goes_in_blocks(spec(is_causal=False))
-    assert goes_in_blocks(spec(local_window_size=(5, 0))) and goes_in_blocks(spec(**slopes))
-    assert not goes_in_blocks(spec(is_causal=False, **slopes))
-    assert not goes_in_blocks(spec(is_causal=False, local_window_size=(5, 1)))
-    assert not goes_in_blocks(spec(t=16)) and not goes_in_blocks(spec(b=1))
-    assert not goes_in_blocks(spec(score_mod=lambda score, b, n, t, s: score + t))
-    assert (size_of_blocks(spec()), size_of_blocks(spec(n=2)), size_of_blocks(spec(n=16))) == (
+    assert fits_query_blocks(spec()) and fits_query_blocks(spec(is_causal=False))
+    assert fits_query_blocks(spec(local_window_size=(5, 0))) and fits_query_blocks(spec(**slopes))
+    assert not fits_query_blocks(spec(is_causal=False, **slopes))
+    assert not fits_query_blocks(spec(is_causal=False, local_window_size=(5, 1)))
+    assert not fits_query_blocks(spec(t=16)) and not fits_query_blocks(spec(b=1))
+    assert not fits_query_blocks(spec(score_mod=lambda score, b, n, t, s: score + t))
+    assert (block_size(spec()), block_size(spec(n=2)), block_size(spec(n=16))) == (
         64, 128, 32,
     )  # fmt: skip
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from attn_dispatch.cudnn.call import CudnnCall, calls_of
+from attn_dispatch.cudnn.call import CudnnCall, variants_of
 from attn_dispatch_tools.verify.sizes import case
 from tests.support.backend import forward_spec
 
-PLAIN: CudnnCall = calls_of(forward_spec(case("plain", n=8, k=8), needs_lse=False))[0]
+PLAIN: CudnnCall = variants_of(forward_spec(case("plain", n=8, k=8), needs_lse=False))[0]
 """Forward, bfloat16, [2, 256, 8, 64] all three, and no option."""
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.flash.call import FlashCall, offsets_count
-from attn_dispatch.flash.generations import TWO
+from attn_dispatch.flash.generations import FA2
 
 Arrays = tuple[Any, ...]
 
@@ -80,7 +80,7 @@ def _sequences(call: FlashCall, offsets: Arrays) -> Iterator[tuple[Any, Any, Any
     # Of what belongs to no sequence nothing is computed: its queries have no keys.
     both = (np.diff(of_queries) > 0) & (np.diff(of_keys) > 0)
     assert both.sum() <= call.sequences
-    if call.generation is TWO:  # whose buffers have so many rows for each, gaps or not
+    if call.generation is FA2:  # whose buffers have so many rows for each, gaps or not
         assert np.diff(of_queries).max() <= call.longest_q
         assert np.diff(of_keys).max() <= call.longest_kv
     for i in range(len(of_queries) - 1):

@@ -14,7 +14,7 @@ import pytest
 
 from attn_dispatch import xla
 from attn_dispatch.devices.device import Device
-from attn_dispatch.semantics.wrong import without_wrong_lse
+from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch.xla import blocks
 from attn_dispatch.xla.blocks import Block, BlockSizes, for_each_block
 from attn_dispatch.xla.dropout import dropout_head_keys, dropout_keep_mask
@@ -41,7 +41,7 @@ def call(function: Any, options: Any, operands: Any, device: Device = CPU) -> tu
     assert xla.not_supported_reasons(spec, device) == ()
     given = {name: operands[name] for name in options.operands}
     if spec.is_backward:
-        given = without_wrong_lse(spec, given)  # as core/primitive.py does
+        given = without_nan_lse(spec, given)  # as core/primitive.py does
     results = function(spec, device, given)
     assert [(x.shape, x.dtype) for x in results] == [(x.shape, x.dtype) for x in spec.results]
     return results

@@ -69,7 +69,9 @@ def main(args: argparse.Namespace) -> None:
             f"error: only cuDNN plans ahead, and this is {device}; name a --target like h200"
         )
     if folder is None:
-        raise SystemExit(f"error: {settings.kept_nowhere(plan_store.FOLDER)}: plans are not kept")
+        raise SystemExit(
+            f"error: {settings.why_no_cache_path(plan_store.FOLDER)}: plans are not kept"
+        )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix="begun-"):
@@ -90,7 +92,7 @@ def main(args: argparse.Namespace) -> None:
                 answer, is_planned = _planned(each, device)
             is_refused |= not is_planned
             look.show(_said(name, time.perf_counter() - start, answer), _MARKS)
-    if reasons := plan_store.not_kept():
+    if reasons := plan_store.write_failures():
         raise SystemExit(f"error: not all plans are kept: {'; '.join(reasons)}")
     if is_refused:
         raise SystemExit(1)

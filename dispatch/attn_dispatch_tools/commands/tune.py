@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(f"error: {said(error)}") from error
     kept = winners.winners_file()
     if kept is None:
-        raise SystemExit(f"error: {settings.kept_nowhere(winners.FILE)}: winners are not kept")
+        raise SystemExit(f"error: {settings.why_no_cache_path(winners.FILE)}: winners are not kept")
     if reason := winners.not_writable(kept):
         raise SystemExit(f"error: {reason}")
     try:

@@ -23,8 +23,8 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import Chain, in_parts, rewritten
 from attn_dispatch.core.rewrites.in_parts import InParts, _Division, length_of
 from attn_dispatch.cudnn import arrays as cudnn_arrays
-from attn_dispatch.cudnn.call import calls_of
-from attn_dispatch.semantics.wrong import without_wrong_lse
+from attn_dispatch.cudnn.call import variants_of
+from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
@@ -71,7 +71,7 @@ def chain_of(spec: AttentionSpec, seed: int) -> Chain:
 
 def kernel(spec: AttentionSpec, operands: Arrays) -> Arrays:
     """The call by NumPy, within a compiled program."""
-    call = calls_of(spec)[0]
+    call = variants_of(spec)[0]
     if spec.is_backward:
         given = cudnn_arrays.backward_operands(spec, call, operands)
         shapes, results_of = cudnn_arrays.backward_shapes(call), cudnn_arrays.backward_results
@@ -116,7 +116,7 @@ def judge(case: Case, seed: int, chain_of: Callable[..., Chain] = chain_of) -> s
         found |= set(axes_of(chain))
         given = operands | case.cotangents()
         given |= {name: exact[name].astype(np.float32) for name in ("out", "lse")}
-        results = compute(chain, without_wrong_lse(spec, to_jax(poisoned(spec, given))))
+        results = compute(chain, without_nan_lse(spec, to_jax(poisoned(spec, given))))
         check(spec, results, reference(spec.options, given, keep))
     return found
 

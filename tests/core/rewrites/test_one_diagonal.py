@@ -15,8 +15,8 @@ from attn_dispatch.core.rewrites import one_diagonal
 from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.cudnn import arrays as cudnn_arrays
-from attn_dispatch.cudnn.call import band_of, calls_of
-from attn_dispatch.semantics.wrong import without_wrong_lse
+from attn_dispatch.cudnn.call import band_of, variants_of
+from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.reference import reference
 from tests.cudnn.test_arrays import check, poisoned, rules, to_jax
@@ -60,7 +60,7 @@ def _at_any_price(monkeypatch):
 
 def kernel(spec: AttentionSpec, operands: Any) -> dict[str, Any]:
     assert not rules(spec) and band_of(spec).bottom_right is False
-    call = calls_of(spec)[0]
+    call = variants_of(spec)[0]
     done = run(call, cudnn_arrays.backward_operands(spec, call, operands))
     results = cudnn_arrays.backward_results(spec, call, operands, to_jax(done))
     return dict(zip(spec.result_names, results, strict=True))
@@ -73,7 +73,7 @@ def judge(case: Case) -> AttentionSpec:
     spec = spec_of(case.backward_options(), operands)
     inner = OneDiagonal().inner(spec)
     assert inner is not None
-    given = without_wrong_lse(spec, to_jax(poisoned(spec, operands)))
+    given = without_nan_lse(spec, to_jax(poisoned(spec, operands)))
     results = OneDiagonal().compute(spec, given, Calls(kernel, kernel, kernel))
     in_order = tuple(results[name] for name in spec.result_names)
     check(spec, in_order, reference(spec.options, operands, None))

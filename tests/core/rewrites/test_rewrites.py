@@ -41,15 +41,15 @@ from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
 from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.cudnn import arrays as cudnn_arrays
-from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import CPU
-from attn_dispatch.programs.words import parts
+from attn_dispatch.programs.known_forms import known_form
 from attn_dispatch.reason import Reason
 from attn_dispatch.semantics import mods
+from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
-from attn_dispatch.semantics.wrong import without_wrong_lse
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.drawn_mods import Step
@@ -67,7 +67,7 @@ _WIDE = {"h": 16, "t": 6, "s": 7}
 
 def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
     """The call by NumPy, in the last of the ways to say it in cuDNN's terms."""
-    call = calls_of(spec)[0]
+    call = variants_of(spec)[0]
     if spec.is_backward:
         done = run(call, cudnn_arrays.backward_operands(spec, call, operands))
         results = cudnn_arrays.backward_results(spec, call, operands, to_jax(done))
@@ -111,7 +111,7 @@ def computed(chain: Chain, operands: Operands) -> tuple:
         given = to_jax(operands)
         first = chain.steps[0][1] if chain.steps else chain.spec
         if first.is_backward:
-            given = without_wrong_lse(first, given)  # as core/primitive.py does
+            given = without_nan_lse(first, given)  # as core/primitive.py does
         return chain.compute(given, kernel, by_xla)
 
 
@@ -301,7 +301,7 @@ def _doubled(x: Any, size: int) -> Any:
 
 
 _RIGHT = CallForEachKey.compute
-_OUTSIDE, _DIAGONALS = mods.outside, mods._along_diagonals
+_OUTSIDE, _DIAGONALS = mods.xla_array, mods._along_diagonals
 
 
 def _keys_reversed(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
@@ -332,15 +332,15 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
         lambda _, spec, x, calls: {name: 1 + y for name, y in calls.xla(spec, x).items()},
     ),
     "one key more": (
-        "mask_mod: as lengths", mods, "outside", lambda *given: 1 + _OUTSIDE(*given)
+        "mask_mod: as lengths", mods, "xla_array", lambda *given: 1 + _OUTSIDE(*given)
     ),
     "other slopes": (
-        "score_mod: as alibi", mods, "outside", lambda *given: 2 * _OUTSIDE(*given)
+        "score_mod: as alibi", mods, "xla_array", lambda *given: 2 * _OUTSIDE(*given)
     ),
     "another cap": (
         "score_mod: as logits", mods_as_arguments, "parts_of",
         lambda spec: None if spec.options.score_mod is None
-        else replace(parts(spec.options.score_mod), soft_cap=3.0),
+        else replace(known_form(spec.options.score_mod), soft_cap=3.0),
     ),
     "another diagonal": (
         "score_mod: what it adds", mods, "_along_diagonals",

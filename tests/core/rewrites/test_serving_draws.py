@@ -16,7 +16,7 @@ import pytest
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import Chain, preferred, rewritten
 from attn_dispatch.cudnn import rules
-from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.reason import Reason
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case, spec_of
@@ -34,8 +34,8 @@ def reasons_against(spec: AttentionSpec) -> tuple[Reason, ...]:
     if found := rules.not_supported_reasons(spec):
         return found
     of_calls = [
-        rules.reason_against(call, "sm90", whole_pages=spec.options.whole_pages)
-        for call in calls_of(spec)
+        rules.variant_reason(call, "sm90", whole_pages=spec.options.whole_pages)
+        for call in variants_of(spec)
     ]
     first = of_calls[0]
     return () if first is None or None in of_calls else (first,)

@@ -148,7 +148,7 @@ def test_plans_that_cannot_be_kept_are_an_error(file, folder, capsys, monkeypatc
     # A shape of its own: what the process has planned before is not written again.
     call = {"query": "bfloat16[5,320,4,64]", "key": "query", "value": "query"}
     file.write_text(json.dumps([call]))
-    monkeypatch.setattr(plan_store, "_not_kept", {})
+    monkeypatch.setattr(plan_store, "_write_failures", {})
     monkeypatch.setattr(plan_store.os, "replace", full)
     with pytest.raises(SystemExit, match="not all plans are kept: No space left on device"):
         main(["plan", "--target", "sm90", str(file)])

@@ -153,10 +153,10 @@ def homeless(monkeypatch):
 
 def test_without_a_home_nothing_is_kept(homeless, monkeypatch):
     name = "ATTN_DISPATCH_PLANS"
-    assert settings.kept_at(name, "plans") is None
-    assert settings.kept_nowhere(name) == f"you have no home folder, and no {name}"
+    assert settings.cache_path(name, "plans") is None
+    assert settings.why_no_cache_path(name) == f"you have no home folder, and no {name}"
     monkeypatch.setenv(name, "off")
-    assert settings.kept_nowhere(name) == f"{name}=off"
+    assert settings.why_no_cache_path(name) == f"{name}=off"
     assert aiter_folder.root().is_relative_to(sys.prefix)
 
 

@@ -26,7 +26,7 @@ from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading, writing
 from attn_dispatch.files.locking import locked
-from attn_dispatch.settings import kept_at
+from attn_dispatch.settings import cache_path
 from attn_dispatch.text import said
 
 FILE = "ATTN_DISPATCH_WINNERS"
@@ -168,7 +168,7 @@ def not_writable(file: Path) -> str:
 
 def winners_file() -> Path | None:
     """Where winners are kept, which need not exist; None if they are not."""
-    return kept_at(FILE, "winners.json")
+    return cache_path(FILE, "winners.json")
 
 
 def _kept(file: Path) -> dict[str, Winner] | None:

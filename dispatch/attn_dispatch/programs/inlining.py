@@ -17,10 +17,10 @@ _RULES = {"custom_jvp_call", "custom_vjp_call"}
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint"} | _RULES
 _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 # What JAX adds under shard_map, where one of two arrays is the same on all devices.
-_OF_SHARD_MAP = {"pvary", "pcast"}
+_SHARD_MAP_CASTS = {"pvary", "pcast"}
 
 
-def flat(closed: ClosedJaxpr, *, keeps_rules: bool = False) -> ClosedJaxpr:
+def inlined(closed: ClosedJaxpr, *, keeps_rules: bool = False) -> ClosedJaxpr:
     """The same function of its inputs and, after them, of its constants; what calls do in line.
 
     Loops and branches are flat inside as well.
@@ -46,9 +46,9 @@ def has_constants(jaxpr: Jaxpr) -> bool:
     return any(x.consts or has_constants(x.jaxpr) for x in inner)
 
 
-def is_of_one_device(jaxpr: Jaxpr) -> bool:
+def varies_by_device(jaxpr: Jaxpr) -> bool:
     """Whether it has been traced under shard_map with an array that varies over the devices."""
-    return not _OF_SHARD_MAP.isdisjoint(_operations(jaxpr))
+    return not _SHARD_MAP_CASTS.isdisjoint(_operations(jaxpr))
 
 
 def _operations(jaxpr: Jaxpr) -> Iterator[str]:
@@ -92,24 +92,24 @@ def _evaluate(
 
 def _result(equation: JaxprEqn, given: list[Any], kept: set[str]) -> Sequence[Any]:
     primitive, params = equation.primitive, equation.params
-    if primitive.name in _OF_SHARD_MAP:
+    if primitive.name in _SHARD_MAP_CASTS:
         return given
     if primitive.name in _CALLS - kept:
         inner = next(params[name] for name in _INNER if name in params)
         (inner,) = _jaxprs(inner)
         return _evaluate(inner.jaxpr, inner.consts, given, kept, is_called=True)
     if primitive.name not in kept:
-        params = {name: _flat_inside(x, bool(kept)) for name, x in params.items()}
+        params = {name: _inlined_inside(x, bool(kept)) for name, x in params.items()}
     results = primitive.bind(*given, **primitive.get_bind_params(params))
     return results if primitive.multiple_results else [results]
 
 
-def _flat_inside(value: Any, keeps_rules: bool) -> Any:
+def _inlined_inside(value: Any, keeps_rules: bool) -> Any:
     """A parameter of a loop or a branch, if it is a function, flat."""
     if isinstance(value, ClosedJaxpr) and not value.consts:
-        return flat(value, keeps_rules=keeps_rules)
+        return inlined(value, keeps_rules=keeps_rules)
     if type(value) is tuple:
-        return tuple(_flat_inside(x, keeps_rules) for x in value)
+        return tuple(_inlined_inside(x, keeps_rules) for x in value)
     return value
 
 

@@ -5,6 +5,6 @@ from __future__ import annotations
 from attn_dispatch.warning import AttentionConventionWarning, warn_once
 
 
-def say(message: str) -> None:
+def warn_of_difference(message: str) -> None:
     """Say what a framework asks for that has no counterpart here."""
     warn_once(message, AttentionConventionWarning)

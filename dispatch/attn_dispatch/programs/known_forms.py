@@ -10,9 +10,9 @@ from typing import Literal as OneOf
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-from attn_dispatch.programs.flat import flat
-from attn_dispatch.programs.nodes import COMPARISONS, Outside
-from attn_dispatch.programs.program import INDICES, Program, dependence
+from attn_dispatch.programs.inlining import inlined
+from attn_dispatch.programs.nodes import COMPARISONS, XlaArray
+from attn_dispatch.programs.program import INDICES, ModProgram, dependence
 
 Distance = OneOf["|t - s|", "t - s", "s - t"]
 _LEAST_CAP = 2.0**-100
@@ -20,10 +20,10 @@ _OPPOSITE: dict[Distance, Distance] = {"t - s": "s - t", "s - t": "t - s"}
 
 
 @dataclass(frozen=True)
-class Slopes:
+class AlibiSlopes:
     """score - slopes * |t - s|."""
 
-    values: Outside
+    values: XlaArray
     """Of batch row and head."""
     sign: int
     """-1 where the slopes are the opposites of those values."""
@@ -32,7 +32,7 @@ class Slopes:
 
 
 @dataclass(frozen=True)
-class Parts:
+class KnownForm:
     """A score_mod that adds something to the score, or to the score after a soft cap."""
 
     soft_cap: float | None
@@ -40,14 +40,14 @@ class Parts:
     """Whether anything is added."""
     dtype: str | None = None
     """Of the numbers that are added, where they were converted from a narrower one."""
-    slopes: Slopes | None = None
+    slopes: AlibiSlopes | None = None
     """What is added, if it is ALiBi alone."""
 
 
 class _Reading:
     """Looks up how each value of a program is made."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ModProgram) -> None:
         self.jaxpr, self._consts = program.body.jaxpr, program.body.consts
         self.depends = dependence(program)
         self._made_by = {out: x for x in self.jaxpr.eqns for out in x.outvars}
@@ -65,7 +65,7 @@ class _Reading:
         made = self.made_by(x, "convert_element_type") if sign > 0 else None
         return None if made is None else _dtype(made.invars[0]).name
 
-    def slopes(self, sign: int, x: Var | Literal) -> Slopes | None:
+    def slopes(self, sign: int, x: Var | Literal) -> AlibiSlopes | None:
         """Those of ALiBi, if that is added, or taken off."""
         while (made := self.made_by(x, "convert_element_type")) and _is_float32(made):
             x = made.invars[0]  # of a weak type
@@ -74,14 +74,14 @@ class _Reading:
             which = self.distance(distance)
             if which and (isinstance(slopes, Literal) or self.depends[slopes] <= {"b", "n"}):
                 sign = sign if which == "s - t" else -sign
-                return Slopes(self._outside(slopes), sign, which != "|t - s|")
+                return AlibiSlopes(self._outside(slopes), sign, which != "|t - s|")
         return None
 
     def soft_cap(self, x: Var | Literal) -> float | None:
         """cap, if x is cap * tanh(score / cap)."""
         times = self._by_number(x, "mul")
-        bent = times and self.made_by(times[0], "tanh")
-        inside = bent and self._by_number(bent.invars[0], "mul", "div")
+        tanh = times and self.made_by(times[0], "tanh")
+        inside = tanh and self._by_number(tanh.invars[0], "mul", "div")
         if not times or not inside or inside[0] != self.jaxpr.invars[0]:
             return None
         cap = times[1]
@@ -105,12 +105,12 @@ class _Reading:
                     return "s - t"
         return None
 
-    def _outside(self, x: Var | Literal) -> Outside:
+    def _outside(self, x: Var | Literal) -> XlaArray:
         """A value that does not depend on the score, as a function of its own."""
         alone = self.jaxpr.replace(invars=self.jaxpr.invars[1:], outvars=[x])
-        body = flat(ClosedJaxpr(alone, self._consts))
+        body = inlined(ClosedJaxpr(alone, self._consts))
         axes = "".join(y for y in INDICES if isinstance(x, Var) and y in self.depends[x])
-        return Outside(body, str(body.jaxpr), "score_mod", axes, "float32")
+        return XlaArray(body, str(body.jaxpr), "score_mod", axes, "float32")
 
     def _position(self, x: Var | Literal) -> str | None:
         while (made := self.made_by(x, "convert_element_type")) and _keeps_positions(made):
@@ -149,7 +149,7 @@ def _keeps_positions(equation: JaxprEqn) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def parts(program: Program) -> Parts | None:
+def known_form(program: ModProgram) -> KnownForm | None:
     """What a score_mod does to the score; None where that is something else."""
     reading = _Reading(program)
     x, added = reading.jaxpr.outvars[0], list[tuple[int, Var | Literal]]()
@@ -168,13 +168,13 @@ def parts(program: Program) -> Parts | None:
         if cap is None:
             return None
     if len(added) != 1:
-        return Parts(cap, bool(added))
+        return KnownForm(cap, bool(added))
     (one,) = added
-    return Parts(cap, True, reading.narrow_dtype(*one), reading.slopes(*one))
+    return KnownForm(cap, True, reading.narrow_dtype(*one), reading.slopes(*one))
 
 
 @lru_cache(maxsize=1024)
-def goes_by_distance(program: Program) -> bool:
+def depends_on_distance_alone(program: ModProgram) -> bool:
     """Whether t and s have a part in the result by their difference alone."""
     reading = _Reading(program)
     takes_score = len(reading.jaxpr.invars) > len(INDICES) + len(program.arrays)
@@ -194,7 +194,7 @@ def goes_by_distance(program: Program) -> bool:
     return isinstance(out, Var) and kinds.get(out) == "distance"
 
 
-def is_sum_with_score(program: Program) -> bool:
+def is_sum_with_score(program: ModProgram) -> bool:
     """Whether the result is the score and something that does not depend on it."""
-    found = parts(program)
+    found = known_form(program)
     return found is not None and found.soft_cap is None

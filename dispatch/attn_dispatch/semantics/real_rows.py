@@ -1,6 +1,7 @@
-"""Which query rows attend to any key, and which keys are of a sequence that has queries.
+"""Real rows: queries that attend to some key, and keys of a sequence that has queries.
 
-Kernels leave unspecified what they compute elsewhere; there out and gradients are 0, lse -inf.
+All other rows are padding rows. Kernels leave their results unspecified; here their output and
+gradients are 0 and their lse is -inf.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from attn_dispatch.semantics.row_ids import is_packed
 
 
 @dataclass(frozen=True)
-class Live:
-    """Rows that count, None where all do."""
+class RealRows:
+    """Masks of the real rows; None where all rows are real."""
 
     queries: jax.Array | None
     """bool [1|B, 1|N, T]."""
@@ -29,21 +30,21 @@ class Live:
     """bool [B, S]."""
 
     @staticmethod
-    def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Live:
-        """By lengths, sequences and window, and by mask and bias, which are read once for it."""
-        queries, keys = within_reach(spec, operands)
+    def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> RealRows:
+        """From lengths, sequences, window, mask and bias; mask and bias are read once for it."""
+        queries, keys = real_rows_by_position(spec, operands)
         by_scores = _by_scores(spec, operands)
         if by_scores is not None:
-            return Live(by_scores, keys)
-        return Live(None if queries is None else queries[:, None], keys)
+            return RealRows(by_scores, keys)
+        return RealRows(None if queries is None else queries[:, None], keys)
 
 
-def within_reach(
+def real_rows_by_position(
     spec: AttentionSpec, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Live queries, bool [1|B, T], and keys, [B, S], by lengths, sequences and window alone.
+    """Real queries, bool [1|B, T], and keys, [B, S], from lengths, sequences and window alone.
 
-    With segment ids, of a call that has max_segments.
+    Segment ids need max_segments.
     """
     has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
     if not has_lengths and not is_packed(spec):
@@ -60,7 +61,7 @@ def within_reach(
 def _attends(
     spec: AttentionSpec, position: jax.Array, length_q: jax.Array, length_kv: jax.Array
 ) -> jax.Array:
-    """Whether the query at this position of its sequence has a key between its window's ends."""
+    """Whether the query at this position of its sequence has a key inside its window."""
     left, right = spec.band
     diagonal = position + (length_kv - length_q if _is_bottom_right(spec) else 0)
     first = jnp.int32(0) if left is None else jnp.maximum(diagonal - left, 0)
@@ -71,19 +72,19 @@ def _attends(
 
 
 def each_query_attends(spec: AttentionSpec) -> bool:
-    """Whether each query is known, before the call is run, to attend to some key.
+    """Whether every query attends to some key whatever the arrays hold.
 
-    Then no lse is -inf, unless scores are: products of query and key beyond float32's range.
+    Then no lse is -inf, unless products of query and key exceed float32's range.
     """
-    return set(features_of(spec)) <= _LEAVE_ALL_ROWS and _reaches_all_rows(spec)
+    return set(features_of(spec)) <= _NO_PADDING_ROWS and _reaches_all_rows(spec)
 
 
-_LEAVE_ALL_ROWS = {"causality and windows", "dropout", "the gradient of lse", "the row maximum"}
-"""Features of a call that take no query all its keys, if its window does not."""
+_NO_PADDING_ROWS = {"causality and windows", "dropout", "the gradient of lse", "the row maximum"}
+"""Features that make no query a padding row, unless the window does."""
 
 
 def _by_band(spec: AttentionSpec) -> jax.Array | None:
-    """By the window of a call whose rows are all of full length; None if all rows see a key."""
+    """Real queries of a call without lengths, from its window; None if all queries see a key."""
     if _reaches_all_rows(spec):
         return None
     t, s = spec.seq_len_q, spec.seq_len_kv
@@ -104,13 +105,13 @@ def _is_bottom_right(spec: AttentionSpec) -> bool:
 
 
 def _by_scores(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:
-    """By mask and bias, read once; None without them."""
+    """Real queries by mask and bias, which are read once; None without either."""
     if not spec.has("mask") and not spec.has("bias"):
         return None
     positions = Positions.of(spec, operands)
     may_attend = allowed(spec, operands, positions)
     if spec.has("bias"):
-        # NaN takes no pair out: it has to be seen in the results.
+        # NaN does not hide a pair: it has to appear in the results.
         is_in = operands["bias"] != -jnp.inf
         may_attend = is_in if may_attend is None else may_attend & is_in
     assert may_attend is not None
@@ -119,7 +120,7 @@ def _by_scores(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Ar
 
 
 def _pick(per_sequence: jax.Array, sequence: jax.Array) -> jax.Array:
-    """The value of each place's sequence, [B, L]; anything where it has none."""
+    """The value of each place's sequence, [B, L]; unspecified for places in no sequence."""
     return jnp.take_along_axis(per_sequence, jnp.maximum(sequence - 1, 0), axis=1)
 
 
