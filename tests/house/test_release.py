@@ -69,7 +69,7 @@ PURE = dict.fromkeys(
         ({"attn_dispatch/x.pyc": ""}, ["stray file attn_dispatch/x.pyc"]),
         ({"attn_dispatch/_cuda.cpython-311-x86_64-linux-gnu.so": ""},
          ["compiled: attn_dispatch/_cuda.cpython-311-x86_64-linux-gnu.so"]),
-        ({"benchmarks/speed.py": ""}, ["outside the package: benchmarks/speed.py"]),
+        ({"benchmarks/speed.py": ""}, ["outside the packages: benchmarks/speed.py"]),
     ],
 )  # fmt: skip
 def test_a_pure_wheel(tmp_path, files, said):
