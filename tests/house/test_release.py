@@ -56,11 +56,9 @@ def no_tools(monkeypatch):
     monkeypatch.setattr(checks, "_auditwheel", lambda path: [])
 
 
-PURE = {
-    "attn_dispatch/__init__.py": "",
-    "attn_dispatch/py.typed": "",
-    "attn_dispatch_tools/__init__.py": "",
-}
+PURE = dict.fromkeys(
+    ("attn_dispatch/__init__.py", "attn_dispatch/py.typed", "attn_dispatch_tools/__init__.py"), ""
+)
 
 
 @pytest.mark.parametrize(
