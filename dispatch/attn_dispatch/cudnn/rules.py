@@ -186,7 +186,7 @@ _VARIANT_RULES = (
     Rule[_Variant](
         "cudnn/batch_of_one_row",
         lambda v: v.call.reads_batch_of_one_row,
-        "an array is read by b, for a single query, which cuDNN does not do right",
+        "an array is read by b, for a single query, which cuDNN computes wrongly",
     ),
     Rule[_Variant](
         "cudnn/arrays_by_row",
