@@ -21,7 +21,7 @@ from decode import repeated
 
 import attn_dispatch.paged
 from attn_dispatch import paged_attention
-from attn_dispatch.conformance.environment import environment
+from attn_dispatch_tools.reports.environment import environment
 
 _CELLS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "63 single, a chunk of 512": ((64, 4096, 32, 8, 128), (1,) * 63 + (512,)),

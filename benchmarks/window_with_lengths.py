@@ -43,8 +43,8 @@ from command import save
 
 import attn_dispatch
 import attn_dispatch.cudnn as cudnn
-from attn_dispatch.conformance.environment import environment
 from attn_dispatch.core.tuning.timing import seconds_per_call, turns
+from attn_dispatch_tools.reports.environment import environment
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 BLOCKS = (2048, 4096, 8192)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_dispatch.pictures.panel import Figure, Panel
+from attn_dispatch_tools.pictures.panel import Figure, Panel
 
 _CAUSAL: dict[str, Any] = {"is_causal": True}
 _BOTTOM_RIGHT: dict[str, Any] = {"causal_alignment": "bottom_right"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_dispatch.conformance.case import Case
+from attn_dispatch_tools.verify.case import Case
 
 
 def _case(name: str, **facts: Any) -> Case:

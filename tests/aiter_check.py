@@ -20,12 +20,12 @@ from attn_dispatch.aiter import kernels as aiter_kernels
 from attn_dispatch.aiter.call import AiterCall, call_of
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.in_pages import in_pages, paged_options
-from attn_dispatch.conformance.judge import allowances, error
-from attn_dispatch.conformance.naive import naive
-from attn_dispatch.conformance.reference import Operands, poison_padding, reference, segment_ids
 from attn_dispatch.devices.device import Device
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
+from attn_dispatch_tools.verify.judge import allowances, error
+from attn_dispatch_tools.verify.naive import naive
+from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference, segment_ids
 from emulator.native import Emulator
 
 

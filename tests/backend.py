@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch_tools.verify.case import Case, spec_of
 
 needs_cudnn = pytest.mark.skipif(
     not cudnn_library.find().is_usable, reason=f"cuDNN: {cudnn_library.find().unusable}"

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from attn_dispatch import cli
+from attn_dispatch_tools import cli
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 _BLOCK = re.compile(r"^```console\n\$ (?P<line>.*)\n(?P<shown>(?s:.*?))^```$", re.M)

@@ -13,8 +13,8 @@ import jax
 import pytest
 
 from attn_dispatch import settings, warning
-from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
 from attn_dispatch.core import told
+from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
 from ir_contexts import use_again
 
 _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from attn_dispatch.conformance.sizes import case
 from attn_dispatch.cudnn.call import CudnnCall, calls_of
+from attn_dispatch_tools.verify.sizes import case
 from backend import forward_spec
 
 PLAIN: CudnnCall = calls_of(forward_spec(case("plain", n=8, k=8), needs_lse=False))[0]

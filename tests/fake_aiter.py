@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attn_dispatch.aiter.build.toolchain import Toolchain
 from attn_dispatch.aiter.folder import WHEEL_VERSION
+from attn_dispatch_tools.build_aiter.toolchain import Toolchain
 
 needs_ninja = pytest.mark.skipif(
     not (shutil.which("ninja") or Path(sys.executable).with_name("ninja").exists()),

@@ -23,10 +23,10 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionOptions
-from attn_dispatch.conformance import draws, judge
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.naive import _FLOAT32_NOISE, _Forward, _sum_like, naive
-from attn_dispatch.conformance.reference import Operands, mark_wrong, poison_padding, reference
+from attn_dispatch_tools.verify import draws, judge
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.naive import _FLOAT32_NOISE, _Forward, _sum_like, naive
+from attn_dispatch_tools.verify.reference import Operands, mark_wrong, poison_padding, reference
 
 
 class Fused:

@@ -18,8 +18,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from attn_dispatch.conformance import report
-from attn_dispatch.conformance.report import Report
+from attn_dispatch_tools.verify import report
+from attn_dispatch_tools.verify.report import Report
 
 RESULTS = Path(__file__).parent / "gpu/results"
 

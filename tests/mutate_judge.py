@@ -3,8 +3,8 @@
 usage: PYTHONPATH=tests python tests/mutate_judge.py [--seed N] [--draws N] [--only GLOB]
                                                      [--jobs N] [--write]
 
-Every one of wrong_implementations.py and wrong_serving.py runs cases of `conformance.draws`, or of
-`conformance.serving_draws`, on the CPU, those in which its mistake can show, until one fails that
+Every one of wrong_implementations.py and wrong_serving.py runs cases of `verify.draws`, or of
+`verify.serving_draws`, on the CPU, those in which its mistake can show, until one fails that
 the right implementation passes. What no case notices survives; the exit status says whether
 anything did.
 
@@ -32,10 +32,10 @@ from pathlib import Path
 import rich.progress
 import rich.table
 
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.serving_draws import serving_examples
-from attn_dispatch.conformance.suite import Conformance
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.serving_draws import serving_examples
+from attn_dispatch_tools.verify.suite import Conformance
 from wrong_serving import WRONG, Wrong
 
 RECORD = Path(__file__).with_name("judged.json")

@@ -8,10 +8,10 @@ import sys
 import time
 
 from attn_dispatch import xla
-from attn_dispatch.conformance import worker
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.outcome import Outcome
-from attn_dispatch.conformance.suite import Conformance
+from attn_dispatch_tools.verify import worker
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.outcome import Outcome
+from attn_dispatch_tools.verify.suite import Conformance
 
 
 class Odd(Conformance):

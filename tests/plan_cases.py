@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from attn_dispatch import mods
 from attn_dispatch.call.masks_as_windows import with_window
 from attn_dispatch.call.spec import AttentionSpec, mod_operands
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragged, case
 from attn_dispatch.core.rewrites.rewrite import changed
 from attn_dispatch.programs.tracing import trace
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragged, case
 from backend import backward_spec, forward_spec
 
 Facts = dict[str, Any]

@@ -25,12 +25,12 @@ from typing import Any
 
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec, as_partners, backward_options
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.environment import environment, file_name
 from attn_dispatch.core import select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.reports.environment import environment, file_name
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case, spec_of
 
 TARGETS = ("sm90", "sm80", "sm120", "gfx942")
 
@@ -85,7 +85,7 @@ def drawn(seed: int, count: int, *, mods: bool) -> list[Case]:
 def calls_of(case: Case) -> list[AttentionSpec]:
     """The forward call of a case and, where gradients are wanted, the backward call."""
     operands = case.avals()
-    # As conformance/calls.py asks for it, and primitive.py: a residual where gradients are wanted.
+    # As verify/calls.py asks for it, and primitive.py: a residual where gradients are wanted.
     needs_lse = bool(case.gradients) or case.lse_grad or case.needs_max
     forward = case.forward_options(needs_lse=needs_lse)
     if not case.gradients:

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.in_pages import in_pages, paged_options
-from attn_dispatch.conformance.reference import poison_padding
 from attn_dispatch.core.rewrites.rewrite import Calls
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
+from attn_dispatch_tools.verify.reference import poison_padding
 from test_rewrites import by_xla
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 import jax
 
 import attn_dispatch
-from attn_dispatch.conformance.environment import environment, file_name
+from attn_dispatch_tools.reports.environment import environment, file_name
 from jax_nn_replaced import MODES
 
 REPOSITORY = "https://github.com/jax-ml/jax"

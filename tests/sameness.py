@@ -26,12 +26,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 import attn_dispatch
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.calls import Program, specs_in
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.cases import CASES
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import device_for
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.calls import Program, specs_in
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.cases import CASES
 
 TARGETS = {"sm90": "cuda", "gfx942": "rocm", "cpu": "cpu"}
 

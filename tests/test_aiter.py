@@ -17,13 +17,13 @@ import pytest
 import aiter_emulated
 from aiter_cases import CASES_BY_GFX, SIXTEEN_BIT_CASES
 from aiter_check import Check, asked_otherwise, sixteen_bit_atomics
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.cases import CASES
-from attn_dispatch.conformance.each_rewrite import each_rewrite
-from attn_dispatch.conformance.suite import Conformance
 from attn_dispatch.core import primitive
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.cases import CASES
+from attn_dispatch_tools.verify.each_rewrite import each_rewrite
+from attn_dispatch_tools.verify.suite import Conformance
 
 SCORES = 40_000
 """The most scores of a case of the common table: the emulator computes them one by one."""

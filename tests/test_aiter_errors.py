@@ -26,9 +26,9 @@ from attn_dispatch.aiter import library as aiter_library
 from attn_dispatch.aiter.call import call_of
 from attn_dispatch.aiter.folder import ADAPTER, AiterBuild
 from attn_dispatch.aiter.kernels import Kernel
-from attn_dispatch.conformance.case import spec_of
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify.case import spec_of
 from emulator import build
 
 BY_NAME = {case.name: case for case in AITER_CASES}

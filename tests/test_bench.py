@@ -15,20 +15,20 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import attn_dispatch.bench
-from attn_dispatch import cli
-from attn_dispatch.bench import device_time, measure, report, run, screen, table
-from attn_dispatch.bench.arrays import BATCH, PADDED, ROW, ROWS, Arrays
-from attn_dispatch.bench.cells import Cell
-from attn_dispatch.bench.grids import GRIDS
-from attn_dispatch.bench.measure import Options
-from attn_dispatch.bench.peers import all_peers, dew_flash_attn, named, torch_sdpa
-from attn_dispatch.bench.peers.jax_nn import JaxNn
-from attn_dispatch.bench.peers.ours import PEERS as OURS
-from attn_dispatch.bench.peers.peer import Call, JaxPeer
-from attn_dispatch.bench.report import CellResults, Report
+import attn_dispatch_tools.bench
 from attn_dispatch.core.tuning.timing import orders, turns
 from attn_dispatch.flash import library as flash_library
+from attn_dispatch_tools import cli
+from attn_dispatch_tools.bench import device_time, measure, report, run, screen, table
+from attn_dispatch_tools.bench.arrays import BATCH, PADDED, ROW, ROWS, Arrays
+from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.grids import GRIDS
+from attn_dispatch_tools.bench.measure import Options
+from attn_dispatch_tools.bench.peers import all_peers, dew_flash_attn, named, torch_sdpa
+from attn_dispatch_tools.bench.peers.jax_nn import JaxNn
+from attn_dispatch_tools.bench.peers.ours import PEERS as OURS
+from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer
+from attn_dispatch_tools.bench.report import CellResults, Report
 
 TINY = Cell("tiny", "d8 causal", 1, 16, 2, 1, 8, 8)
 DOCUMENTS = Cell("packed", "tiny documents", 1, 12, 2, 1, 8, 8, lengths=(5, 1, 6), longest=8)
@@ -522,8 +522,8 @@ def test_plots_as_a_page(saved, capsys, tmp_path):
 
 
 def test_without_matplotlib_the_extra_is_named(saved, capsys, monkeypatch, tmp_path):
-    monkeypatch.delitem(sys.modules, "attn_dispatch.bench.plots", raising=False)
-    monkeypatch.delattr(attn_dispatch.bench, "plots", raising=False)
+    monkeypatch.delitem(sys.modules, "attn_dispatch_tools.bench.plots", raising=False)
+    monkeypatch.delattr(attn_dispatch_tools.bench, "plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, _ = bench(capsys, "--plot", str(saved), "--out", str(tmp_path))
     assert "pip install matplotlib, or the extra [bench]" in str(status)

@@ -13,9 +13,9 @@ import pytest
 
 import fake_aiter
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter.build import command, debian, ninja, toolchain, wheel
-from attn_dispatch.aiter.build.errors import BuildError
 from attn_dispatch.aiter.folder import WHEEL_VERSION, AiterBuild
+from attn_dispatch_tools.build_aiter import command, debian, ninja, toolchain, wheel
+from attn_dispatch_tools.build_aiter.errors import BuildError
 from fake_aiter import needs_ninja
 
 _INSTALL = f"pip install --no-deps amd-aiter=={WHEEL_VERSION}"

@@ -22,8 +22,8 @@ import pybind11
 import pytest
 
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.aiter.build import command
-from attn_dispatch.aiter.build.generate import Filters
+from attn_dispatch_tools.build_aiter import command
+from attn_dispatch_tools.build_aiter.generate import Filters
 from device_code import code_objects
 from test_rocm_headers import ROCM_BACKEND, SOURCES
 

@@ -10,11 +10,11 @@ import sys
 import pytest
 
 import fake_aiter
-from attn_dispatch.aiter.build import flags, generate, ninja, toolchain, wheel
-from attn_dispatch.aiter.build.errors import BuildError
-from attn_dispatch.aiter.build.generate import Filters
-from attn_dispatch.aiter.build.ninja import Library
-from attn_dispatch.aiter.build.toolchain import Toolchain
+from attn_dispatch_tools.build_aiter import flags, generate, ninja, toolchain, wheel
+from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.build_aiter.generate import Filters
+from attn_dispatch_tools.build_aiter.ninja import Library
+from attn_dispatch_tools.build_aiter.toolchain import Toolchain
 from fake_aiter import needs_ninja
 
 

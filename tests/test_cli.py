@@ -16,13 +16,13 @@ import jax
 import pytest
 
 import attn_dispatch
-from attn_dispatch import cli
 from attn_dispatch.aiter.folder import AiterBuild
-from attn_dispatch.commands import info as info_command
 from attn_dispatch.core import select
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.library import CudnnLibrary
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools import cli
+from attn_dispatch_tools.commands import info as info_command
 from backend import needs_cudnn
 
 
@@ -140,7 +140,7 @@ def test_the_command_is_installed_under_its_name():
 def test_help_waits_for_no_jax(words: list[str]):
     """None of it imports JAX, which takes most of a second; nor NumPy."""
     code = "import sys; sys.modules['jax'] = sys.modules['numpy'] = None; "
-    code += f"from attn_dispatch import cli; cli.main({words})"
+    code += f"from attn_dispatch_tools import cli; cli.main({words})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     assert done.returncode == (0 if words and words[0].startswith("--") else 2)
@@ -194,9 +194,9 @@ def test_examples_of_help_are_command_lines(monkeypatch, capsys, command: str):
 
 def test_no_message_names_the_project_as_a_package_of_an_index():
     """It is on none: its extras are installed from a checkout, and requirements by their names."""
-    package = Path(attn_dispatch.__file__).parent
-    root = package.parents[1]
-    files = [*package.rglob("*.py"), root / "README.md", *(root / "docs").rglob("*.md")]
+    packages = Path(attn_dispatch.__file__).parents[1]
+    root = packages.parent
+    files = [*packages.rglob("*.py"), root / "README.md", *(root / "docs").rglob("*.md")]
     assert len(files) > 50
     for file in files:
         found = re.findall(r"install\s+['\"`]*attn[-_]dispatch.*", file.read_text())

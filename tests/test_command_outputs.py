@@ -8,8 +8,8 @@ import jax
 import pytest
 
 import command_outputs
-from attn_dispatch import cli
 from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch_tools import cli
 
 BLOCKS = command_outputs.blocks()
 _MEASURED = ("verify --cases", "bench", "plan")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_dispatch import cli
+from attn_dispatch_tools import cli
 
 SHELLS = ("bash", "zsh", "fish")
 PROMPT = "ready> "

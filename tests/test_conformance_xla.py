@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from attn_dispatch import xla
-from attn_dispatch.conformance import dropped
-from attn_dispatch.conformance.calls import Program, numpy_results
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.cases import BY_NAME, CASES
-from attn_dispatch.conformance.reference import allowed
-from attn_dispatch.conformance.suite import Conformance
 from attn_dispatch.xla import scores
+from attn_dispatch_tools.verify import dropped
+from attn_dispatch_tools.verify.calls import Program, numpy_results
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.cases import BY_NAME, CASES
+from attn_dispatch_tools.verify.reference import allowed
+from attn_dispatch_tools.verify.suite import Conformance
 
 EVERY_SIZE = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_SIZE"))
 """Else each feature at its smallest size: others are for the tiles of kernels, and XLA has none."""

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.drawn_mods import Step
-from attn_dispatch.conformance.reference import Operands, poison_padding, reference
-from attn_dispatch.conformance.small_cases import CASES
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.drawn_mods import Step
+from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference
+from attn_dispatch_tools.verify.small_cases import CASES
 from cudnn_in_numpy import keep_mask, names_of, run
 
 _BOTTOM_RIGHT: dict[str, Any] = {"is_causal": True, "alignment": "bottom_right"}

@@ -15,10 +15,6 @@ import numpy as np
 import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.in_pages import in_pages, paged_options
-from attn_dispatch.conformance.reference import allowed_pairs, relative_positions
-from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import (
     Band,
@@ -32,6 +28,10 @@ from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.common_rules import DTYPE
 from attn_dispatch.semantics.padding import round_up
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
+from attn_dispatch_tools.verify.reference import allowed_pairs, relative_positions
+from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
 from backend import backward_spec, forward_spec
 
 SPEC_H = Path(__file__).parents[1] / "cuda_backend" / "spec.h"

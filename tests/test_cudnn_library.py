@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from attn_dispatch import cli
 from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch_tools import cli
 from backend import needs_cudnn, needs_no_driver
 from compiled import library, needs_compiler
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import attn_dispatch
-from attn_dispatch import cli
+from attn_dispatch_tools import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -146,9 +146,9 @@ def test_each_message_of_troubleshooting_is_one_of_ours():
 
 
 def _strings() -> list[str]:
-    """All texts of the package's code, with {} for what is put in."""
+    """All texts of the packages' code, with {} for what is put in."""
     found = []
-    for path in Path(attn_dispatch.__file__).parent.rglob("*.py"):
+    for path in Path(attn_dispatch.__file__).parents[1].rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)

@@ -11,11 +11,11 @@ import zlib
 import numpy as np
 import pytest
 
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.cases import CASES
-from attn_dispatch.conformance.dice import Dice
-from attn_dispatch.conformance.suite import Conformance
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.cases import CASES
+from attn_dispatch_tools.verify.dice import Dice
+from attn_dispatch_tools.verify.suite import Conformance
 
 
 class OnXla(Conformance):

@@ -15,15 +15,15 @@ import pytest
 
 from attn_dispatch import settings
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.terminal.ending import dying_of_interrupts, run_to_the_end
-from attn_dispatch.terminal.folder import made_folder
+from attn_dispatch_tools.terminal.ending import dying_of_interrupts, run_to_the_end
+from attn_dispatch_tools.terminal.folder import made_folder
 
 
 def process(code: str, **how) -> subprocess.CompletedProcess[str]:
     """A process that runs this; `command` is what `attn-dispatch` would run in it, without JAX."""
     # What a shell starts in the background ignores SIGINT, and so do its children.
     before = "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    before += "from attn_dispatch.terminal import ending\n"
+    before += "from attn_dispatch_tools.terminal import ending\n"
     words = [sys.executable, "-c", before + textwrap.dedent(code)]
     return subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=60, **how)
 

@@ -17,7 +17,7 @@ from attn_dispatch import aiter, cudnn, dot_product_attention, explain
 from attn_dispatch.core import select
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, default_device, device_for, parse
-from attn_dispatch.terminal.text import in_units
+from attn_dispatch.text import in_units
 from backend import needs_cudnn
 
 Q = jax.ShapeDtypeStruct((2, 128, 8, 64), jnp.bfloat16)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import attn_dispatch
-from attn_dispatch import cli
-from attn_dispatch.commands.call_flags import window
-from attn_dispatch.planning import notation
+from attn_dispatch_tools import cli
+from attn_dispatch_tools.written_calls import notation
+from attn_dispatch_tools.written_calls.flags import window
 from backend import needs_cudnn
 
 CALL = "q=bf16[2,256,8,64] k=bf16[2,512,2,64]"

@@ -13,13 +13,13 @@ import pytest
 
 import flash_in_numpy
 from attn_dispatch import explain, fa4, settings
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.reference import poison_padding, reference
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import kernels, library, rules
 from attn_dispatch.fa4.call import call_of
 from attn_dispatch.flash import clear_rows
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.reference import poison_padding, reference
 from test_cudnn_arrays import SMALL, check, poisoned, to_jax
 from test_flash import NAMED
 

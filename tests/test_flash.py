@@ -21,14 +21,14 @@ from attn_dispatch import (
     settings,
 )
 from attn_dispatch import target as planning_for
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.reference import poison_padding, reference
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
 from attn_dispatch.flash import clear_rows, kernels, library, rules
 from attn_dispatch.flash.generations import THREE, TWO
 from attn_dispatch.reason import Reason
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.reference import poison_padding, reference
 from backend import needs_cudnn
 from test_cudnn_arrays import SMALL, check, poisoned, to_jax
 from test_lowering import calls_in, lowered_for_cuda

@@ -1,6 +1,6 @@
 """Command lines with anything in them: each ends with a status and a line, not a traceback."""
 
-from attn_dispatch import cli
+from attn_dispatch_tools import cli
 from fuzz.child import DRAWS, outcomes
 
 

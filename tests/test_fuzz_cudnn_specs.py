@@ -7,10 +7,10 @@ import math
 import jax
 import pytest
 
-from attn_dispatch.conformance import draws
 from attn_dispatch.cudnn import arrays, rules
 from attn_dispatch.cudnn.call import calls_of
 from attn_dispatch.devices import native as native_libraries
+from attn_dispatch_tools.verify import draws
 from backend import backward_spec, forward_spec, needs_cudnn
 from fuzz.child import DRAWS, outcomes
 from plan_cases import CASES

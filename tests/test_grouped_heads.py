@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.in_pages import in_pages, paged_options
-from attn_dispatch.conformance.reference import poison_padding
 from attn_dispatch.core.rewrites import Chain
 from attn_dispatch.core.rewrites.cache import grouped_heads
 from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
 from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
+from attn_dispatch_tools.verify.reference import poison_padding
 from rewritten_calls import are_apart
 from test_paged import by_xla, kernel
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_dispatch import cli
+from attn_dispatch_tools import cli
 
 READERS = (
     ("explain", "FILE"),
@@ -134,7 +134,7 @@ def test_build_aiter_beside_nothing_to_build_with(monkeypatch, tmp_path):
 
 
 def test_a_report_on_a_full_disk_leaves_the_earlier_one(tmp_path, monkeypatch):
-    from attn_dispatch.conformance.report import Report
+    from attn_dispatch_tools.verify.report import Report
 
     facts = {"device": "CPU", "cudnn": "none"}
     report = Report(facts, "xla", {}, (), 1.0)

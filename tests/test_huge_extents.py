@@ -8,8 +8,8 @@ import warnings
 import pytest
 
 from attn_dispatch.call.divisors import largest_divisor
-from attn_dispatch.cli import main
 from attn_dispatch.cudnn import plan_store
+from attn_dispatch_tools.cli import main
 
 EXTENTS = (2**28, 2**40, 2**40 - 87)
 """2^40 - 87 is a prime: of its divisors nothing can be had by halving."""

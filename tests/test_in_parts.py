@@ -20,16 +20,16 @@ import numpy as np
 import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
-from attn_dispatch.conformance.drawn_mods import Step
-from attn_dispatch.conformance.reference import poison_padding, reference
 from attn_dispatch.core.rewrites import Chain, in_parts, rewritten
 from attn_dispatch.core.rewrites.in_parts import InParts, _Division, length_of
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn.call import calls_of
 from attn_dispatch.semantics.wrong import without_wrong_lse
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
+from attn_dispatch_tools.verify.drawn_mods import Step
+from attn_dispatch_tools.verify.reference import poison_padding, reference
 from cudnn_in_numpy import run
 from test_cudnn_arrays import check, known, poisoned, rules, to_jax
 from test_rewrites import by_xla, specs_of

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 import fused_in_numpy
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.case import Case
 from attn_dispatch.core import select
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case
 from mutate_judge import RECORD, failures, failures_of_the_right_one
 from wrong_serving import WRONG
 

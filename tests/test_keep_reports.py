@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from attn_dispatch.conformance import report
-from attn_dispatch.conformance.cases import CASES
-from attn_dispatch.conformance.outcome import Outcome
-from attn_dispatch.conformance.report import Report
+from attn_dispatch_tools.verify import report
+from attn_dispatch_tools.verify.cases import CASES
+from attn_dispatch_tools.verify.outcome import Outcome
+from attn_dispatch_tools.verify.report import Report
 from keep_reports import keep, kept
 
 FACTS = {"device": "NVIDIA H200", "cudnn": "9.19.0"}

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch import explain
-from attn_dispatch.conformance.sizes import case
 from attn_dispatch.cudnn.call import MOST_ARRAYS, MOST_NODES, calls_of, nodes_of
 from attn_dispatch.devices import native as native_libraries
 from attn_dispatch.reason import Reason
+from attn_dispatch_tools.verify.sizes import case
 from backend import needs_cudnn
 from plan_cases import PlanCase
 

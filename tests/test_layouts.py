@@ -18,7 +18,7 @@ from attn_dispatch.core.tuning.winners import described
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.call import calls_of
 from attn_dispatch.devices.target import parse
-from attn_dispatch.planning.notation import arguments
+from attn_dispatch_tools.written_calls.notation import arguments
 from backend import needs_cudnn
 from cudnn_calls import cudnn_attributes
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.reference import allowed, segment_ids
-from attn_dispatch.conformance.small_cases import CASES
 from attn_dispatch.semantics.live import Live, each_query_attends
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.reference import allowed, segment_ids
+from attn_dispatch_tools.verify.small_cases import CASES
 
 SEGMENTS = [
     replace(case, name=f"{case.name}_up_to_{largest}", max_segments=largest)

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from attn_dispatch.conformance.outcome import Outcome
-from attn_dispatch.conformance.report import Report
-from attn_dispatch.conformance.screen import show as show_report
-from attn_dispatch.terminal import look
+from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.verify.outcome import Outcome
+from attn_dispatch_tools.verify.report import Report
+from attn_dispatch_tools.verify.screen import show as show_report
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 HEAD = ["family", "passed", "worst"]

@@ -18,13 +18,13 @@ from jax import export
 
 import attn_dispatch
 from attn_dispatch import aiter, cudnn, dot_product_attention
-from attn_dispatch.conformance.calls import Program, specs_in
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragged
-from attn_dispatch.conformance.sizes import case as sized
 from attn_dispatch.cudnn.arrays import backward_shapes, forward_shapes
 from attn_dispatch.cudnn.call import CudnnCall, calls_of
 from attn_dispatch.devices.target import device_for
+from attn_dispatch_tools.verify.calls import Program, specs_in
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragged
+from attn_dispatch_tools.verify.sizes import case as sized
 from backend import backward_spec, forward_spec, needs_cudnn
 from cudnn_in_numpy import names_of
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import cli, dot_product_attention, mods
+from attn_dispatch import dot_product_attention, mods
+from attn_dispatch_tools import cli
 
 
 @pytest.fixture
@@ -159,8 +160,8 @@ def test_what_is_no_mod(mod: str, said: str, capsys):
 
 
 def test_without_matplotlib(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "attn_dispatch.pictures.drawing", None)
-    monkeypatch.delattr("attn_dispatch.pictures.drawing", raising=False)
+    monkeypatch.setitem(sys.modules, "attn_dispatch_tools.pictures.drawing", None)
+    monkeypatch.delattr("attn_dispatch_tools.pictures.drawing", raising=False)
     with pytest.raises(SystemExit, match="pictures are drawn with matplotlib: pip install mat"):
         cli.main(["mask", "--seq", "4", "--out", str(tmp_path / "a.svg")])
 

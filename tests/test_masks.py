@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
-from attn_dispatch.conformance.reference import Operands, segment_ids
-from attn_dispatch.conformance.reference import allowed as reference_allowed
-from attn_dispatch.conformance.reference import wrong_queries as wrong_by_reference
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.semantics.wrong import wrong_queries
 from attn_dispatch.xla.blocks import Block
+from attn_dispatch_tools.verify.reference import Operands, segment_ids
+from attn_dispatch_tools.verify.reference import allowed as reference_allowed
+from attn_dispatch_tools.verify.reference import wrong_queries as wrong_by_reference
 
 BATCH = 2
 

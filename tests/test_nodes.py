@@ -11,10 +11,6 @@ import numpy as np
 import pytest
 
 from attn_dispatch import explain, mods
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.drawn_mods import DrawnMaskMod, DrawnScoreMod, Places
-from attn_dispatch.conformance.reference import arrays_of
 from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.factor import without_factor
 from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
@@ -22,6 +18,10 @@ from attn_dispatch.programs.nodes import HeadSlopes, Read, RowKeys
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics.mods import outside
 from attn_dispatch.semantics.pair_indices import PairIndices
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.drawn_mods import DrawnMaskMod, DrawnScoreMod, Places
+from attn_dispatch_tools.verify.reference import arrays_of
 from backend import needs_cudnn
 from nodes_in_numpy import run
 

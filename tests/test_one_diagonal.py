@@ -11,14 +11,14 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.reference import reference
 from attn_dispatch.core.rewrites import one_diagonal
 from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn.call import band_of, calls_of
 from attn_dispatch.semantics.wrong import without_wrong_lse
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.reference import reference
 from backend import needs_cudnn
 from cudnn_in_numpy import run
 from test_cudnn_arrays import check, poisoned, rules, to_jax

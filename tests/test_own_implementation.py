@@ -17,12 +17,12 @@ import pytest
 
 from attn_dispatch import dot_product_attention, explain, fallback
 from attn_dispatch.call.features import FEATURES, features_of
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.cases import CASES
 from attn_dispatch.core import select
 from attn_dispatch.devices.extra import GROUP, Extra, installed
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.cases import CASES
 
 _ROOT = Path(__file__).parents[1]
 _TOY = _ROOT / "examples/own_implementation"

@@ -18,9 +18,6 @@ import pytest
 import attn_dispatch
 from attn_dispatch import api, dot_product_attention, explain, paged_attention
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance.cache_cases import CACHE
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
 from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
@@ -31,6 +28,9 @@ from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.reason import rules_of
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.xla import paged as xla_paged
+from attn_dispatch_tools.verify.cache_cases import CACHE
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from backend import needs_cudnn
 from rewritten_calls import rewritten_alone
 from test_rewrites import by_xla, kernel

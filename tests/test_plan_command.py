@@ -13,9 +13,9 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import api, settings
-from attn_dispatch.cli import main
 from attn_dispatch.cudnn import plan_store
-from attn_dispatch.planning.written import calls_in
+from attn_dispatch_tools.cli import main
+from attn_dispatch_tools.written_calls.json_file import calls_in
 from backend import needs_cudnn
 
 DENSE = {

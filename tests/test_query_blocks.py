@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from attn_dispatch import api, paged, paged_attention
-from attn_dispatch.conformance.dice import Dice
-from attn_dispatch.planning.written import calls_in, each_of
 from attn_dispatch.semantics.query_blocks import QueryBlocks, goes_in_blocks, size_of_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
+from attn_dispatch_tools.verify.dice import Dice
+from attn_dispatch_tools.written_calls.json_file import calls_in, each_of
 
 N, K, H = 4, 2, 16
 

@@ -17,7 +17,6 @@ from attn_dispatch import aiter, cudnn, explain, fa4, flash, xla
 from attn_dispatch.aiter import call_rules as aiter_call_rules
 from attn_dispatch.aiter import rules as aiter_rules
 from attn_dispatch.call.spec import backward_options
-from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.core import consider, nearest, select
 from attn_dispatch.core.rewrites import rewritten
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
@@ -30,6 +29,7 @@ from attn_dispatch.flash import rules as flash_rules
 from attn_dispatch.mods import document_mask
 from attn_dispatch.reason import Reason, Rule, broken, rules_of, stated
 from attn_dispatch.semantics.common_rules import DTYPE, MAX_SEGMENTS, ROW_BIAS_GRADIENT
+from attn_dispatch_tools.verify.case import Case, spec_of
 from backend import needs_cudnn
 
 GFX942 = parse("gfx942")

@@ -17,10 +17,6 @@ import pytest
 
 from attn_dispatch import xla
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance import draws
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.drawn_mods import Step
-from attn_dispatch.conformance.reference import Operands, poison_padding, reference
 from attn_dispatch.core.rewrites import (
     REWRITES,
     Chain,
@@ -54,6 +50,10 @@ from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
 from attn_dispatch.semantics.wrong import without_wrong_lse
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.drawn_mods import Step
+from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference
 from cudnn_in_numpy import run
 from test_cudnn_arrays import SMALL, check, poisoned, rules, to_jax
 

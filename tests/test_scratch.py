@@ -14,7 +14,6 @@ import pytest
 
 from attn_dispatch import dot_product_attention, explain, fallback, scratch_limit, settings, target
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.core import scratch
 from attn_dispatch.core.consider import consider, mask_of
 from attn_dispatch.core.rewrites.in_parts import InParts, length_of
@@ -23,7 +22,8 @@ from attn_dispatch.core.select import named
 from attn_dispatch.devices.memory import memory_bytes
 from attn_dispatch.devices.target import parse
 from attn_dispatch.reason import rules_of
-from attn_dispatch.terminal.text import in_units
+from attn_dispatch.text import in_units
+from attn_dispatch_tools.verify.case import Case, spec_of
 from backend import needs_cudnn
 
 GB = 10**9

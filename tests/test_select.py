@@ -15,12 +15,12 @@ import pytest
 import attn_dispatch
 from attn_dispatch import AttentionFallbackWarning, dot_product_attention, settings, xla
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.core import preferences, select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, parse
 from attn_dispatch.reason import Reason, stated
+from attn_dispatch_tools.verify.case import Case, spec_of
 
 CUDA, ROCM = parse("sm90"), parse("gfx942")
 

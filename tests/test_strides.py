@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.call import CudnnCall, calls_of
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from backend import needs_cudnn
 from cudnn_in_numpy import names_of
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from attn_dispatch.terminal.help import add_command
-from attn_dispatch.terminal.page import page
-from attn_dispatch.terminal.progress import progress, waiting
-from attn_dispatch.terminal.text import width, wrapped
+from attn_dispatch.console import waiting
+from attn_dispatch_tools.reports.html_page import page
+from attn_dispatch_tools.terminal.help import add_command
+from attn_dispatch_tools.terminal.progress import progress
+from attn_dispatch_tools.terminal.text import width, wrapped
 
 
 class Terminal(io.StringIO):

@@ -384,7 +384,7 @@ def test_sequences_that_are_made_up(count, longest):
 
 
 def test_the_command(toy, tmp_path, capsys, monkeypatch):
-    from attn_dispatch.cli import main
+    from attn_dispatch_tools.cli import main
 
     calls = tmp_path / "calls.json"
     calls.write_text(
@@ -416,7 +416,7 @@ def test_the_command(toy, tmp_path, capsys, monkeypatch):
 
 
 def test_where_nothing_can_be_tuned(tmp_path, capsys, monkeypatch):
-    from attn_dispatch.cli import main
+    from attn_dispatch_tools.cli import main
 
     monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(tmp_path / "winners.json"))
     calls, script = tmp_path / "calls.json", tmp_path / "script.py"
@@ -452,7 +452,7 @@ def test_where_nothing_can_be_tuned(tmp_path, capsys, monkeypatch):
     ],
 )
 def test_wrong_commands(toy, arguments, error, tmp_path, monkeypatch, capsys):
-    from attn_dispatch.cli import main
+    from attn_dispatch_tools.cli import main
 
     monkeypatch.chdir(tmp_path)
     for name in ("calls", "calls.json", "calls.JSON"):

@@ -15,20 +15,22 @@ import jax
 import pytest
 
 import attn_dispatch
-from attn_dispatch import aiter, cli
-from attn_dispatch.conformance import draws, pool
-from attn_dispatch.conformance import report as reports
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.cases import BY_NAME
-from attn_dispatch.conformance.each_rewrite import each_rewrite
-from attn_dispatch.conformance.outcome import Outcome
-from attn_dispatch.conformance.report import Report, bad_cases
-from attn_dispatch.conformance.serving_draws import serving_examples
+import attn_dispatch_tools
+from attn_dispatch import aiter
 from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES
 from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
 from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
 from attn_dispatch.core.rewrites.empty import NoScores
 from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
+from attn_dispatch_tools import cli
+from attn_dispatch_tools.verify import draws, pool
+from attn_dispatch_tools.verify import report as reports
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.cases import BY_NAME
+from attn_dispatch_tools.verify.each_rewrite import each_rewrite
+from attn_dispatch_tools.verify.outcome import Outcome
+from attn_dispatch_tools.verify.report import Report, bad_cases
+from attn_dispatch_tools.verify.serving_draws import serving_examples
 
 SIZE = "f16_d64_33x17"
 CASES = f"plain/*_{SIZE}"
@@ -296,7 +298,7 @@ def _numbers(*pairs: tuple[str, float], **rest) -> Outcome:
 
 def test_what_the_plots_show():
     pytest.importorskip("matplotlib")
-    from attn_dispatch.conformance import plots
+    from attn_dispatch_tools.verify import plots
 
     outcomes = [
         _numbers(("out", 1.0), ("query", 0.5)),
@@ -343,7 +345,7 @@ def test_a_page_of_an_earlier_report(capsys, tmp_path):
 
 def test_a_page_where_all_was_refused_has_no_plot(tmp_path):
     pytest.importorskip("matplotlib")
-    from attn_dispatch.conformance import plots
+    from attn_dispatch_tools.verify import plots
 
     refused = Outcome("a", "f", status="refused", reasons=("no",))
     assert plots.draw(Report({}, "flash", {}, (refused,), 1.0), tmp_path) == []
@@ -362,8 +364,8 @@ def test_plots_of_no_report(tmp_path):
 
 def test_without_matplotlib_nothing_runs(verify, monkeypatch):
     pytest.importorskip("markdown_it")
-    monkeypatch.delitem(sys.modules, "attn_dispatch.conformance.plots", raising=False)
-    monkeypatch.delattr(attn_dispatch.conformance, "plots", raising=False)
+    monkeypatch.delitem(sys.modules, "attn_dispatch_tools.verify.plots", raising=False)
+    monkeypatch.delattr(attn_dispatch_tools.verify, "plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, printed, *_ = verify("--cases", NAMES[0], "--html")
     assert "pip install matplotlib, or the extra [bench]" in str(status) and not printed

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch import dot_product_attention
-from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
+from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
 
 T, S, N, K, H = 4, 5, 4, 2, 4
 FLOATS = ("query", "key", "value", "bias", "sinks", "alibi_slopes")

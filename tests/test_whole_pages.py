@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from attn_dispatch import api, explain
-from attn_dispatch.conformance.cache_cases import CACHE
-from attn_dispatch.conformance.case import Case
 from attn_dispatch.core.rewrites.cache import whole_pages
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
@@ -25,6 +23,8 @@ from attn_dispatch.core.rewrites.dense import SlopesAsBias
 from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.core.rewrites.sinks import SinksAfterwards
+from attn_dispatch_tools.verify.cache_cases import CACHE
+from attn_dispatch_tools.verify.case import Case
 from backend import needs_cudnn
 from rewritten_calls import rewritten_alone
 from test_paged import by_xla, kernel

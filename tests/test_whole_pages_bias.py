@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.drawn_mods import Step
-from attn_dispatch.conformance.in_pages import in_pages, paged_options
-from attn_dispatch.conformance.reference import poison_padding
 from attn_dispatch.core.rewrites import Chain
 from attn_dispatch.core.rewrites.cache import whole_pages
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
 from attn_dispatch.core.rewrites.dense import SlopesAsBias
 from attn_dispatch.core.rewrites.mods_as_arrays import SumAsBias
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.drawn_mods import Step
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
+from attn_dispatch_tools.verify.reference import poison_padding
 from rewritten_calls import are_apart
 from test_paged import by_xla, kernel
 

@@ -202,8 +202,8 @@ def test_a_process_that_is_killed_while_it_keeps_winners(file):
 
 def test_a_command_says_that_winners_were_not_kept(file, monkeypatch, tmp_path, capsys):
     """With a status that a script can see."""
-    from attn_dispatch.cli import main
-    from attn_dispatch.planning import tune
+    from attn_dispatch_tools.cli import main
+    from attn_dispatch_tools.commands import tune
 
     calls = tmp_path / "calls.json"
     calls.write_text('[{"query": "float32[2,48,4,16]", "is_causal": true}]')

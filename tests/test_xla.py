@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from attn_dispatch import xla
-from attn_dispatch.conformance.case import Case, lse_dtype, spec_of
-from attn_dispatch.conformance.judge import SLACK, allowances, error
-from attn_dispatch.conformance.naive import Naive, naive
-from attn_dispatch.conformance.reference import Operands, poison_padding, reference
-from attn_dispatch.conformance.small_cases import CASES
 from attn_dispatch.devices.device import Device
 from attn_dispatch.semantics.wrong import without_wrong_lse
 from attn_dispatch.xla import blocks
 from attn_dispatch.xla.blocks import Block, BlockSizes, for_each_block
 from attn_dispatch.xla.dropout import dropout_head_keys, dropout_keep_mask
+from attn_dispatch_tools.verify.case import Case, lse_dtype, spec_of
+from attn_dispatch_tools.verify.judge import SLACK, allowances, error
+from attn_dispatch_tools.verify.naive import Naive, naive
+from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference
+from attn_dispatch_tools.verify.small_cases import CASES
 
 CPU = Device("cpu", "cpu", "CPU")
 OTHER = Device("other", "other", "an accelerator")

@@ -23,11 +23,11 @@ from jax.extend.core import jaxpr_as_fun
 
 from attn_dispatch import xla
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.drawn_mods import reads_of
 from attn_dispatch.core import select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.programs.tracing import trace
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.drawn_mods import reads_of
 
 Array = jax.Array
 Results = dict[str, Array]

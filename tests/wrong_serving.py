@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from attn_dispatch.conformance.case import Case
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.pages import gathered, gathered_spec
+from attn_dispatch_tools.verify.case import Case
 from wrong_implementations import (
     WRONG,
     Array,

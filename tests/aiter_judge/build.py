@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from attn_dispatch.aiter.build import ninja, run_generator, wheel
+from attn_dispatch_tools.build_aiter import ninja, run_generator, wheel
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionOptions
-from attn_dispatch.conformance.reference import reference
+from attn_dispatch_tools.verify.reference import reference
 from emulator.native import CONSTANTS, Backward, Call, Emulator, Forward
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionOptions
-from attn_dispatch.conformance.reference import reference
+from attn_dispatch_tools.verify.reference import reference
 from emulator.cases import DTYPES
 from emulator.native import CONSTANTS, Call, Emulator, SplitKv
 

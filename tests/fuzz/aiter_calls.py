@@ -28,9 +28,9 @@ import numpy as np
 import aiter_emulated
 from aiter_cases import AITER_CASES
 from attn_dispatch import aiter
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from emulator import build
 from emulator.native import Backward, Forward, Refused, SplitKv
 from fuzz.aiter_touched import touched

@@ -13,9 +13,9 @@ import numpy as np
 
 from attn_dispatch.api import explain
 from attn_dispatch.cudnn import plan_store
-from attn_dispatch.planning import notation
-from attn_dispatch.planning.written import calls_in, each_of
-from attn_dispatch.terminal.wrong import said
+from attn_dispatch.text import said
+from attn_dispatch_tools.written_calls import notation
+from attn_dispatch_tools.written_calls.json_file import calls_in, each_of
 from fuzz import mutations, strange_files
 
 LINES = (

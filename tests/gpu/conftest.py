@@ -15,7 +15,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import pytest
 
-from attn_dispatch.conformance.environment import cuda_devices, environment, file_name
+from attn_dispatch_tools.reports.environment import cuda_devices, environment, file_name
 
 ROWS: dict[str, list[dict]] = {}
 

@@ -15,11 +15,11 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import cudnn
-from attn_dispatch.conformance.case import spec_of
-from attn_dispatch.conformance.cases import BY_NAME
 from attn_dispatch.cudnn.call import calls_of
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.flash import clear_rows
+from attn_dispatch_tools.verify.case import spec_of
+from attn_dispatch_tools.verify.cases import BY_NAME
 
 CASE = BY_NAME["shapes/bfloat16_d64_causal"]
 

@@ -24,9 +24,9 @@ import hip_on_nvidia
 from aiter_cases import AITER_CASES, CASES_BY_GFX, SIXTEEN_BIT_CASES
 from aiter_check import Check, sixteen_bit_atomics
 from attn_dispatch import aiter
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.judge import error
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.judge import error
 
 MODULE = os.environ.get(hip_on_nvidia.VARIABLE, "")
 pytestmark = pytest.mark.skipif(

@@ -15,7 +15,7 @@ from attn_dispatch import settings
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
 from attn_dispatch.devices.target_names import PRODUCTS, nearest, resolve
 from attn_dispatch.files import reading
-from attn_dispatch.terminal.wrong import said
+from attn_dispatch.text import said
 
 CPU = Device("cpu", "cpu", "CPU")
 _OF_XLA_ALONE = {"cpu": CPU, "tpu": Device("other", "tpu", "TPU", is_present=False)}

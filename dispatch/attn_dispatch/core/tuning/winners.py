@@ -27,7 +27,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading, writing
 from attn_dispatch.files.locking import locked
 from attn_dispatch.settings import kept_at
-from attn_dispatch.terminal.wrong import said
+from attn_dispatch.text import said
 
 FILE = "ATTN_DISPATCH_WINNERS"
 """The environment variable that names the file; "off" keeps and reads none."""
