@@ -187,8 +187,8 @@ def test_a_crash_is_a_refusal_of_its_call_alone(odd: PlanningProcess):
         with pytest.raises(odd.CudnnError) as refusal:
             odd.plan(SMALL | {"batch": 13}, SM90)
         assert str(refusal.value) == (
-            "the process in which cuDNN plans was ended by signal 11 (Segmentation fault); its last output: "
-            "second / third / fourth: assertion failed"
+            "the process in which cuDNN plans was ended by signal 11 (Segmentation fault); its "
+            "last output: second / third / fourth: assertion failed"
         )
         assert getattr(refusal.value, "code", "") == "library"
     assert odd.plan(SMALL, SM90) == plan
