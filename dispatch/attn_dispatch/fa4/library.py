@@ -30,7 +30,7 @@ def unusable_reason() -> str:
 
 
 def loading_failure() -> str:
-    """Why its compiler cannot be loaded on this machine, which has a suitable GPU; empty if it can."""
+    """Why its compiler cannot be loaded on this machine, which has such a GPU; empty if it can."""
     try:
         importlib.import_module("fa4_jax.kernels")
     except Exception as error:  # it imports a chain of packages, which raise errors of many types
