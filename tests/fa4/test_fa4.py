@@ -19,9 +19,10 @@ from attn_dispatch.flash import clear_rows
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.reference import poison_padding, reference
-from tests.cudnn.test_arrays import SMALL, check, poisoned, to_jax
-from tests.flash.test_flash import NAMED
 from tests.support import flash_in_numpy
+from tests.support.comparing import check, poisoned, to_jax
+from tests.support.flash_cases import NAMED
+from tests.support.small_cases import SMALL
 
 SM90 = parse("sm90")
 

@@ -92,6 +92,8 @@ def load(backend: ModuleType, arch: str) -> AiterLibrary:
     if (found := len(aiter_folder.asm_kernels(kernels))) < build.asm_kernels:
         missing = f"{kernels} has {found} of AITER's {build.asm_kernels} ASM kernels: {remedy}"
         return AiterLibrary(None, str(path), missing)
-    if error := backend.load_aiter(str(path), arch):
-        return AiterLibrary(None, str(path), error)
+    try:
+        backend.load_aiter(path, arch)
+    except RuntimeError as error:
+        return AiterLibrary(None, str(path), str(error))
     return AiterLibrary(backend, str(path))

@@ -15,7 +15,7 @@ from attn_dispatch import settings
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
 from attn_dispatch.devices.target_names import PRODUCTS, nearest, resolve
 from attn_dispatch.files import reading
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 
 CPU = Device("cpu", "cpu", "CPU")
 _XLA_ONLY = {"cpu": CPU, "tpu": Device("other", "tpu", "TPU", is_present=False)}
@@ -139,7 +139,7 @@ def _in_file(name: str) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise ValueError(f"target: {said(error)}") from error
+        raise ValueError(f"target: {error_text(error)}") from error
 
 
 _OLDEST, _NEWEST = 10, 99_999

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from attn_dispatch.mods.checks import RowNumber
-from attn_dispatch.one_call import MaskMod, ScoreMod
+from attn_dispatch.programs.functions import MaskMod, ScoreMod
 
 
 def all_of(*masks: MaskMod) -> MaskMod:

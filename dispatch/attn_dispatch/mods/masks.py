@@ -15,7 +15,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from attn_dispatch.mods.checks import check_array, check_int
-from attn_dispatch.one_call import MaskMod
+from attn_dispatch.programs.functions import MaskMod
 
 
 def prefix_lm(prefix_lengths: ArrayLike) -> MaskMod:

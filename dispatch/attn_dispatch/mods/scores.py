@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from attn_dispatch.call.static_arguments import check_bool
 from attn_dispatch.mods.checks import check_array, check_int
-from attn_dispatch.one_call import ScoreMod
+from attn_dispatch.programs.functions import ScoreMod
 
 
 def soft_cap(cap: float) -> ScoreMod:

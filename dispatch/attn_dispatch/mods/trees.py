@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from attn_dispatch.call.values import known_values
 from attn_dispatch.mods.checks import RowNumber, check_array
-from attn_dispatch.one_call import MaskMod
+from attn_dispatch.programs.functions import MaskMod
 
 
 def tree_mask(parents: ArrayLike, cache_length: ArrayLike = 0) -> MaskMod:
