@@ -61,7 +61,7 @@ def root() -> Path:
 
 
 def folder(arch: str) -> Path:
-    """Where the libraries for `arch` ("gfx942") are, or will be built."""
+    """The folder where the libraries for `arch` ("gfx942") are, or will be built."""
     return root() / arch
 
 

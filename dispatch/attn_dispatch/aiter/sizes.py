@@ -28,7 +28,7 @@ def over_4_gib(call: AiterCall) -> list[str]:
 
 
 def over_grid(call: AiterCall) -> list[str]:
-    """What a kernel has too many of along y or z of its grid, with the numbers.
+    """The counts that exceed MAX_GRID_SIZE along y or z of a kernel's grid: "70000 heads".
 
     Each kernel has batch rows, or sequences, along one of these axes: GridSize of
     fmha_fwd_kernel.hpp, fmha_bwd_kernel.hpp (dot_do_o, dq_dk_dv and convert_dq alike),

@@ -15,7 +15,7 @@ from attn_dispatch.reason import Reason
 
 @dataclass(frozen=True)
 class Plan:
-    """How an eligible call would run."""
+    """The plan of a call that can run: the engine and its memory."""
 
     engine: str
     workspace_bytes: int
@@ -81,7 +81,7 @@ class Implementation(Protocol):
         ...
 
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
-        """How the call would run; only for calls without `not_supported_reasons`."""
+        """The plan of a call that has no `not_supported_reasons`."""
         ...
 
     def other_engines(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
