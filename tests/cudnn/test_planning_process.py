@@ -260,7 +260,7 @@ def test_what_it_logs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     talker = helper.Helper((sys.executable, str(script)))
     for _ in range(10):
         assert talker.ask(b"go\n", 30.0) == b"done\n"
-    assert os.fstat(talker._said.fileno()).st_size <= 1900
+    assert os.fstat(talker._stderr.fileno()).st_size <= 1900
     talker.end()
 
 
