@@ -24,7 +24,7 @@ struct AttributeOf<Text> {
 Result<SdpaSpec> spec_of(const xla::ffi::Dictionary& attributes) {
   SdpaSpec spec;
   AttributeReader reader(attributes);
-#define FIELD(type, name) reader.take<AttributeOf<type>::Type>(#name, &spec.name);
+#define FIELD(type, name) reader.read<AttributeOf<type>::Type>(#name, &spec.name);
   ATTN_SDPA_SPEC(FIELD)
 #undef FIELD
   ATTN_RETURN_IF_ERROR(reader.status());

@@ -56,7 +56,7 @@ class OnceCache {
     if (build_number) {
       Value value = build();
       // Before anybody hears of it: who has heard of it and asks again is to find nothing.
-      if (value.status.may_pass()) forget(key, build_number);
+      if (value.status.is_transient()) forget(key, build_number);
       promise.set_value(std::move(value));
     }
     return future.get();

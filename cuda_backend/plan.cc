@@ -256,7 +256,7 @@ PlanResult plan_for(const SdpaSpec& spec, const std::string& properties) {
 
 PlanResult plan_to_run(const SdpaSpec& spec, const std::string& properties) {
   auto plan = plan_for(spec, properties);
-  if (plan.ok() || spec.engine.empty() || plan.status.may_pass()) return plan;
+  if (plan.ok() || spec.engine.empty() || plan.status.is_transient()) return plan;
   SdpaSpec untuned = spec;
   untuned.engine.clear();
   return plan_for(untuned, properties);

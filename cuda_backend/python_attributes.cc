@@ -64,7 +64,7 @@ const char* expected(Text*) { return "text"; }
 std::string shown(py::handle object) {
   PyObject* const text = PyObject_ASCII(object.ptr());
   const char* const letters = text ? PyUnicode_AsUTF8(text) : nullptr;
-  std::string shown = beginning(letters ? letters : Py_TYPE(object.ptr())->tp_name);
+  std::string shown = excerpt(letters ? letters : Py_TYPE(object.ptr())->tp_name);
   PyErr_Clear();  // an error of the object's own repr
   Py_XDECREF(text);
   return shown;
