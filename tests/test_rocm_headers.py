@@ -23,7 +23,10 @@ HIP = next(
     ),
     None,
 )
-SOURCES = ("module", "handlers", "fill", "fill_split_kv", "call_site", "check", "library")
+SOURCES = (
+    "module", "handlers", "call_site", "call_structs", "call_structs_split_kv", "kernel_limits",
+    "library",
+)  # fmt: skip
 
 
 @pytest.mark.skipif(HIP is None, reason="needs HIP's headers (Debian: libamdhip64-dev)")

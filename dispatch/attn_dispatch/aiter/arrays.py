@@ -27,7 +27,7 @@ def inputs(
     operands: Mapping[str, jax.Array],
     sequences: Sequences,
 ) -> Arrays:
-    """What both directions take first, in the order of rocm_backend/fill.cc."""
+    """What both directions take first, in the order of rocm_backend/call_structs.cc."""
     arrays = {
         "q": to_rows(pad_last(scaled_query(spec, operands["query"]), call.head_dim), call),
         "k": to_rows(pad_last(operands["key"], call.head_dim), call),

@@ -23,7 +23,7 @@ from attn_dispatch.semantics.scaled_query import scaled_query
 
 
 def split_inputs(spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]) -> Arrays:
-    """The operands, in the order of rocm_backend/fill_split_kv.cc."""
+    """The operands, in the order of rocm_backend/call_structs_split_kv.cc."""
     query = scaled_query(spec, pad_last(operands["query"], call.head_dim))
     if (shift := _shift(spec, call, operands)) is not None:
         query = _moved(query, -shift, 1)
