@@ -1,4 +1,4 @@
-#include "attributes.h"
+#include "ffi_attributes.h"
 
 #include <string_view>
 #include <utility>
@@ -9,7 +9,7 @@
 namespace attn_dispatch {
 namespace {
 
-// FFI decodes Text through the view type that it knows.
+// The type as which FFI decodes an attribute: it knows no Text.
 template <typename T>
 struct AttributeOf {
   using Type = T;
