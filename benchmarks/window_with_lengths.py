@@ -229,13 +229,13 @@ OTHERS: dict[str, Form] = {
 @contextmanager
 def padding_mask_first(is_on: bool) -> Iterator[None]:
     """cuDNN is asked for a padding mask before packed arrays."""
-    ways = cudnn.calls_of
+    ways = cudnn.variants_of
     if is_on:
-        cudnn.calls_of = lambda spec: tuple(sorted(ways(spec), key=lambda way: way.is_packed))
+        cudnn.variants_of = lambda spec: tuple(sorted(ways(spec), key=lambda way: way.is_packed))
     try:
         yield
     finally:
-        cudnn.calls_of = ways
+        cudnn.variants_of = ways
 
 
 def arrays_of(cell: Cell, name: str = "") -> list[jax.Array]:

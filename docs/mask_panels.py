@@ -1,6 +1,6 @@
 """The calls whose masks docs/semantics.md shows.
 
-draw_masks.py draws them, and those of mod_panels.py; tests/test_draw_masks.py asks real calls
+draw_masks.py draws them, and those of mod_panels.py; tests/docs/test_draw_masks.py asks real calls
 whether they are so.
 """
 

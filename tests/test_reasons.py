@@ -27,10 +27,10 @@ from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import rules as fa4_rules
 from attn_dispatch.flash import rules as flash_rules
 from attn_dispatch.mods import document_mask
-from attn_dispatch.reason import Reason, Rule, broken, rules_of, stated
+from attn_dispatch.reason import Reason, Rule, broken, reason_from_sentence, rules_of
 from attn_dispatch.semantics.common_rules import DTYPE, MAX_SEGMENTS, ROW_BIAS_GRADIENT
 from attn_dispatch_tools.verify.case import Case, spec_of
-from backend import needs_cudnn
+from tests.support.backend import needs_cudnn
 
 GFX942 = parse("gfx942")
 
@@ -49,9 +49,12 @@ def test_rule_and_facts_make_a_reason():
 
 
 def test_a_number_is_no_part_of_a_stated_rule():
-    one, other = (stated("toy", f"up to {x} keys") for x in (4_096, 77))
-    assert one != other and one.rule == other.rule != stated("toy", "up to some keys").rule
-    assert one.rule != stated("other", str(one)).rule
+    one, other = (reason_from_sentence("toy", f"up to {x} keys") for x in (4_096, 77))
+    assert (
+        one != other
+        and one.rule == other.rule != reason_from_sentence("toy", "up to some keys").rule
+    )
+    assert one.rule != reason_from_sentence("other", str(one)).rule
 
 
 def test_a_table_says_what_is_broken():
@@ -67,7 +70,7 @@ def test_a_table_says_what_is_broken():
 
 TABLES: dict[str, tuple[Any, ...]] = {
     "cudnn": cudnn_rules._RULES,
-    "cudnn, a way": cudnn_rules._RULES_OF_A_WAY,
+    "cudnn, a way": cudnn_rules._VARIANT_RULES,
     "flash": (DTYPE, MAX_SEGMENTS, *flash_rules._RULES, *flash_rules._WRONG_CORNER),
     "fa4": (*fa4_rules._RULES, fa4_rules._WIDTH_OF_SM100),
     "aiter": aiter_call_rules.CALL_RULES,
@@ -274,7 +277,7 @@ def test_a_mask_that_32_bits_do_not_count():
     """As a bias, which the user did not pass, it is too large for AITER."""
     mask = jax.ShapeDtypeStruct((1, 1, 65536, 65536), jnp.bool_)
     as_made, rewritten = against("mi300x", *square(65536), mask=mask)
-    assert as_made.startswith("mask: not run through AITER") and "(remedy: say it with" in as_made
+    assert as_made.startswith("mask: not run through AITER") and "(remedy: use lengths" in as_made
     assert rewritten.startswith("over 2**31 - 1 elements from one to the next head of bias, ")
     assert rewritten.endswith(f"(of the call as rewritten: {MaskAsBias().name})")
 

@@ -1,4 +1,4 @@
-"""AMD: AITER's CK and ASM attention kernels, run by the `_rocm` library."""
+"""AMD: AITER's CK and ASM attention kernels. The `_rocm` library runs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter import kernels as aiter_kernels
 from attn_dispatch.aiter import library as aiter_library
 from attn_dispatch.aiter.arrays import (
-    Arrays,
+    KernelArrays,
     from_rows,
     inputs,
     lse_from_rows,
@@ -22,7 +22,7 @@ from attn_dispatch.aiter.arrays import (
     sum_groups,
     sum_to_bias,
     to_rows,
-    where_live,
+    where_real,
 )
 from attn_dispatch.aiter.buffers import (
     Buffers,
@@ -35,16 +35,16 @@ from attn_dispatch.aiter.call import AiterCall, call_of
 from attn_dispatch.aiter.call_rules import CALL_RULES
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.sequences import Sequences
-from attn_dispatch.aiter.split_kv import out_of_split, split_inputs
+from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason
-from attn_dispatch.reason import Reason, broken, sentences, stated
-from attn_dispatch.semantics.live import each_query_attends
+from attn_dispatch.reason import Reason, broken, reason_from_sentence, sentences
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.padding import pad_last, padded_bytes
+from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
-from attn_dispatch.semantics.wrong import marked
 
 NAME = "aiter"
 PLATFORM = "rocm"
@@ -59,15 +59,15 @@ SPLIT_KV_TARGET = FORWARD_TARGET + "_split_kv"
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-    """This version's own limits, then those of AITER's kernels."""
-    reasons = (*_unsupported_device(device), *broken(CALL_RULES, spec))
+    """Every limit of this version and of AITER's kernels that the call exceeds."""
+    reasons = (*_device_reasons(device), *broken(CALL_RULES, spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
         reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch)
     return tuple(dict.fromkeys(reasons))
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
-    """CK or ASM, with what distinguishes its kernels, and the scratch memory in bytes."""
+    """The kernel, CK or ASM, and the scratch memory in bytes."""
     call, kernel = _kernel(spec, device)
     engine = str(kernel)
     if kernel.why_not_asm:
@@ -81,7 +81,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    return sentences(_unsupported_device(device))
+    return sentences(_device_reasons(device))
 
 
 def version() -> tuple[str, str]:
@@ -89,7 +89,7 @@ def version() -> tuple[str, str]:
 
 
 def library_lines() -> list[str]:
-    """One line for each architecture AITER was built for here, or where it was looked for."""
+    """One line for each architecture that AITER is built for here, or the folder searched."""
     lines = []
     for arch in aiter_folder.ARCHS:
         folder = aiter_folder.folder(arch)
@@ -114,19 +114,19 @@ def forward(
         arrays = split_inputs(spec, call, operands)
         buffers = split_results(call, kernel.num_splits)
         results = _call(SPLIT_KV_TARGET, spec, device, kernel, arrays, buffers)
-        out, lse = out_of_split(spec, call, operands, results)
+        out, lse = split_outputs(spec, call, operands, results)
     else:
         arrays = inputs(spec, call, operands, sequences)
         results = _call(FORWARD_TARGET, spec, device, kernel, arrays, forward_results(call))
         out = from_rows(results["out"], spec.batch)[..., : spec.head_dim_v]
         if spec.options.needs_lse:
             lse = lse_from_rows(results["lse"], spec)
-    found = {"out": where_live(sequences.live_queries, out, 0)}
+    found = {"out": where_real(sequences.real_queries, out, 0)}
     if lse is not None:
-        if sequences.live_queries is not None:
-            lse = jnp.where(sequences.live_queries[:, None, :], lse, -jnp.inf)
+        if sequences.real_queries is not None:
+            lse = jnp.where(sequences.real_queries[:, None, :], lse, -jnp.inf)
         found["lse"] = lse
-    return tuple(marked(spec, operands, found).values())
+    return tuple(nan_where_invalid(spec, operands, found).values())
 
 
 def backward(
@@ -137,7 +137,7 @@ def backward(
     arrays = inputs(spec, call, operands, sequences)
     lse = operands["lse"]
     if not each_query_attends(spec):
-        # exp(-inf - lse) must be 0 whatever the kernel makes of an lse of -inf.
+        # exp(-inf - lse) must be 0, however the kernel treats an lse of -inf.
         lse = jnp.where(lse == -jnp.inf, 0, lse)
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
@@ -150,10 +150,10 @@ def backward(
     dq, dk, dv = (from_rows(results[name], spec.batch) for name in ("dq", "dk", "dv"))
     gradients = {
         "query": scaled_query(
-            spec, where_live(sequences.live_queries, dq, 0)[..., : spec.head_dim]
+            spec, where_real(sequences.real_queries, dq, 0)[..., : spec.head_dim]
         ),
-        "key": where_live(sequences.live_keys, sum_groups(spec, dk)[..., : spec.head_dim], 0),
-        "value": where_live(sequences.live_keys, sum_groups(spec, dv)[..., : spec.head_dim_v], 0),
+        "key": where_real(sequences.real_keys, sum_groups(spec, dk)[..., : spec.head_dim], 0),
+        "value": where_real(sequences.real_keys, sum_groups(spec, dv)[..., : spec.head_dim_v], 0),
     }
     if call.has_dbias:
         gradients["bias"] = sum_to_bias(spec, results["dbias"])
@@ -162,12 +162,12 @@ def backward(
 
 @lru_cache(maxsize=8)
 def register(arch: str) -> None:
-    """Make the custom calls known to XLA; lowering for a device that is here does so by itself.
+    """Register the custom calls with XLA. Lowering for a device that is present does so itself.
 
-    Only a process that runs an exported module without ever calling attention needs it.
+    Only a process that runs an exported module without ever calling attention needs this.
 
     Args:
-      arch: of the devices here: "gfx942" or "gfx950".
+      arch: the architecture of the devices, "gfx942" or "gfx950".
 
     Raises:
       RuntimeError: if the ROCm library or AITER is not usable, with the reason.
@@ -179,7 +179,7 @@ def register(arch: str) -> None:
 
 
 def register_handlers(backend: ModuleType, platform: str) -> None:
-    """Make the handlers of a `_rocm` module the custom calls of this XLA platform."""
+    """Register the handlers of a `_rocm` module as custom calls of this XLA platform."""
     jax.ffi.register_ffi_type("attn_dispatch_aiter_call_site", backend.state_type(), platform)
     for target, stages in (
         (FORWARD_TARGET, backend.forward_handlers()),
@@ -189,7 +189,7 @@ def register_handlers(backend: ModuleType, platform: str) -> None:
         jax.ffi.register_ffi_target(target, stages, platform=platform)
 
 
-def _unsupported_device(device: Device) -> tuple[Reason, ...]:
+def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if device.platform != "rocm":
         why = f"AITER runs on AMD GPUs, and this is {device}"
         return (device_reason("platform", device, why),)
@@ -201,7 +201,7 @@ def _unsupported_device(device: Device) -> tuple[Reason, ...]:
         )
     reasons = aiter_kernels.unsupported_arch(device.arch)
     if device.is_present and not reasons and (why := aiter_library.find(device.arch).unusable):
-        return (stated("aiter/library", why),)
+        return (reason_from_sentence("aiter/library", why),)
     return reasons
 
 
@@ -215,9 +215,9 @@ def _call(
     spec: AttentionSpec,
     device: Device,
     kernel: Kernel,
-    arrays: Arrays,
+    arrays: KernelArrays,
     results: Buffers,
-) -> Arrays:
+) -> KernelArrays:
     if device.is_present:
         register(device.arch)
     call = jax.ffi.ffi_call(target, list(results.values()))
@@ -228,7 +228,7 @@ def _call(
 def _attributes(
     spec: AttentionSpec, call: AiterCall, kernel: Kernel, device: Device
 ) -> dict[str, bool | str | np.generic]:
-    """The custom call's attributes: name for name ATTN_AITER_SPEC of rocm_backend/spec.h."""
+    """The custom call's attributes, name for name as ATTN_AITER_SPEC of rocm_backend/spec.h."""
     return {
         "arch": device.arch,
         "max_seq_len_q": np.int64(call.max_seq_len_q),

@@ -1,6 +1,6 @@
-"""An implementation from a package of somebody else's: seven names, and the rest made of them.
+"""An implementation from another package, which defines seven names; the others have defaults.
 
-docs/implementations.md has one in fifty lines.
+docs/implementations.md shows one in fifty lines.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
-from attn_dispatch.reason import Reason, stated
+from attn_dispatch.reason import Reason, reason_from_sentence
 
 GROUP = "attn_dispatch.implementations"
-"""The group of entry points in which packages name theirs."""
+"""The group of entry points by which packages announce implementations."""
 
-WANTED = (
+REQUIRED_NAMES = (
     "NAME",
     "PLATFORM",
     "FEATURES",
@@ -30,13 +30,13 @@ WANTED = (
     "forward",
     "backward",
 )
-"""What a package's module or object has."""
+"""The names that a package's module or object must define."""
 
 _PLATFORMS = ("cuda", "rocm", "cpu")
 
 
 class Extra:
-    """One of them, as an `Implementation`."""
+    """An `Implementation` made of another package's module."""
 
     IS_EXTRA = True
 
@@ -53,12 +53,12 @@ class Extra:
 
     @staticmethod
     def of(entry: EntryPoint) -> Extra:
-        """What an entry point names; where that does not work, one that says so."""
+        """The implementation that an entry point names; if it is unusable, one that says why."""
         try:
             module = entry.load()
         except (Exception, SystemExit) as error:
             return Extra(entry, None, f"{type(error).__name__}: {error}")
-        missing = ", ".join(name for name in WANTED if not hasattr(module, name))
+        missing = ", ".join(name for name in REQUIRED_NAMES if not hasattr(module, name))
         if missing:
             return Extra(entry, None, f"{entry.value} lacks {missing}")
         if module.NAME != entry.name:
@@ -66,7 +66,7 @@ class Extra:
         if module.PLATFORM not in _PLATFORMS:
             wrong = f"PLATFORM: expected one of {_PLATFORMS}, got {module.PLATFORM!r}"
             return Extra(entry, None, wrong)
-        if not _is_of(module.FEATURES, str):
+        if not _is_collection_of(module.FEATURES, str):
             wrong = f"FEATURES: expected a tuple of names, got {module.FEATURES!r}"
             return Extra(entry, None, wrong)
         return Extra(entry, module)
@@ -75,21 +75,23 @@ class Extra:
         return getattr(self._module, name)
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-        """Its own, and what speaks against features that it does not know.
+        """The package's reasons, and one for each feature of the call that it does not declare.
 
-        Of reasons that its package gives as sentences, the rule is the sentence.
+        If the package gives sentences, the sentence is the reason's rule.
         """
         if reason := self.unusable_reason(device):
-            return (stated(self.NAME, reason),)
+            return (reason_from_sentence(self.NAME, reason),)
         reasons = unknown_features(spec, self._module.FEATURES, f"{self.NAME} has none")
         try:
             own = self._module.not_supported_reasons(spec, device)
         except Exception as error:
             return (*reasons, self._failed("not_supported_reasons", error))
-        if not _is_of(own, str | Reason):
+        if not _is_collection_of(own, str | Reason):
             wrong = f"not_supported_reasons: expected sentences or Reasons, got {own!r}"
-            return (*reasons, stated(self.NAME, f"{self.NAME}: {wrong}"))
-        reasons += tuple(stated(self.NAME, x) if isinstance(x, str) else x for x in own)
+            return (*reasons, reason_from_sentence(self.NAME, f"{self.NAME}: {wrong}"))
+        reasons += tuple(
+            reason_from_sentence(self.NAME, x) if isinstance(x, str) else x for x in own
+        )
         return reasons or self._without_plan(spec, device)
 
     def unusable_reason(self, device: Device) -> str:
@@ -105,18 +107,20 @@ class Extra:
         return reason if is_text else f"{self.NAME}: unusable_reason: expected str, got {reason!r}"
 
     def _without_plan(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-        """The reason not to run a call that cannot be planned."""
+        """The reason against a call that cannot be planned; empty if it can."""
         try:
             plan = self._module.plan(spec, device)
         except Exception as error:
             return (self._failed("plan", error),)
         if isinstance(plan, Plan) and isinstance(plan.workspace_bytes, int):
             return ()
-        return (stated(self.NAME, f"{self.NAME}: plan: expected a Plan, got {plan!r}"),)
+        return (
+            reason_from_sentence(self.NAME, f"{self.NAME}: plan: expected a Plan, got {plan!r}"),
+        )
 
     def _failed(self, function: str, error: Exception) -> Reason:
         failed = f"{self.NAME}: {function} failed: {type(error).__name__}: {error}"
-        return stated(self.NAME, failed)
+        return reason_from_sentence(self.NAME, failed)
 
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
         return self._module.plan(spec, device)
@@ -166,15 +170,15 @@ def _kind(x: Any) -> str:
     return f"{x.dtype.name}{list(x.shape)}" if is_array else repr(x)
 
 
-def _is_of(value: Any, kind: Any) -> bool:
-    """Whether it is a collection of nothing but this kind."""
+def _is_collection_of(value: Any, kind: Any) -> bool:
+    """Whether the value is a collection whose items are all of this kind."""
     is_collection = isinstance(value, list | tuple | set | frozenset)
     return is_collection and all(isinstance(x, kind) for x in value)
 
 
 @lru_cache(maxsize=1)
 def installed() -> tuple[Extra, ...]:
-    """All that packages here name, in the order of their names, looked for once."""
+    """The implementations of all installed packages, in the order of their names, found once."""
     entries = sorted(entry_points(group=GROUP), key=lambda x: x.name)
     by_name = {entry.name: entry for entry in reversed(entries)}
     return tuple(Extra.of(entry) for entry in reversed(by_name.values()))

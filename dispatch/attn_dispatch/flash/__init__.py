@@ -1,4 +1,4 @@
-"""NVIDIA: FlashAttention-2's and -3's kernels, where the package dew-flash-attn brings them."""
+"""NVIDIA: the kernels of FlashAttention-2 and -3, if the package dew-flash-attn is installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attn_dispatch.flash.generations import (
     Generation,
     generation_of,
 )
-from attn_dispatch.reason import Reason, sentences, stated
+from attn_dispatch.reason import Reason, reason_from_sentence, sentences
 
 NAME = "flash"
 PLATFORM = "cuda"
@@ -34,13 +34,13 @@ SKIPS_FROM_BOTTOM_RIGHT = True
 __all__ = ["BACKWARD_TARGET", "FORWARD_TARGET"]
 
 _MULTIPROCESSORS = "multiProcessorCount"
-"""The one of cuDNN's device properties that is read here."""
+"""The only one of cuDNN's device properties that is read here."""
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     generation = generation_of(device.arch)
-    own = rules.not_supported_reasons(spec, library.NAME, generation, device.arch)
-    return (*_unusable(device), *own)
+    reasons = rules.not_supported_reasons(spec, library.NAME, generation, device.arch)
+    return (*_device_reasons(device), *reasons)
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
@@ -59,7 +59,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    return sentences(_unusable(device))
+    return sentences(_device_reasons(device))
 
 
 def version() -> tuple[str, str] | None:
@@ -87,9 +87,9 @@ def backward(
 
 @lru_cache(maxsize=1)
 def register() -> None:
-    """Make the custom calls known to XLA; lowering for a device that is here does so by itself.
+    """Register the custom calls with XLA. Lowering for a device that is present does so itself.
 
-    Only a process that runs an exported module without ever calling attention needs it.
+    Only a process that runs an exported module without ever calling attention needs this.
 
     Raises:
       RuntimeError: if dew-flash-attn is not usable, with the reason.
@@ -112,7 +112,7 @@ def _register(device: Device) -> None:
 
 
 def _archs_here() -> set[str]:
-    """Of the GPUs in this process."""
+    """The archs of the GPUs in this process."""
     gpus = (x for x in jax.local_devices() if hasattr(x, "compute_capability"))
     return {f"sm{x.compute_capability.replace('.', '')}" for x in gpus}
 
@@ -133,7 +133,7 @@ def _loading_failure(device: Device) -> str:
     return library.loading_failure(generation_of(device.arch))
 
 
-def _unusable(device: Device) -> tuple[Reason, ...]:
+def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if device.platform != "cuda":
         why = f"FlashAttention runs on NVIDIA GPUs, and this is {device}"
         return (device_reason("platform", device, why),)
@@ -145,7 +145,7 @@ def _unusable(device: Device) -> tuple[Reason, ...]:
         why = f"needs the target's {_MULTIPROCESSORS}, which its properties do not have"
         reasons.append(device_reason("properties", device, why))
     if why := library.unusable_reason():
-        reasons.append(stated("flash/library", why))
+        reasons.append(reason_from_sentence("flash/library", why))
     elif device.is_present and not reasons and (why := _loading_failure(device)):
-        reasons.append(stated("flash/loading", why))
+        reasons.append(reason_from_sentence("flash/loading", why))
     return tuple(reasons)

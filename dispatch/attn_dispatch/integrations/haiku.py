@@ -1,4 +1,4 @@
-"""Haiku: `MultiHeadAttention` by our call, with the parameters of Haiku's own."""
+"""Haiku: `MultiHeadAttention` computed by attn_dispatch, with the parameters of Haiku's layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_options
-from attn_dispatch.warning import calls_go_through
+from attn_dispatch.warning import skip_frames_of
 
-calls_go_through(hk.__file__)
+skip_frames_of(hk.__file__)
 
 
 class MultiHeadAttention(hk.MultiHeadAttention):
@@ -34,14 +34,14 @@ class MultiHeadAttention(hk.MultiHeadAttention):
           key: [..., S, D_k].
           value: [..., S, D_v].
           mask: [..., 1 or N, T, S], attend where it is not 0.
-          options: further arguments of `attn_dispatch.dot_product_attention`: is_causal, or
-            dropout_rate with dropout_key=hk.next_rng_key(), which Haiku's own layer has not.
+          options: further arguments of `attn_dispatch.dot_product_attention`, such as is_causal, or
+            dropout_rate with dropout_key=hk.next_rng_key(), which Haiku's layer lacks.
 
         Returns:
           [..., T, model_size].
 
         Raises:
-          ValueError: shapes do not fit together, or options ask for further results.
+          ValueError: shapes do not match, or options ask for further results.
         """
         check_options(options)
         if mask is not None and jnp.ndim(mask) != jnp.ndim(query) + 1:

@@ -16,7 +16,7 @@ from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
 from attn_dispatch.reason import sentences
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 from attn_dispatch_tools.terminal import look
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.terminal.text import width, wrapped
@@ -63,19 +63,21 @@ def main(args: argparse.Namespace) -> None:
         device = default_device() if args.target is None else parse(args.target)
         calls = calls_in(args.file)
     except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {said(error)}") from error
+        raise SystemExit(f"error: {error_text(error)}") from error
     if device.platform != "cuda":
         raise SystemExit(
             f"error: only cuDNN plans ahead, and this is {device}; name a --target like h200"
         )
     if folder is None:
-        raise SystemExit(f"error: {settings.kept_nowhere(plan_store.FOLDER)}: plans are not kept")
+        raise SystemExit(
+            f"error: {settings.why_no_cache_path(plan_store.FOLDER)}: plans are not kept"
+        )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix="begun-"):
             pass
     except OSError as error:
-        raise SystemExit(f"error: plans cannot be kept in {folder}: {said(error)}") from error
+        raise SystemExit(f"error: plans cannot be kept in {folder}: {error_text(error)}") from error
     print(f"plans for {device} are kept in {folder}")
     is_refused = False
     for written, spec in calls:
@@ -90,7 +92,7 @@ def main(args: argparse.Namespace) -> None:
                 answer, is_planned = _planned(each, device)
             is_refused |= not is_planned
             look.show(_said(name, time.perf_counter() - start, answer), _MARKS)
-    if reasons := plan_store.not_kept():
+    if reasons := plan_store.write_failures():
         raise SystemExit(f"error: not all plans are kept: {'; '.join(reasons)}")
     if is_refused:
         raise SystemExit(1)

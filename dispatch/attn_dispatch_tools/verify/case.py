@@ -19,7 +19,7 @@ from attn_dispatch.call.spec import (
     backward_options,
     mod_operands,
 )
-from attn_dispatch.programs.program import Program
+from attn_dispatch.programs.program import ModProgram
 from attn_dispatch_tools.verify import drawn_mods
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import Operands
@@ -309,7 +309,7 @@ class Case:
         made |= {name: ((rows, lengths["b"]), np.int32) for name in self._read_by_mask_mod}
         return made | {"mods_start": ((self._copies, 2), np.int32)}
 
-    def _programs(self) -> dict[str, Program]:
+    def _programs(self) -> dict[str, ModProgram]:
         lengths, programs = self._read_lengths, {}
         if self.score_mod:
             of_arrays = tuple(lengths[x] for x in drawn_mods.reads_of(self.score_mod))

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.programs.program import Program
+from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.programs.tracing import trace
 
 
@@ -195,7 +195,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class DrawnScoreMod(Program):
+class DrawnScoreMod(ModProgram):
     """A score_mod's program, and the steps that it was made of."""
 
     steps: tuple[Step, ...] = field(compare=False, default=())
@@ -247,7 +247,7 @@ class DrawnScoreMod(Program):
 
 
 @dataclass(frozen=True)
-class DrawnMaskMod(Program):
+class DrawnMaskMod(ModProgram):
     """A mask_mod's program, and what it was made of."""
 
     formula: str = field(compare=False, default="")

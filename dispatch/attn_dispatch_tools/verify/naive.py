@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionOptions, mod_operands
-from attn_dispatch.programs.program import Program
+from attn_dispatch.programs.program import ModProgram
 from attn_dispatch_tools.verify.drawn_mods import EXACT, FAST, DrawnScoreMod, Places
 from attn_dispatch_tools.verify.reference import (
     Operands,
@@ -141,7 +141,7 @@ class _Forward:
         return self.operands[name].astype(self.wide).swapaxes(1, 2)
 
     def _modified(
-        self, score_mod: Program, score: np.ndarray, may_attend: np.ndarray
+        self, score_mod: ModProgram, score: np.ndarray, may_attend: np.ndarray
     ) -> np.ndarray:
         """Scores as a score_mod makes them; with the hardware's tanh in 16 bits."""
         assert isinstance(score_mod, DrawnScoreMod)

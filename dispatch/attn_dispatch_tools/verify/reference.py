@@ -53,7 +53,7 @@ def segment_ids(
     return query, key
 
 
-def wrong_queries(options: AttentionOptions, operands: Operands, batch_row: int) -> np.ndarray:
+def invalid_queries(options: AttentionOptions, operands: Operands, batch_row: int) -> np.ndarray:
     """Whose results are NaN, because of what is wrong in the integers of the call: bool [T]."""
     (_, wrong), _ = _ids_and_wrong(options, operands, batch_row)
     return wrong
@@ -109,9 +109,9 @@ def _misplaced(ids: np.ndarray, longest: int | None, *, is_ordered: bool) -> set
 
 
 def mark_wrong(options: AttentionOptions, operands: Operands, results: Operands) -> None:
-    """Put NaN into out, lse and row_max, as they are returned, where `wrong_queries` says so."""
+    """Put NaN into out, lse and row_max, as they are returned, where `invalid_queries` says so."""
     for batch_row in range(operands["query"].shape[0]):
-        wrong = wrong_queries(options, operands, batch_row)
+        wrong = invalid_queries(options, operands, batch_row)
         results["out"][batch_row, wrong] = np.nan
         for name in {"lse", "row_max"} & results.keys():
             results[name][batch_row][:, wrong] = np.nan

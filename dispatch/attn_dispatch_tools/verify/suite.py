@@ -40,9 +40,9 @@ from attn_dispatch_tools.verify.outcome import Outcome
 from attn_dispatch_tools.verify.reference import (
     Operands,
     attended,
+    invalid_queries,
     poison_padding,
     reference,
-    wrong_queries,
 )
 
 _BY_EITHER = NarrowBias().name
@@ -344,7 +344,7 @@ def _not_zero(case: Case, given: Operands, got: Operands) -> list[str]:
     b, n, t, s = may.shape
     groups = may.reshape(b, case.k, n // case.k, t, s)
     dead_keys = np.asarray(~groups.any(axis=(2, 3))).swapaxes(1, 2)  # [B, S, K]
-    wrong = np.array([wrong_queries(options, given, row) for row in range(b)])[..., None]
+    wrong = np.array([invalid_queries(options, given, row) for row in range(b)])[..., None]
     dead = {"out": dead_queries & ~wrong, "query": dead_queries}
     dead |= dict.fromkeys(("key", "value"), dead_keys)
     return [

@@ -16,7 +16,7 @@ import jax
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.flash import kernels, library
 from attn_dispatch.flash.call import FlashCall
-from attn_dispatch.flash.generations import THREE
+from attn_dispatch.flash.generations import FA3
 from attn_dispatch_tools.bench.arrays import ROWS, Arrays
 from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer, why_absent
@@ -34,7 +34,7 @@ class DewFlashAttn(JaxPeer):
         other = library.unusable_reason()
         if not other and default_device().arch != "sm90":
             other = "its other library is for sm90"
-        other = other or library.loading_failure(THREE)
+        other = other or library.loading_failure(FA3)
         return f"{reason}; {other}" if other else ""
 
     def notes(self, cell: Cell, arrays: Arrays) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class DewFlashAttn(JaxPeer):
 
 
 def _kernels(cell: Cell, arrays: Arrays) -> Call:
-    library.register(THREE)
+    library.register(FA3)
     facts = FlashCall(
         backward=False,
         dtype="bfloat16",

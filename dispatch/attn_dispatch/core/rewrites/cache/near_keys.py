@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.few_queries import MOST
 from attn_dispatch.core.rewrites.rewrite import AS_ROWS, Arrays, Calls, changed, for_
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
-from attn_dispatch.semantics.wrong import marked
 
 _LEAST_SAVED = 4
 """How many times as many keys there are at least: a copy reads and writes what a kernel reads."""
@@ -61,4 +61,4 @@ class NearKeys:
         key, value = keys_at(spec, operands, places)
         near = {"key": key, "value": value, "key_value_seq_lengths": keys - first}
         results = calls.kernel(inner, for_(inner, {**operands, **near}))
-        return marked(spec, operands, results)
+        return nan_where_invalid(spec, operands, results)

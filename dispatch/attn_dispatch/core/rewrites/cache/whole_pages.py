@@ -25,11 +25,11 @@ from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
 from attn_dispatch.core.rewrites.cache.grouped_heads import MOST_AS_HEADS, PART
 from attn_dispatch.core.rewrites.cache.last_keys import MOST_PAIRS, with_last_keys
 from attn_dispatch.core.rewrites.rewrite import AS_ROWS, LENGTHS, Arrays, Calls, changed, for_
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.padding import pad_last, round_up
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
-from attn_dispatch.semantics.wrong import marked
 
 _BY_PAIR = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
 
@@ -120,7 +120,7 @@ class WholePages:
         lse = jnp.where((t < ends.queries[:, None])[..., None], lse, -jnp.inf)
         out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
         results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
-        return marked(spec, operands, results)
+        return nan_where_invalid(spec, operands, results)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,38 @@
+"""What all public calls do: bring their arguments into normal form, and compute the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.arguments import Call, normalise
+from attn_dispatch.call.layouts import rows_first
+from attn_dispatch.core import select, told
+from attn_dispatch.core.primitive import attention
+from attn_dispatch.semantics.array_scale import with_number_as_scale
+
+
+def normal_form(**arguments: Any) -> Call:
+    """A call checked; its arguments are those of `normalise`, all but what is known here."""
+    arguments = with_number_as_scale(rows_first(arguments))
+    return normalise(**arguments, known_implementations=select.names())
+
+
+def run(call: Call, *, return_residual: bool, return_lse: bool, return_max_logits: bool) -> Any:
+    """What the public call returns."""
+    told.called_here(call.options)
+    out, *rows = attention(call.options, call.operands)
+    is_swapped = call.options.heads_first_q
+    results = [jnp.swapaxes(out, -3, -2) if is_swapped else out]
+    if rows:
+        # Inside lse and the maxima are [B, N, T]; outside they have the layout of query.
+        lse, *row_max = rows if is_swapped else (jnp.swapaxes(x, -1, -2) for x in rows)
+        if return_residual:
+            results.append(jax.lax.stop_gradient(lse).astype(out.dtype))
+        if return_lse:
+            results.append(lse)
+        if return_max_logits:
+            results.append(jax.lax.stop_gradient(row_max[0]))
+    return results[0] if len(results) == 1 else tuple(results)

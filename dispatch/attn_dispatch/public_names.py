@@ -1,0 +1,47 @@
+"""The public names: the one list of them, of which docs/api.md has the documentation."""
+
+from attn_dispatch import integrations, mods, serving
+from attn_dispatch._version import __version__
+from attn_dispatch.aiter import register as register_aiter_calls
+from attn_dispatch.api import (
+    dot_product_attention,
+    dropout_mask,
+    explain,
+    ragged_dot_product_attention,
+)
+from attn_dispatch.core.explanation import Explanation
+from attn_dispatch.cudnn import register as register_cudnn_calls
+from attn_dispatch.devices.target import target
+from attn_dispatch.flash import register as register_flash_calls
+from attn_dispatch.paged import paged_attention
+from attn_dispatch.settings import fallback, rewrites, scratch_limit, sharded_dropout, tuning
+from attn_dispatch.warning import (
+    AttentionConventionWarning,
+    AttentionFallbackWarning,
+    AttentionShardingWarning,
+)
+
+__all__ = [
+    "AttentionConventionWarning",
+    "AttentionFallbackWarning",
+    "AttentionShardingWarning",
+    "Explanation",
+    "__version__",
+    "dot_product_attention",
+    "dropout_mask",
+    "explain",
+    "fallback",
+    "integrations",
+    "mods",
+    "paged_attention",
+    "ragged_dot_product_attention",
+    "register_aiter_calls",
+    "register_cudnn_calls",
+    "register_flash_calls",
+    "rewrites",
+    "scratch_limit",
+    "serving",
+    "sharded_dropout",
+    "target",
+    "tuning",
+]

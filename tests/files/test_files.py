@@ -1,0 +1,279 @@
+"""Files that others may have made: what is read ends, what is written is whole, locks are waited
+for until a deadline."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from attn_dispatch.files import locking, reading, writing
+from attn_dispatch.files.locking import locked
+from tests.support.locks import holder
+
+
+def test_a_file_is_read_whole_up_to_its_limit(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * 100)
+    (tmp_path / "link").symlink_to(file)
+    assert reading.contents(file, 100) == reading.contents(tmp_path / "link", 100) == b"x" * 100
+    with pytest.raises(OSError, match="expected at most 99 bytes, got more") as raised:
+        reading.contents(file, 99)
+    assert raised.value.filename == str(file)
+
+
+def test_a_huge_file_is_not_read(tmp_path):
+    file = tmp_path / "sparse"
+    with open(file, "wb") as opened:
+        opened.truncate(2**40)
+    with pytest.raises(OSError, match="expected at most 16 MiB, got more"):
+        reading.contents(file)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_no_file(tmp_path, kept, monkeypatch):
+    """Neither waits: a pipe that nobody writes to is empty, a device has no end."""
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(reading, "SECONDS", 0.1)
+    with pytest.raises(IsADirectoryError, match="expected a file, got a folder"):
+        reading.contents(tmp_path, is_kept=kept)
+    if kept:
+        for path in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null")):
+            with pytest.raises(OSError, match="expected a file, got a pipe or a device"):
+                reading.contents(path, is_kept=True)
+    else:
+        assert reading.contents(tmp_path / "pipe") == reading.contents(Path("/dev/null")) == b""
+        with pytest.raises(OSError, match="expected at most 16 MiB, got more"):
+            reading.contents(Path("/dev/zero"))
+
+
+def test_a_pipe_is_read_to_its_end_and_a_silent_one_given_up(tmp_path, monkeypatch):
+    """As of `attn-dispatch plan <(make_calls)`, and of /dev/stdin."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    opened = os.open(pipe, os.O_RDWR)
+
+    def write() -> None:
+        for _ in range(50):
+            os.write(opened, b"x" * 10_000)
+            time.sleep(0.001)
+        os.close(opened)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert reading.contents(pipe) == b"x" * 500_000
+    writer.join()
+    opened = os.open(pipe, os.O_RDWR)
+    monkeypatch.setattr(reading, "SECONDS", 0.1)
+    with pytest.raises(TimeoutError, match=r"expected its end within 0\.1 s"):
+        reading.contents(pipe)
+    os.close(opened)
+    code = "from attn_dispatch.files import reading; from pathlib import Path\n"
+    code += "print(len(reading.contents(Path('/dev/stdin'))))"
+    done = subprocess.run([sys.executable, "-c", code], input=b"y" * 70_000, capture_output=True)
+    assert done.stdout == b"70000\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\xff", "expected UTF-8, got byte 0xff at 0"),
+        (b"{", "expected JSON, got Expecting property name"),
+        (b"", "expected JSON, got nothing"),
+        (b"[" * 100_000, "expected JSON, got more than 100 levels of brackets"),
+        (b"[" * 101 + b"]" * 101, "expected JSON, got more than 100 levels of brackets"),
+        (b'{"a": ' * 200 + b"1" + b"}" * 200, "got more than 100 levels of brackets"),
+        (b"1" * 5000, "expected JSON, got Exceeds the limit"),
+        (b'[{"a": 1, "b": {"c": 2, "d": 3, "c": 2}}]', "expected JSON, got 'c' twice in one ob"),
+    ],
+)
+def test_json_that_is_none(tmp_path, content, reason):
+    file = tmp_path / "file.json"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=reason) as raised:
+        reading.json_file(file)
+    assert str(file) in str(raised.value)
+
+
+def test_json(tmp_path):
+    (tmp_path / "file.json").write_text('{"a": [1, "µ"]}' + "\n", encoding="utf-8")
+    assert reading.json_file(tmp_path / "file.json") == {"a": [1, "µ"]}
+    assert reading.json_value("[" * 100 + "]" * 100)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_a_new_file_is_as_the_process_makes_them(tmp_path, mask, monkeypatch):
+    """Without asking for the umask, which would change it for other threads."""
+    before = os.umask(mask)
+    try:
+        with monkeypatch.context() as patched:
+            patched.delattr(os, "umask")
+            writing.replace(tmp_path / "new", b"1")
+            writing.replace(tmp_path / "open", b"1", 0o666)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o666 & ~mask
+    assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o666
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path):
+    """A file may grow to 64 KiB: the write fails in its middle."""
+    file = tmp_path / "file"
+    file.write_text("before")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
+    try:
+        with pytest.raises(OSError) as raised:
+            writing.replace(file, b"x" * 2**17)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(file))
+    assert [x.name for x in tmp_path.iterdir()] == ["file"] and file.read_text() == "before"
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_the_old_file(tmp_path):
+    file = tmp_path / "file"
+    code = (
+        "import sys; from pathlib import Path; from attn_dispatch.files import writing\n"
+        "file, number = Path(sys.argv[1]), 0\n"
+        "while True:\n"
+        "    writing.replace(file, b'%d' % number * 200_000)\n"
+        "    number = (number + 1) % 10\n"
+    )
+    for pause in (0.0, 0.003, 0.011):
+        process = subprocess.Popen([sys.executable, "-c", code, str(file)])
+        while not file.exists():
+            time.sleep(0.01)
+        time.sleep(pause)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        content = file.read_bytes()
+        assert len(content) == 200_000 and len(set(content)) == 1
+        file.unlink()
+    for begun in tmp_path.iterdir():
+        os.utime(begun, (1, 1))
+    writing.remove_stale(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_begun_goes_after_an_hour_and_nothing_else(tmp_path):
+    names = [f"begun-{'0' * 16}", f"begun-{'1' * 16}", "begun-notes", "plan"]
+    for name in names:
+        (tmp_path / name).touch()
+    for name in names[1:]:
+        os.utime(tmp_path / name, (1, 1))
+    assert sorted(writing.remove_stale(tmp_path)) == sorted(names)
+    assert {x.name for x in tmp_path.iterdir()} == {names[0], *names[2:]}
+    assert writing.remove_stale(tmp_path / "nowhere") == []
+
+
+def test_a_lock_that_another_process_holds(tmp_path):
+    lock = tmp_path / "lock"
+    process = holder(lock)
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"held this lock for 0\.2 s") as raised:
+        with locked(lock, 0.2):
+            raise AssertionError
+    assert 0.2 <= time.monotonic() - start < 5 and raised.value.filename == str(lock)
+    process.communicate(timeout=60)
+    with locked(lock, 0.2):
+        pass
+
+
+def test_a_holder_that_is_stopped_or_killed(tmp_path):
+    lock = tmp_path / "lock"
+    process = holder(lock)
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        with locked(lock, 0.1):
+            raise AssertionError
+    process.kill()
+    process.communicate(timeout=60)
+    with locked(lock, 5.0):
+        pass
+
+
+def test_threads_take_turns(tmp_path):
+    inside, most = [0], [0]
+
+    def enter() -> None:
+        for _ in range(10):
+            with locked(tmp_path / "lock"):
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                time.sleep(0.0005)
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=enter) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+FORKS = (
+    "import os, sys, time; from pathlib import Path\n"
+    "from attn_dispatch.files.locking import locked\n"
+    "with locked(Path(sys.argv[1])):\n"
+    "    child = os.fork()\n"
+    "    if child == 0: time.sleep(60); os._exit(0)\n"
+    "with locked(Path(sys.argv[1]), 1.0): pass\n"
+    "os.kill(child, 9); print('taken again')\n"
+)
+
+
+def test_a_child_that_was_forked_meanwhile_does_not_keep_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS, str(tmp_path / "lock")],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "taken again\n", done.stderr
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "dangling", "pipe", "folder", "device"])
+def test_what_is_no_lock(tmp_path, kind):
+    """Another user's link must not make this process touch a file of its own user's."""
+    lock, precious = tmp_path / "lock", tmp_path / "precious"
+    precious.write_text("precious")
+    made = {
+        "link": lambda: lock.symlink_to(precious),
+        "hard link": lambda: lock.hardlink_to(precious),
+        "dangling": lambda: lock.symlink_to(tmp_path / "nowhere"),
+        "pipe": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+        "device": lambda: lock.symlink_to("/dev/zero"),
+    }
+    made[kind]()
+    with pytest.raises(OSError, match="expected a file to lock, got a link, a folder") as raised:
+        with locked(lock, 0.1):
+            raise AssertionError
+    assert raised.value.filename == str(lock)
+    assert precious.read_text() == "precious" and not (tmp_path / "nowhere").exists()
+
+
+def test_a_lock_is_left_as_it_is(tmp_path):
+    lock = tmp_path / "lock"
+    lock.write_text("a note")
+    with locked(lock):
+        pass
+    assert lock.read_text() == "a note"
+
+
+def test_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
+    def none(*_) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(locking.fcntl, "flock", none)
+    with locked(tmp_path / "lock"):
+        pass

@@ -1,0 +1,190 @@
+"""The house: which package and folder may import which, and where JAX's private names are."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import attn_dispatch
+import attn_dispatch_tools
+from tests.support.repository import ROOT, TESTS
+
+ENGINE = Path(attn_dispatch.__file__).parent
+TOOLS = Path(attn_dispatch_tools.__file__).parent
+HOUSE = ENGINE.parent
+
+# The floors of each package from top to bottom. What stands in a package's own folder is named by
+# its file.
+FLOORS = {
+    ENGINE: (
+        (
+            "__init__",
+            "__main__",
+            "api",
+            "public_names",
+            "implementation",
+            "integrations",
+            "mods",
+            "public_call",
+            "paged",
+            "serving",
+        ),
+        ("core",),
+        ("cudnn", "flash", "fa4", "aiter", "xla"),
+        ("devices", "semantics"),
+        ("call",),
+        ("programs",),
+        ("console", "reason", "settings", "text", "warning", "_version"),
+        ("files",),
+    ),
+    TOOLS: (
+        ("__init__", "__main__", "cli"),
+        ("bench", "build_aiter", "commands", "pictures", "verify"),
+        ("reports", "written_calls"),
+        ("terminal",),
+    ),
+}
+PACKAGES = tuple(FLOORS)
+FILES = {package: sorted(package.rglob("*.py")) for package in PACKAGES}
+FLOOR_OF = {
+    package: {room: number for number, rooms in enumerate(floors) for room in rooms}
+    for package, floors in FLOORS.items()
+}
+
+# Rooms of one floor that know each other.
+NEIGHBOURS = {(x, y) for x in FLOORS[ENGINE][0] for y in FLOORS[ENGINE][0]} | {
+    ("__main__", "cli"),
+    ("fa4", "flash"),
+}
+
+
+def room_of(path: Path) -> str:
+    package = ENGINE if path.is_relative_to(ENGINE) else TOOLS
+    return path.relative_to(package).with_suffix("").parts[0]
+
+
+def imported(tree: ast.AST, package: Path = ENGINE) -> Iterator[tuple[str, str]]:
+    """(room, dotted name) of everything that a file imports from this package."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            top, *rest = name.split(".")
+            if top == package.name and rest and rest[0] in FLOOR_OF[package]:
+                yield rest[0], name
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda x: x.name)
+def test_every_file_has_a_floor(package: Path):
+    assert {room_of(path) for path in FILES[package]} == FLOOR_OF[package].keys()
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda x: x.name)
+def test_imports_go_down_only(package: Path):
+    found, floor_of = [], FLOOR_OF[package]
+    for path in FILES[package]:
+        room = room_of(path)
+        for other, name in imported(ast.parse(path.read_text()), package):
+            is_below = floor_of[other] > floor_of[room]
+            if not is_below and other != room and (room, other) not in NEIGHBOURS:
+                found.append(f"{path.relative_to(package)} imports {name}")
+    assert found == []
+
+
+def test_the_engine_does_without_the_tools():
+    """Neither imported, at the top or within a function, nor named for importlib or `-m`."""
+    named = [x for x in FILES[ENGINE] if TOOLS.name in x.read_text()]
+    assert named == [ENGINE / "__main__.py"]
+    rooms = {room for x in FILES[ENGINE] for room, _ in imported(ast.parse(x.read_text()))}
+    assert "__main__" not in rooms
+
+
+def test_the_engine_is_imported_without_the_tools():
+    """All of it but what needs a framework, in a process in which the tools cannot be imported."""
+    names = (x.relative_to(HOUSE).with_suffix("").parts for x in FILES[ENGINE])
+    modules = [".".join(x) for x in names if "integrations" not in x and x[-1] != "__main__"]
+    code = f"import sys\nsys.modules[{TOOLS.name!r}] = None\nimport {', '.join(modules)}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_semantics_imports_only_what_a_call_is():
+    for path in (ENGINE / "semantics").glob("*.py"):
+        rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
+        assert rooms <= {"semantics", "call", "programs", "reason"}, path.name
+
+
+_OF_ANY_VENDOR = ("core", "api", "public_call", "paged", "devices", "semantics", "call")
+
+
+def test_only_the_choice_names_the_implementations():
+    """The front end does not know a vendor; the command and the suite look at their libraries."""
+    for path in FILES[ENGINE]:
+        if room_of(path) not in _OF_ANY_VENDOR:
+            continue
+        rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
+        if path.name not in ("consider.py", "select.py"):
+            assert rooms.isdisjoint(("cudnn", "flash", "fa4", "aiter", "xla")), path.name
+
+
+def test_private_names_of_jax_are_in_one_file():
+    for path in (*FILES[ENGINE], *FILES[TOOLS]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            private = ("jax._src", "jax.interpreters", "jax.experimental")
+            if any(name.startswith(private) for name in names):
+                assert path.name == "jax_compat.py", f"{path.relative_to(HOUSE)}: {names}"
+
+
+def test_public_calls_pass_their_arguments_by_name():
+    for name in ("api", "paged"):
+        tree = ast.parse((ENGINE / f"{name}.py").read_text())
+        calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
+        assert not any(isinstance(x.func, ast.Name) and x.func.id == "locals" for x in calls)
+
+
+# Folders of tests/ that are of no room: of the C++ backends, of the repository, of several rooms.
+_OF_NO_ROOM = {
+    "cuda_backend", "docs", "fuzz", "gpu", "house", "rocm_backend", "scripts",
+}  # fmt: skip
+
+
+def test_tests_lie_as_the_packages_do():
+    """Tests of a room are in its folder; those of a module of no room are in tests/ itself."""
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    for folder in folders - {Path(x) for x in _OF_NO_ROOM}:
+        first, *rest = folder.parts or ("",)
+        room = TOOLS.joinpath(*rest) if first == "tools" else ENGINE / folder
+        assert room.is_dir(), f"tests/{folder} has tests, and there is no {room.relative_to(HOUSE)}"
+
+
+def test_what_is_shared_is_in_support():
+    """No file imports a test, but for scripts, which may run one."""
+    for path in sorted({*TESTS.rglob("*.py"), *(ROOT / "examples").rglob("*.py")}):
+        if path.parent == TESTS / "scripts" and not path.name.startswith("test_"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(alias.name for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            words = {word for name in names for word in name.split(".")}
+            found = {x for x in words if x.startswith("test_") and x not in _NOT_TESTS}
+            assert not found, f"{path.relative_to(ROOT)} imports {found}"
+
+
+_NOT_TESTS = {"test_util"}  # of JAX
