@@ -187,8 +187,8 @@ def test_a_crash_is_a_refusal_of_its_call_alone(odd: PlanningProcess):
         with pytest.raises(odd.CudnnError) as refusal:
             odd.plan(SMALL | {"batch": 13}, SM90)
         assert str(refusal.value) == (
-            "the process in which cuDNN plans was ended by signal 11 (Segmentation fault); its last output: "
-            "second / third / fourth: assertion failed"
+            "the process in which cuDNN plans was ended by signal 11 (Segmentation fault); its "
+            "last output: second / third / fourth: assertion failed"
         )
         assert getattr(refusal.value, "code", "") == "library"
     assert odd.plan(SMALL, SM90) == plan
@@ -260,7 +260,7 @@ def test_what_it_logs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     talker = helper.Helper((sys.executable, str(script)))
     for _ in range(10):
         assert talker.ask(b"go\n", 30.0) == b"done\n"
-    assert os.fstat(talker._said.fileno()).st_size <= 1900
+    assert os.fstat(talker._stderr.fileno()).st_size <= 1900
     talker.end()
 
 

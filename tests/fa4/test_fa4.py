@@ -187,7 +187,7 @@ def reasons(target: str, *shapes: jax.ShapeDtypeStruct) -> list[tuple[str, ...]]
 
 def test_every_reason(monkeypatch):
     monkeypatch.setattr(library, "version", lambda: "0.1.0")
-    absent = "its kernels are compiled on the GPU that runs them, which is not here"
+    absent = "its kernels are compiled on the GPU that runs them, which is not present"
     grouped = (
         "the backward pass of 8 heads on 2: gradients of key and value are wrong in programs that "
         "slice their arrays (fa4-jax 0.1.0)"

@@ -187,7 +187,7 @@ class _Keeper:
         except OSError as error:
             self._failure = error
             return
-        except ValueError as error:  # `said` is closed: nobody waits any more
+        except ValueError as error:  # `stderr` is closed: nothing waits for the process any more
             self._failure = OSError(str(error))
             return
         finally:

@@ -235,7 +235,7 @@ def _border(writer: Writer, number: Number, mask_mod: ModProgram, which: str | N
 
 
 def _where_finite(writer: Writer, may_attend: Value, pairs: Pairs) -> Value:
-    """Where the computed gradient counts. Elsewhere 0 is selected, because 0 · NaN would be NaN.
+    """The pairs whose computed gradient counts. For others 0 is selected: 0 · NaN would be NaN.
 
     A kernel computes whole tiles, past the last query and key, on whatever is stored behind a
     sequence (H200, 9.19, 9.28).

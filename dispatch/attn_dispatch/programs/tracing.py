@@ -126,7 +126,7 @@ def _without_constants(
 
 
 def _mesh_to_trace_under() -> AbstractMesh:
-    """Under shard_map its mesh, because types then say what varies over devices; otherwise none."""
+    """Under shard_map its mesh, because types then record what varies over devices; else none."""
     mesh = get_abstract_mesh()
     return mesh if mesh.manual_axes else NO_MESH
 
