@@ -29,12 +29,13 @@ from jax.sharding import PartitionSpec as P
 
 import attn_dispatch
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import primitive
 from attn_dispatch.core.shards import Shards, own_operands
 from attn_dispatch.devices.target import device_for
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from mesh_programs import COLLECTIVES, make_mesh
+from option_parts import options_with
 
 attention = partial(attn_dispatch.dot_product_attention, is_causal=True)
 
@@ -285,7 +286,7 @@ def set_around() -> float:
 def seeds() -> int:
     """The number of different keys that the devices of a mesh seed a kernel's dropout with."""
     mesh = make_mesh((2, 4), "Auto")
-    options = AttentionOptions(
+    options = options_with(
         operands=("query", "key", "value", "dropout_key"), scale=1.0, dropout_rate=0.5,
         dropout_impl="threefry2x32",
     )  # fmt: skip

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_dispatch import settings
-from attn_dispatch.call.spec import AttentionSpec, as_partners, backward_options
+from attn_dispatch.call.options import as_partners, backward_options
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance import draws
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.environment import environment, file_name

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
+from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.drawn_mods import Step
 from attn_dispatch.conformance.reference import Operands, poison_padding, reference
@@ -21,6 +22,7 @@ from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import calls_of
 from cudnn_in_numpy import keep_mask, names_of, run
+from option_parts import with_facts
 
 _BOTTOM_RIGHT: dict[str, Any] = {"is_causal": True, "alignment": "bottom_right"}
 
@@ -159,9 +161,9 @@ def test_every_variant_gives_the_gradients(case: Case):
     operands, options = case.operands() | case.cotangents(), case.backward_options()
     residuals = reference(case.forward_options(), case.operands())
     operands |= {name: residuals[name].astype(np.float32) for name in ("out", "lse")}
-    wanted = [x for x in options.gradients if x != "alibi_slopes" and not is_mod_operand(x)]
+    wanted = [x for x in options.wanted.gradients if x != "alibi_slopes" and not is_mod_operand(x)]
     wanted = [x for x in wanted if x != "bias" or operands["bias"].shape[3] > 1 or case.s == 1]
-    spec = spec_of(replace(options, gradients=tuple(wanted)), operands)
+    spec = spec_of(with_facts(options, gradients=tuple(wanted)), operands)
     assert not rules(spec)
     for call in calls_of(spec):
         if cudnn_rules.reason_against(call, "sm90"):

@@ -33,6 +33,7 @@ from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.common_rules import DTYPE
 from attn_dispatch.semantics.padding import round_up
 from backend import backward_spec, forward_spec
+from option_parts import spec_with
 
 SPEC_H = Path(__file__).parents[1] / "cuda_backend" / "spec.h"
 
@@ -170,7 +171,7 @@ EACH_HEAD = trace("mask_mod", lambda b, n, t, s: s <= t + n, (), "float32").prog
 
 
 def optioned(made: AttentionSpec, **options: Any) -> AttentionSpec:
-    return replace(made, options=replace(made.options, **options))
+    return spec_with(made, **options)
 
 
 def paged(**facts: Any) -> AttentionSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from attn_dispatch.cudnn.call import band_of, calls_of
 from attn_dispatch.semantics.wrong import without_wrong_lse
 from backend import needs_cudnn
 from cudnn_in_numpy import run
+from option_parts import spec_with
 from test_cudnn_arrays import check, poisoned, rules, to_jax
 
 SHAPES = ((7, 33, 3), (33, 33, 9), (33, 7, 3), (1, 33, 0), (7, 16, 15))
@@ -143,7 +143,7 @@ def test_equal_lengths_have_one_corner():
     case = Case("equal", t=14, window=(3, 0), alignment="bottom_right", kv_lengths=(9, 14))
     spec = spec_of(case.forward_options(), case.avals())
     assert band_of(spec).bottom_right
-    same = replace(spec, options=replace(spec.options, same_lengths=True))
+    same = spec_with(spec, same_lengths=True)
     assert not band_of(same).bottom_right
 
 

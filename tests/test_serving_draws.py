@@ -33,7 +33,7 @@ def reasons_against(spec: AttentionSpec) -> tuple[str, ...]:
     if found := rules.not_supported_reasons(spec):
         return found
     of_calls = [
-        rules.reason_against(call, "sm90", whole_pages=spec.options.whole_pages)
+        rules.reason_against(call, "sm90", whole_pages=spec.promises.whole_pages)
         for call in calls_of(spec)
     ]
     return () if () in of_calls else of_calls[0]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Any
 
@@ -28,6 +28,7 @@ from attn_dispatch.conformance.drawn_mods import reads_of
 from attn_dispatch.core import select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.programs.tracing import trace
+from option_parts import with_facts
 
 Array = jax.Array
 Results = dict[str, Array]
@@ -53,7 +54,7 @@ class Call:
         """
         operands = {**self.operands, **(changed or {})}
         operands = {name: x for name, x in operands.items() if x is not None}
-        facts = replace(self.spec.options, operands=tuple(operands), **options)
+        facts = with_facts(self.spec.options, operands=tuple(operands), **options)
         spec = AttentionSpec.of(list(operands.values()), facts)
         compute = xla.backward if spec.is_backward else xla.forward
         return dict(zip(spec.result_names, compute(spec, self.device, operands), strict=True))
@@ -224,7 +225,7 @@ def groups(call: Call) -> int:
 def raw_scores(call: Call) -> Array:
     """scale · query · key, wide [B, N, T, S]."""
     key = jnp.repeat(clean(call["key"]), groups(call), axis=2)
-    return call.options.scale * jnp.einsum("btnh,bsnh->bnts", clean(call["query"]), key)
+    return call.options.meaning.scale * jnp.einsum("btnh,bsnh->bnts", clean(call["query"]), key)
 
 
 def bias_of(call: Call) -> Array:
@@ -249,7 +250,7 @@ def distances(call: Call, *, is_aligned: bool = True) -> Array:
     """
     t, s = call.spec.seq_len_q, call.spec.seq_len_kv
     offset: Array | int = 0
-    if is_aligned and call.options.causal_alignment == "bottom_right":
+    if is_aligned and call.options.meaning.causal_alignment == "bottom_right":
         queries = lengths_of(call, "query_seq_lengths", t)
         offset = lengths_of(call, "key_value_seq_lengths", s) - queries
     rows = jnp.arange(t)[:, None] - jnp.arange(s)[None, :]
@@ -282,7 +283,7 @@ def capped_as(call: Call, score: Array) -> Results:
 
 
 def soft_capped(call: Call, score: Array) -> Array:
-    cap = call.options.logits_soft_cap
+    cap = call.options.meaning.logits_soft_cap
     return score if cap is None else cap * jnp.tanh(score / cap)
 
 
@@ -336,28 +337,28 @@ def mantissa(x: Array, bits: int) -> Array:
 @wrong("masks", lambda c: c.window[0] is not None)
 def window_reaches_one_further_left(call):
     """A query sees one key more on the left of its window."""
-    left, right = call.options.window
+    left, right = call.options.meaning.window
     return call.right(window=(left + 1, right))
 
 
 @wrong("masks", lambda c: (c.window[0] or 0) > 0)
 def window_reaches_one_less_left(call):
     """A query sees one key less on the left of its window."""
-    left, right = call.options.window
+    left, right = call.options.meaning.window
     return call.right(window=(left - 1, right))
 
 
 @wrong("masks", lambda c: c.window[1] is not None and not c.is_causal)
 def window_reaches_one_further_right(call):
     """A query sees one key more on the right of its window."""
-    left, right = call.options.window
+    left, right = call.options.meaning.window
     return call.right(window=(left, right + 1))
 
 
 @wrong("masks", lambda c: not c.is_causal and c.window[0] != c.window[1])
 def window_sides_swapped(call):
     """The window's left and right are taken for each other."""
-    return call.right(window=call.options.window[::-1])
+    return call.right(window=call.options.meaning.window[::-1])
 
 
 @wrong("masks", lambda c: c.is_causal and c.window[0] is not None)
@@ -369,7 +370,7 @@ def window_forgotten_where_causal(call):
 @wrong("masks", lambda c: c.is_causal and c.s > 1)
 def causal_sees_the_next_key(call):
     """The causal diagonal is one key too far to the right."""
-    return call.right(is_causal=False, window=(call.options.window[0], 1))
+    return call.right(is_causal=False, window=(call.options.meaning.window[0], 1))
 
 
 @wrong("masks", lambda c: c.is_causal and is_plain(c))
@@ -465,7 +466,7 @@ def segments_not_separated(call):
 @wrong("segments", lambda c: c.q_segments and pads_queries(c) and pads_keys(c))
 def padding_is_a_segment(call):
     """Padding attends to padding, as if 0 were a segment like the others."""
-    most = call.options.max_segments
+    most = call.options.meaning.max_segments
     names = ("query_segment_ids", "key_value_segment_ids")
     changed = {name: call[name] + 1 for name in names}
     return call.right(changed, max_segments=None if most is None else most + 1)
@@ -648,19 +649,19 @@ def value_gradient_without_the_groups_last_head(call):
 @wrong("scores", lambda c: c.scale != 0)
 def scale_ten_percent_off(call):
     """The scale is a tenth too large."""
-    return call.right(scale=1.1 * call.options.scale)
+    return call.right(scale=1.1 * call.options.meaning.scale)
 
 
 @wrong("scores", lambda c: c.scale < 0)
 def scale_without_its_sign(call):
     """A negative scale is taken for the positive one."""
-    return call.right(scale=abs(call.options.scale))
+    return call.right(scale=abs(call.options.meaning.scale))
 
 
 @wrong("scores", lambda c: c.scale == 0)
 def scale_of_zero_is_the_default(call):
     """A scale of 0 is taken for none, which would be 1/sqrt(H)."""
-    return call.right(scale=call.options.scale or call.spec.head_dim**-0.5)
+    return call.right(scale=call.options.meaning.scale or call.spec.head_dim**-0.5)
 
 
 @wrong("scores", lambda c: c.scale < 0 and c.needs_max, "forward")
@@ -669,7 +670,7 @@ def negative_scale_turns_row_max(call):
     results = call.right()
     if "row_max" not in results:
         return results
-    turned = call.right(scale=-call.options.scale)["row_max"]
+    turned = call.right(scale=-call.options.meaning.scale)["row_max"]
     return results | {"row_max": jnp.where(turned == -jnp.inf, turned, -turned)}
 
 
@@ -683,7 +684,7 @@ def tiny_scale_is_zero(call):
 def scale_of_the_value_dim(call):
     """The scale is made of the value's head dim."""
     ratio = call.spec.head_dim / call.spec.head_dim_v
-    return call.right(scale=call.options.scale * ratio**0.5)
+    return call.right(scale=call.options.meaning.scale * ratio**0.5)
 
 
 @wrong("scores", lambda c: c.h > 1 and c.scale != 0)
@@ -701,7 +702,7 @@ def soft_cap_ignored(call):
 @wrong("scores", lambda c: c.soft_cap, "forward")
 def soft_cap_clips(call):
     """Scores are clipped at the soft cap, not bent towards it."""
-    cap = call.options.logits_soft_cap
+    cap = call.options.meaning.logits_soft_cap
     score = jnp.clip(raw_scores(call), -cap, cap)
     changed = {"bias": score - raw_scores(call) + bias_of(call)}
     return call.right(changed, logits_soft_cap=None)
@@ -710,7 +711,7 @@ def soft_cap_clips(call):
 @wrong("scores", lambda c: c.soft_cap and c.scale not in (0, 1), "forward")
 def soft_cap_before_the_scale(call):
     """The products are capped, and scaled afterwards."""
-    scale, raw = call.options.scale, raw_scores(call)
+    scale, raw = call.options.meaning.scale, raw_scores(call)
     changed = {"bias": scale * soft_capped(call, raw / scale) - raw + bias_of(call)}
     return call.right(changed, logits_soft_cap=None)
 
@@ -719,7 +720,7 @@ def soft_cap_before_the_scale(call):
 def soft_cap_without_a_slope(call):
     """The soft cap is forgotten in the gradients of query and key, whose scores are right."""
     results, raw = call.right(), raw_scores(call)
-    wanted = tuple(name for name in call.options.gradients if name in ("query", "key"))
+    wanted = tuple(name for name in call.options.wanted.gradients if name in ("query", "key"))
     if not wanted:
         return results
     changed = {"bias": soft_capped(call, raw) - raw + bias_of(call)}
@@ -746,7 +747,9 @@ def soft_cap_after_alibi(call):
 def bias_before_the_scale(call):
     """The bias is scaled as well."""
     bias = call["bias"]
-    return call.right({"bias": jnp.where(jnp.isfinite(bias), bias * call.options.scale, bias)})
+    return call.right(
+        {"bias": jnp.where(jnp.isfinite(bias), bias * call.options.meaning.scale, bias)}
+    )
 
 
 @wrong("scores", lambda c: c.bias and c.bias[0] > 1)
@@ -826,7 +829,7 @@ def sink_missing_in_lse(call):
 @wrong("softmax", lambda c: c.sinks and c.scale != 1)
 def sink_before_the_scale(call):
     """The sink is scaled, as if it were a product."""
-    return call.right({"sinks": call["sinks"] * call.options.scale})
+    return call.right({"sinks": call["sinks"] * call.options.meaning.scale})
 
 
 @wrong("softmax", lambda c: c.sinks and c.n > 1)
@@ -872,7 +875,7 @@ def row_max_before_the_mask(call):
 @wrong("softmax", lambda c: c.inference and c.s > 1, "forward")
 def last_key_forgotten_without_lse(call):
     """Where only the output is asked for, the last key is not seen."""
-    if call.options.needs_lse:
+    if call.options.wanted.needs_lse:
         return call.right()
     return masked_by(
         call, (jnp.arange(call.spec.seq_len_kv) < call.spec.seq_len_kv - 1)[None, None, None]
@@ -971,7 +974,7 @@ def _heads_as_batch_rows(call: Call) -> Results:
 @wrong("dropout", lambda c: c.dropout)
 def dropout_not_rescaled(call):
     """What is kept is not divided by 1 - rate."""
-    kept = 1 - call.options.dropout_rate
+    kept = 1 - call.options.meaning.dropout_rate
     if call.is_backward:
         return call.right({"out_grad": kept * call["out_grad"]})
     return times(call.right(), "out", kept)
@@ -980,7 +983,7 @@ def dropout_not_rescaled(call):
 @wrong("dropout", lambda c: c.dropout and c.dropout != 0.5)
 def dropout_keeps_what_it_should_drop(call):
     """The rate is the share that is kept."""
-    return call.right(dropout_rate=1 - call.options.dropout_rate)
+    return call.right(dropout_rate=1 - call.options.meaning.dropout_rate)
 
 
 @wrong("dropout", lambda c: c.dropout, "backward")
@@ -1017,21 +1020,21 @@ def score_gradient_without_dropout(call):
 @wrong("gradients", lambda c: c.scale not in (0, 1), "backward")
 def query_gradient_not_scaled(call):
     """The gradient of query is not multiplied by the scale."""
-    return times(call.right(), "query", 1 / call.options.scale)
+    return times(call.right(), "query", 1 / call.options.meaning.scale)
 
 
 @wrong("gradients", lambda c: c.scale not in (0, 1), "backward")
 def key_gradient_alone_not_scaled(call):
     """The gradient of key is not multiplied by the scale where that of query is not asked for."""
-    if "query" in call.options.gradients:
+    if "query" in call.options.wanted.gradients:
         return call.right()
-    return times(call.right(), "key", 1 / call.options.scale)
+    return times(call.right(), "key", 1 / call.options.meaning.scale)
 
 
 @wrong("gradients", lambda c: True, "backward")
 def value_gradient_alone_is_zero(call):
     """The gradient of value is forgotten where no other of query and key is asked for."""
-    if {"query", "key"} & set(call.options.gradients):
+    if {"query", "key"} & set(call.options.wanted.gradients):
         return call.right()
     return times(call.right(), "value", 0)
 
@@ -1115,7 +1118,7 @@ def alibi_gradient_of_the_first_batch_row(call):
 
 def _with_score_mod(call: Call, function: Callable[..., Array], **options: Any) -> Results:
     """With `function` in the place of score_mod, which it is given before its arguments."""
-    program = call.options.score_mod
+    program = call.options.meaning.score_mod
     given = jaxpr_as_fun(program.jaxpr)
     arrays = [jnp.zeros(*array) for array in program.arrays]
 
@@ -1151,7 +1154,7 @@ def score_mod_of_the_heads_next(call):
 @wrong("mods", lambda c: c.score_mod and c.soft_cap)
 def score_mod_before_the_soft_cap(call):
     """The soft cap comes after score_mod."""
-    cap = call.options.logits_soft_cap
+    cap = call.options.meaning.logits_soft_cap
 
     def function(f, score, *x):
         return cap * jnp.tanh(f(score, *x) / cap)

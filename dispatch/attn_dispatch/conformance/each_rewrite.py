@@ -13,7 +13,8 @@ from functools import partial
 
 import jax
 
-from attn_dispatch.call.spec import AttentionSpec, backward_options
+from attn_dispatch.call.options import backward_options
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.conformance.drawn_mods import Step
 from attn_dispatch.conformance.in_pages import in_pages, paged_options

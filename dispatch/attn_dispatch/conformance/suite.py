@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from attn_dispatch import settings
-from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
+from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.conformance import dropped
 from attn_dispatch.conformance.calls import (
     Program,

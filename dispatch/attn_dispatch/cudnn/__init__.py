@@ -64,7 +64,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     None for a deterministic backward pass, whose engine the frontend chooses.
     """
     planned = _untuned(spec, device)
-    if isinstance(planned, Reason) or (spec.is_backward and spec.options.deterministic_backward):
+    if isinstance(planned, Reason) or (spec.is_backward and spec.meaning.deterministic_backward):
         return ()
     properties = cudnn_library.find().device_properties(device)
     found = _backend().engines(asdict(planned.call), properties)
@@ -180,7 +180,7 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
     library = cudnn_library.find()
     properties = library.device_properties(device)
     for call in calls_of(spec):
-        is_whole = spec.options.whole_pages
+        is_whole = spec.promises.whole_pages
         if reason := cudnn_rules.reason_against(call, device.arch, whole_pages=is_whole):
             refusal = refusal or reason
             continue

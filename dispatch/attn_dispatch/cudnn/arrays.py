@@ -123,7 +123,7 @@ def forward_results(
     """What `spec.result_names` says, from the results of the custom call."""
     live = Live.of(spec, operands).queries
     out = _from_memory(spec, results["out"], call.head_rows_q, dead_rows(spec))
-    is_read = None if spec.options.ignores_dead_rows else live
+    is_read = None if spec.promises.ignores_dead_rows else live
     found = {"out": _where_live(call, is_read, out[..., : spec.head_dim_v])}
     statistics = {name: results[name] for name in ("lse", "row_max") if name in results}
     if call.needs_max:
@@ -157,11 +157,11 @@ def backward_results(
     if call.needs_dbias:
         dbias = _all_rows(spec, results["dbias"], value=0)
         found["bias"] = sum_like(dbias, spec.shape("bias")).astype(spec.dtype_of("bias"))
-    if "sinks" in spec.options.gradients:
+    if "sinks" in spec.wanted.gradients:
         # cuDNN's own is refused for packed sequences by versions before 9.26, was wrong under
         # dropout and differed from call to call (H200, 9.19).
         found["sinks"] = sinks_grad(spec, operands)
-    return tuple(found[name] for name in spec.options.gradients)
+    return tuple(found[name] for name in spec.wanted.gradients)
 
 
 _LIVE, _WRONG = 1, 2
@@ -289,7 +289,7 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax
     if call.page_size:
         arrays.append(flat_table(spec, operands))
     if call.has_value_table:
-        arrays.append(arrays[-1] + spec.options.value_page)
+        arrays.append(arrays[-1] + spec.meaning.value_page)
     if call.bias_dtype:
         arrays.append(_score_bias(spec, call, operands))
     if has_nodes(spec):
@@ -325,7 +325,7 @@ def _node_array(spec: AttentionSpec, call: CudnnCall, operands: Arrays, array: R
             queries=(dead_rows(spec), call.seq_len_q),
             keys=call.seq_len_kv,
         )
-        read = arrays_of(array.mod, spec.options.mods[array.mod], operands)
+        read = arrays_of(array.mod, spec.meaning.mods[array.mod], operands)
         return outside(array, indices, read).astype(array.dtype)
     t = dead_rows(spec) + lax.broadcasted_iota(jnp.int32, (1, call.seq_len_q), 1)
     x = _row_keys(spec, operands, array, t)
@@ -341,7 +341,7 @@ def _row_keys(spec: AttentionSpec, operands: Arrays, array: RowKeys, t: jax.Arra
     """int32 [B · M, 1, T, 1] of rows that stand at t [1, T] in their sequences."""
     ranges = SequenceRanges.of(spec, operands)
     queries, keys = (x.reshape(-1, 1) for x in (ranges.lengths_q, ranges.lengths_kv))
-    is_bottom_right = spec.options.causal_alignment == "bottom_right"
+    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
     diagonal = t + (keys - queries if is_bottom_right else 0)
     left, right = spec.band
     if array.which == "first":

@@ -81,7 +81,7 @@ _RULES = (
     ),
     Rule[AttentionSpec](
         "cudnn/packed_keep",
-        lambda s: is_packed(s) and s.options.needs_keep,
+        lambda s: is_packed(s) and s.wanted.needs_keep,
         "packed sequences: the dropout mask is not read back by this version",
         "ask for the mask of a call that is not packed",
     ),
@@ -94,14 +94,14 @@ _RULES = (
     ),
     Rule[AttentionSpec](
         "cudnn/score_mod_nan",
-        lambda s: s.has("mask") and not is_finite(s.options.score_mod),
+        lambda s: s.has("mask") and not is_finite(s.meaning.score_mod),
         "score_mod: may be NaN where the mask forbids, which cuDNN adds -inf for",
         "say the mask in mask_mod",
     ),
     Rule[AttentionSpec](
         "cudnn/sinks_mask_mod",
         # A row that only mask_mod leaves no key gets the sink's as lse.
-        lambda s: s.has("sinks") and s.options.mask_mod is not None and not s.is_backward,
+        lambda s: s.has("sinks") and s.meaning.mask_mod is not None and not s.is_backward,
         "sinks beside a mask_mod: cuDNN takes a row that attends nothing for one of a sink",
         "say mask_mod with causality, a window, lengths or a mask",
     ),
@@ -133,7 +133,7 @@ _RULES = (
 def not_supported_reasons(spec: AttentionSpec) -> tuple[Reason, ...]:
     """Every rule the call breaks."""
     reasons = broken(_RULES, spec)
-    if spec.options.mods and isinstance(why := nodes_of(spec, packed=False), str):
+    if spec.meaning.mods and isinstance(why := nodes_of(spec, packed=False), str):
         reasons += (stated("cudnn/mods", why),)
     return reasons
 

@@ -113,5 +113,5 @@ class Implementation(Protocol):
     def backward(
         self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, ...]:
-        """The gradients of `spec.options.gradients`, in their order."""
+        """The gradients of `spec.wanted.gradients`, in their order."""
         ...

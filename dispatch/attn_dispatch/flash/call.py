@@ -112,7 +112,7 @@ def columns_of_value(spec: AttentionSpec) -> int:
 def band_from_the_end(spec: AttentionSpec) -> tuple[int | None, int | None]:
     """The band as it is from the bottom right; a side below 0 is none that kernels know."""
     left, right = spec.band
-    if spec.options.causal_alignment == "bottom_right" or has_ranges(spec):
+    if spec.meaning.causal_alignment == "bottom_right" or has_ranges(spec):
         return left, right
     further = spec.seq_len_kv - spec.seq_len_q
     return (

@@ -15,7 +15,7 @@ def first_dropout_key(spec: AttentionSpec, operands: Mapping[str, jax.Array]) ->
     Such a kernel counts rows and heads from its own first: devices that share out a call would
     all draw one mask, if each did not draw from a key of its own.
     """
-    key = jax.random.wrap_key_data(operands["dropout_key"][0], impl=spec.options.dropout_impl)
+    key = jax.random.wrap_key_data(operands["dropout_key"][0], impl=spec.meaning.dropout_impl)
     if "dropout_start" not in operands:
         return key
     row, head = operands["dropout_start"][0]

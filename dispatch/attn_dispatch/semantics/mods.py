@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from attn_dispatch.call.spec import mod_operands
+from attn_dispatch.call.options import mod_operands
 from attn_dispatch.programs.nodes import Outside
 from attn_dispatch.programs.program import Program, reads_by_key
 from attn_dispatch.programs.wide_reads import is_narrow, with_wide_reads

@@ -37,7 +37,7 @@ def goes_in_blocks(spec: AttentionSpec) -> bool:
     A block has the diagonal of its sequence where that ends at the last key which its last query
     sees, or where nothing goes by it; and mods count queries and batch rows from the first.
     """
-    if spec.seq_len_q <= FEW or spec.batch == 1 or spec.is_empty or spec.options.mods:
+    if spec.seq_len_q <= FEW or spec.batch == 1 or spec.is_empty or spec.meaning.mods:
         return False
     if spec.has("window"):
         return False

@@ -12,7 +12,14 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.few_queries import MOST
-from attn_dispatch.core.rewrites.rewrite import AS_ROWS, Arrays, Calls, changed, for_
+from attn_dispatch.core.rewrites.rewrite import (
+    Arrays,
+    Calls,
+    changed,
+    for_,
+    keys_as_rows,
+    without_band,
+)
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 from attn_dispatch.semantics.wrong import marked
@@ -49,8 +56,8 @@ class NearKeys:
             "value": ((*rows, spec.head_dim_v), spec.dtype),
         }
         without = ("key_pages", "value_pages", "page_table") if spec.is_paged else ()
-        options = {"window": (None, None), "is_causal": False} if spec.seq_len_q == 1 else {}
-        return changed(spec, without=without, arrays=arrays, **options, **AS_ROWS)
+        meaning = without_band(spec.meaning) if spec.seq_len_q == 1 else spec.meaning
+        return changed(spec, without=without, arrays=arrays, meaning=keys_as_rows(meaning))
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)

@@ -14,17 +14,26 @@ too (blocks.py): neither is copied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.options import Promises
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
 from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
 from attn_dispatch.core.rewrites.cache.grouped_heads import MOST_AS_HEADS, PART
 from attn_dispatch.core.rewrites.cache.last_keys import MOST_PAIRS, with_last_keys
-from attn_dispatch.core.rewrites.rewrite import AS_ROWS, LENGTHS, Arrays, Calls, changed, for_
+from attn_dispatch.core.rewrites.rewrite import (
+    LENGTHS,
+    Arrays,
+    Calls,
+    changed,
+    for_,
+    keys_as_rows,
+    without_band,
+)
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.padding import pad_last, round_up
 from attn_dispatch.semantics.pages import keys_at
@@ -62,13 +71,9 @@ class WholePages:
             spec,
             without=without,
             arrays=arrays,
-            is_causal=False,
-            window=(None, None),
-            needs_lse=True,
-            whole_pages=True,
-            is_checked=True,
-            ignores_dead_rows=True,
-            **plan.blocks.options(spec),
+            meaning=without_band(plan.blocks.meaning(spec)),
+            wanted=replace(spec.wanted, needs_lse=True),
+            promises=Promises(whole_pages=True, is_checked=True, ignores_dead_rows=True),
         )
 
     def beside(self, spec: AttentionSpec) -> AttentionSpec | None:
@@ -80,9 +85,9 @@ class WholePages:
             spec,
             without=IN_BLOCKS if spec.is_paged else (),
             arrays=_near(spec, plan.after),
-            needs_lse=True,
-            is_checked=True,
-            **AS_ROWS,
+            meaning=keys_as_rows(spec.meaning),
+            wanted=replace(spec.wanted, needs_lse=True),
+            promises=replace(spec.promises, is_checked=True),
         )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
@@ -301,9 +306,8 @@ def _by_xla(
         spec,
         without=(*IN_BLOCKS, *LENGTHS),
         arrays=arrays,
-        is_causal=False,
-        window=(None, None),
-        needs_lse=True,
+        meaning=without_band(spec.meaning),
+        wanted=replace(spec.wanted, needs_lse=True),
     )
     given = {**operands, **near, "mask": may_attend[:, None]}
     rest_results = calls.xla(rest, for_(rest, given))
