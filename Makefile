@@ -80,13 +80,13 @@ test-older: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/framework-package
 
 soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12 $(VENV)/amd-aiter
 	ATTN_DISPATCH_TEST_DRAWS=20000 ATTN_DISPATCH_TEST_EVERY_SIZE=1 \
-	  $(BIN)/python -m pytest -n auto tests/test_draws.py tests/test_conformance_xla.py
+	  $(BIN)/python -m pytest -n auto tests/xla/test_draws.py tests/xla/test_conformance.py
 	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
-	  ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest tests/test_planning.py
+	  ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest tests/cudnn/test_planning.py
 	ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter ATTN_DISPATCH_TEST_FUZZ=20000 \
-	  $(BIN)/python -m pytest -n auto $(wildcard tests/test_fuzz_*.py)
+	  $(BIN)/python -m pytest -n auto tests/fuzz
 
-SANITIZE := ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter $(BIN)/python tests/sanitize.py
+SANITIZE := ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter $(BIN)/python -m tests.scripts.sanitize
 sanitize: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/amd-aiter
 	$(SANITIZE) --write
 
@@ -101,7 +101,7 @@ lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages $(VENV)/f
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
 	$(BIN)/pyright --project tests/pyright_face.json --pythonpath $(BIN)/python
-	$(BIN)/clang-format --dry-run --Werror $(wildcard *_backend/*.h *_backend/*.cc tests/*/*.h tests/*/*.cc)
+	$(BIN)/clang-format --dry-run --Werror $(shell find *_backend tests -name '*.h' -o -name '*.cc')
 
 # Arguments: make release-check RELEASE='--pythons 3.12 --skip-source'
 RELEASE ?=
@@ -203,7 +203,7 @@ $(VENV)/amd-aiter: | $(BIN)/python
 # goes without, unless ATTN_DISPATCH_JAX_SOURCE names a checkout.
 $(VENV)/jax-source: | $(VENV)/cuda-library $(VENV)/test-packages
 ifeq ($(origin ATTN_DISPATCH_JAX_SOURCE),file)
-	-$(BIN)/python tests/run_jax_tests.py --fetch $@ --only-fetch
+	-$(BIN)/python -m tests.scripts.run_jax_tests --fetch $@ --only-fetch
 endif
 
 clean:

@@ -19,9 +19,9 @@ from command import arguments, save
 from decode import _STEPS, repeated
 
 from attn_dispatch import dot_product_attention, paged_attention
-from attn_dispatch.conformance.environment import environment
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
 from attn_dispatch.settings import override
+from attn_dispatch_tools.reports.environment import environment
 
 
 def _added(score: jax.Array, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:

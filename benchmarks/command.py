@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import Any
 
-from attn_dispatch.conformance.environment import file_name
+from attn_dispatch_tools.reports.environment import file_name
 
 
 def arguments(description: str, *, rounds: int, seconds: float) -> argparse.Namespace:

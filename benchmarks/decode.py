@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from command import save
 
 from attn_dispatch import dot_product_attention, paged_attention
-from attn_dispatch.bench.device_time import busy_seconds
-from attn_dispatch.conformance.environment import environment
+from attn_dispatch_tools.bench.device_time import busy_seconds
+from attn_dispatch_tools.reports.environment import environment
 
 _STEPS = 16
 _CELLS = (

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch import dot_product_attention, paged_attention
-from attn_dispatch.bench.peers.torch_sdpa import Worker
+from attn_dispatch_tools.bench.peers.torch_sdpa import Worker
 
 _SPLITS = (1, 16)
 

@@ -21,9 +21,9 @@ import numpy as np
 from command import arguments, save
 
 from attn_dispatch import dot_product_attention, flash, ragged_dot_product_attention
-from attn_dispatch.conformance.environment import environment
 from attn_dispatch.core.tuning.timing import by_turns, median_ratio
 from attn_dispatch.devices.target import default_device
+from attn_dispatch_tools.reports.environment import environment
 
 _CAUSAL: dict[str, Any] = {"is_causal": True}
 _LENGTHS = np.random.default_rng(0).integers(200, 1800, 16)

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from command import save
 
 from attn_dispatch import dot_product_attention
-from attn_dispatch.conformance.environment import environment
+from attn_dispatch_tools.reports.environment import environment
 
 _CALLS = {
     "ours": partial(dot_product_attention, is_causal=True, implementation="cudnn"),

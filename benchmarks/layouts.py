@@ -25,8 +25,8 @@ import numpy as np
 from command import arguments, save
 
 import attn_dispatch
-from attn_dispatch.conformance.environment import environment
 from attn_dispatch.core.tuning.timing import by_turns, median_ratio
+from attn_dispatch_tools.reports.environment import environment
 
 BATCH, LENGTH, HEADS, KV_HEADS, DIM = 4, 4096, 32, 8, 128
 WIDTH = 2048

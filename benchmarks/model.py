@@ -25,9 +25,9 @@ from command import arguments, save
 from extras import bare_kernels
 
 from attn_dispatch import dot_product_attention, flash, ragged_dot_product_attention
-from attn_dispatch.conformance.environment import environment
 from attn_dispatch.core.tuning.timing import orders
 from attn_dispatch.devices.target import default_device
+from attn_dispatch_tools.reports.environment import environment
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, MLP = 4, 4096, 32, 8, 128, 14336
 LONGEST = 2048

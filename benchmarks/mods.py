@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from command import arguments, save
 
 from attn_dispatch import dot_product_attention, mods
-from attn_dispatch.conformance.environment import environment
 from attn_dispatch.core.tuning.timing import by_turns, median_ratio
+from attn_dispatch_tools.reports.environment import environment
 
 _SIZE = {"b": 1, "t": 8192, "n": 16, "k": 4, "h": 128}
 _SLOPES = 2.0 ** -jnp.arange(0.5, 8.5, 0.5)

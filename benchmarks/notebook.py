@@ -20,7 +20,7 @@ from typing import Any
 import matplotlib as mpl
 from command import save
 
-from attn_dispatch.conformance.environment import environment
+from attn_dispatch_tools.reports.environment import environment
 
 NOTEBOOK = Path(__file__).parents[1] / "docs/notebook.ipynb"
 

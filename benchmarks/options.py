@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from command import arguments, save
 
 from attn_dispatch import cudnn
-from attn_dispatch.conformance.calls import Program
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.environment import environment
-from attn_dispatch.conformance.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
 from attn_dispatch.core.tuning.timing import by_turns, median_ratio
 from attn_dispatch.devices.target import default_device
+from attn_dispatch_tools.reports.environment import environment
+from attn_dispatch_tools.verify.calls import Program
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
 
 _SIZE: dict[str, Any] = {"b": 4, "t": 2048, "s": 2048, "n": 16, "k": 4, "h": 128}
 _FOUR_DOCUMENTS = Packed((((1, 0.4), (2, 0.1), (3, 0.3), (4, 0.15)),) * 4)

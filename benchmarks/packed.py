@@ -29,8 +29,8 @@ import numpy as np
 from command import arguments, save
 
 import attn_dispatch
-from attn_dispatch.conformance.environment import environment
 from attn_dispatch.core.tuning.timing import Program, by_turns, median_ratio
+from attn_dispatch_tools.reports.environment import environment
 
 MIXES = {
     "even": tuple(range(184, 1984, 112))[:16],

@@ -21,7 +21,7 @@ from decode import repeated
 
 import attn_dispatch.paged
 from attn_dispatch import paged_attention
-from attn_dispatch.conformance.environment import environment
+from attn_dispatch_tools.reports.environment import environment
 
 _CELLS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "63 single, a chunk of 512": ((64, 4096, 32, 8, 128), (1,) * 63 + (512,)),
@@ -79,14 +79,14 @@ def programs_of(
 def measured(programs: dict[str, tuple[Any, ...]], rounds: int) -> dict[str, float]:
     """Microseconds of each."""
     times: dict[str, list[float]] = {}
-    in_blocks = attn_dispatch.paged.goes_in_blocks
+    in_blocks = attn_dispatch.paged.fits_query_blocks
     for round_ in range(rounds + 1):
         for name, (run, *given) in programs.items():
             if name == "gathered":
-                attn_dispatch.paged.goes_in_blocks = lambda spec: False
+                attn_dispatch.paged.fits_query_blocks = lambda spec: False
             started = time.perf_counter()
             jax.block_until_ready(run(*given))
-            attn_dispatch.paged.goes_in_blocks = in_blocks
+            attn_dispatch.paged.fits_query_blocks = in_blocks
             if round_:
                 times.setdefault(name, []).append(1e6 * (time.perf_counter() - started) / 16)
     return {name: round(statistics.median(x), 1) for name, x in times.items()}

@@ -26,10 +26,10 @@ import numpy as np
 from command import arguments, save
 
 import attn_dispatch
-from attn_dispatch.bench.device_time import busy_seconds
-from attn_dispatch.conformance.environment import environment
 from attn_dispatch.core.tuning.timing import orders
 from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch_tools.bench.device_time import busy_seconds
+from attn_dispatch_tools.reports.environment import environment
 
 try:
     import cudnn

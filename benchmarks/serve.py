@@ -30,8 +30,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch import dot_product_attention
-from attn_dispatch.bench.device_time import busy_in
-from attn_dispatch.conformance.environment import environment
+from attn_dispatch_tools.bench.device_time import busy_in
+from attn_dispatch_tools.reports.environment import environment
 
 sys.path.append(str(Path(__file__).parents[1]))
 

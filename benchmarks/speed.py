@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from command import arguments, save
 
 import attn_dispatch
-from attn_dispatch.conformance.cases import SPEED_CASES
-from attn_dispatch.conformance.environment import environment
 from attn_dispatch.core.tuning.timing import by_turns
+from attn_dispatch_tools.reports.environment import environment
+from attn_dispatch_tools.verify.cases import SPEED_CASES
 
 SMALL = (1, 128, 8, 64)
 

@@ -43,8 +43,8 @@ from command import save
 
 import attn_dispatch
 import attn_dispatch.cudnn as cudnn
-from attn_dispatch.conformance.environment import environment
 from attn_dispatch.core.tuning.timing import seconds_per_call, turns
+from attn_dispatch_tools.reports.environment import environment
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 BLOCKS = (2048, 4096, 8192)
@@ -229,13 +229,13 @@ OTHERS: dict[str, Form] = {
 @contextmanager
 def padding_mask_first(is_on: bool) -> Iterator[None]:
     """cuDNN is asked for a padding mask before packed arrays."""
-    ways = cudnn.calls_of
+    ways = cudnn.variants_of
     if is_on:
-        cudnn.calls_of = lambda spec: tuple(sorted(ways(spec), key=lambda way: way.is_packed))
+        cudnn.variants_of = lambda spec: tuple(sorted(ways(spec), key=lambda way: way.is_packed))
     try:
         yield
     finally:
-        cudnn.calls_of = ways
+        cudnn.variants_of = ways
 
 
 def arrays_of(cell: Cell, name: str = "") -> list[jax.Array]:

@@ -30,7 +30,7 @@ if "--measure" in sys.argv:
 
 import attn_dispatch
 from attn_dispatch import dot_product_attention, explain
-from attn_dispatch.conformance.environment import environment
+from attn_dispatch_tools.reports.environment import environment
 
 BEFORE = "7a25e16"
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]

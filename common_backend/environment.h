@@ -1,4 +1,4 @@
-// Environment variables that are read in C++. Those that Python reads are in settings.py.
+// The environment variables that C++ reads. Those that Python reads are in settings.py.
 #pragma once
 
 #include <cstdlib>
@@ -8,8 +8,7 @@
 
 namespace attn_dispatch {
 
-// Whether an environment variable is 1; not where it is unset, empty or 0, and anything else is an
-// error.
+// True if the variable is 1, false if it is unset, empty or 0. Any other value is an error.
 inline Result<bool> environment_flag(const char* name) {
   const char* value = std::getenv(name);
   const std::string text = value ? value : "";
@@ -18,8 +17,8 @@ inline Result<bool> environment_flag(const char* name) {
   return Status{Code::kWrongCall, std::string(name) + ": expected 0 or 1, got '" + text + "'"};
 }
 
-// Whether results and scratch memory are filled with NaN before each call, so that whatever a
-// kernel leaves unwritten or reads uninitialized shows. Tests set it.
-inline Result<bool> poisons() { return environment_flag("ATTN_DISPATCH_POISON"); }
+// Whether to fill results and scratch memory with NaN before each call. Tests set this, so that
+// what a kernel leaves unwritten or reads uninitialized shows in the results.
+inline Result<bool> poison_requested() { return environment_flag("ATTN_DISPATCH_POISON"); }
 
 }  // namespace attn_dispatch

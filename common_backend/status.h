@@ -58,9 +58,12 @@ struct [[nodiscard]] Result {
   bool ok() const { return status.ok(); }
 };
 
-#define ATTN_RETURN_IF_ERROR(expression)                     \
-  if (::attn_dispatch::Status s_ = (expression); !s_.ok()) { \
-    return s_;                                               \
-  }
+// Returns from the calling function if `expression`, a Status, is a failure. A single statement, so
+// that it may stand in an if without braces.
+#define ATTN_RETURN_IF_ERROR(expression)                 \
+  do {                                                   \
+    ::attn_dispatch::Status attn_status_ = (expression); \
+    if (!attn_status_.ok()) return attn_status_;         \
+  } while (false)
 
 }  // namespace attn_dispatch

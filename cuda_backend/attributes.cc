@@ -1,14 +1,10 @@
 #include "attributes.h"
 
-#include <set>
-#include <string>
 #include <string_view>
 #include <utility>
 
+#include "attribute_reader.h"
 #include "validate.h"
-#include "wrong_value.h"
-
-namespace ffi = xla::ffi;
 
 namespace attn_dispatch {
 namespace {
@@ -23,38 +19,18 @@ struct AttributeOf<Text> {
   using Type = std::string_view;
 };
 
-template <typename T>
-std::string take(const ffi::Dictionary& attributes, std::string_view name, T* field) {
-  if (!attributes.contains(name)) return "missing " + std::string(name);
-  auto value = attributes.get<typename AttributeOf<T>::Type>(name);
-  if (!value) return std::string(name) + ": " + value.error().message();
-  *field = T(*value);
-  return "";
-}
-
 }  // namespace
 
-Result<SdpaSpec> spec_of(const ffi::Dictionary& attributes) {
+Result<SdpaSpec> spec_of(const xla::ffi::Dictionary& attributes) {
   SdpaSpec spec;
-  std::set<std::string_view> known;
-  std::string wrong;
-  const auto add = [&](const std::string& what) {
-    if (!what.empty()) wrong += (wrong.empty() ? "" : "; ") + what;
-  };
-#define FIELD(type, name) \
-  known.insert(#name);    \
-  add(take(attributes, #name, &spec.name));
-  ATTN_SDPA_SPEC(FIELD, FIELD)
+  AttributeReader reader(attributes);
+#define FIELD(type, name) reader.take<AttributeOf<type>::Type>(#name, &spec.name);
+  ATTN_SDPA_SPEC(FIELD)
 #undef FIELD
-  for (const std::string_view name : attributes) {
-    if (!known.count(name)) add("unknown " + beginning(name));
-  }
-  if (wrong.empty()) {
-    auto checked = validated(std::move(spec));
-    if (checked.ok()) return checked;
-    wrong = checked.status.message;
-  }
-  return Status{Code::kWrongCall, "attributes of the custom call: " + wrong};
+  ATTN_RETURN_IF_ERROR(reader.status());
+  auto checked = validated(std::move(spec));
+  if (checked.ok()) return checked;
+  return AttributeReader::wrong_attributes(checked.status.message);
 }
 
 }  // namespace attn_dispatch

@@ -1,5 +1,4 @@
-// The attributes of a custom call, by name. A module lowered by another version of this library, or
-// by hand, may lack some, have others, or mean something else by them.
+// The spec of a custom call, from its attributes.
 #pragma once
 
 #include "spec.h"

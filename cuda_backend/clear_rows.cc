@@ -7,7 +7,6 @@
 namespace attn_dispatch {
 namespace {
 
-constexpr int32_t kMaxDevices = 64;
 constexpr int64_t kThreads = 128;
 constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
 
@@ -99,9 +98,7 @@ Status failed(const char* call, int status) {
 }  // namespace
 
 Status load_clear_rows(int32_t device_ordinal) {
-  if (device_ordinal < 0 || device_ordinal >= kMaxDevices) {
-    return {Code::kDevice, "device ordinal " + std::to_string(device_ordinal) + " is out of range"};
-  }
+  ATTN_RETURN_IF_ERROR(check_ordinal(device_ordinal));
   if (loaded[device_ordinal].load(std::memory_order_acquire)) return {};
   static auto* load = driver_symbol<int(Module*, const void*)>("cuModuleLoadData");
   static auto* find = driver_symbol<int(Function*, Module, const char*)>("cuModuleGetFunction");

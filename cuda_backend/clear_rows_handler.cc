@@ -4,6 +4,7 @@
 // Operands: rows, of any shape; flags, u8 for each row. The result is rows again, in its place; or
 // elsewhere, where XLA has made the operand a slice of a larger array (in a scan), and is copied.
 #include "clear_rows.h"
+#include "ffi_error.h"
 #include "handlers.h"
 #include "library.h"
 #include "status.h"
@@ -14,21 +15,15 @@ namespace ffi = xla::ffi;
 namespace attn_dispatch {
 namespace {
 
-ffi::Error wrong(const std::string& message) {
-  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "attn_dispatch_clear_rows: " + message);
-}
+ffi::Error to_ffi(const Status& status) { return ffi_error("attn_dispatch_clear_rows: ", status); }
 
-ffi::Error failed(const Status& status) {
-  if (status.ok()) return ffi::Error::Success();
-  if (status.code == Code::kWrongCall) return wrong(status.message);
-  return ffi::Error(ffi::ErrorCode::kInternal, "attn_dispatch_clear_rows: " + status.message);
-}
+ffi::Error wrong_call(const std::string& message) { return to_ffi({Code::kWrongCall, message}); }
 
 // Before any command buffer is captured.
 ffi::Error Load(int32_t ordinal, ffi::RemainingArgs, ffi::RemainingRets) {
   // Where cuDNN has not been asked for anything, nobody has loaded the driver yet.
-  if (!has_driver()) return wrong("no CUDA driver library can be loaded");
-  return failed(load_clear_rows(ordinal));
+  if (!has_driver()) return to_ffi({Code::kLibrary, "no CUDA driver library can be loaded"});
+  return to_ffi(load_clear_rows(ordinal));
 }
 
 ffi::Error Clear(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer rows,
@@ -36,19 +31,20 @@ ffi::Error Clear(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer rows,
   const auto count = static_cast<int64_t>(flags.element_count());
   const auto bytes = static_cast<int64_t>(rows.size_bytes());
   if (const auto result = static_cast<int64_t>(cleared->size_bytes()); result != bytes) {
-    return wrong("expected a result of " + std::to_string(bytes) + " bytes, as the rows, got " +
-                 std::to_string(result));
+    return wrong_call("expected a result of " + std::to_string(bytes) +
+                      " bytes, as the rows, got " + std::to_string(result));
   }
   if (bytes == 0) return ffi::Error::Success();
   if (count == 0 || bytes % count != 0 || bytes / count % kRowMultiple != 0) {
-    return wrong("expected " + std::to_string(count) + " rows, a flag each, of a multiple of " +
-                 std::to_string(kRowMultiple) + " bytes, got " + std::to_string(bytes) + " bytes");
+    return wrong_call("expected " + std::to_string(count) +
+                      " rows, a flag each, of a multiple of " + std::to_string(kRowMultiple) +
+                      " bytes, got " + std::to_string(bytes) + " bytes");
   }
   if (rows.untyped_data() != cleared->untyped_data()) {
     const Status copied = copy(cleared->untyped_data(), rows.untyped_data(), bytes, stream);
-    if (!copied.ok()) return failed(copied);
+    if (!copied.ok()) return to_ffi(copied);
   }
-  return failed(clear_rows(cleared->untyped_data(), flags.untyped_data(), count, bytes / count,
+  return to_ffi(clear_rows(cleared->untyped_data(), flags.untyped_data(), count, bytes / count,
                            ordinal, stream));
 }
 

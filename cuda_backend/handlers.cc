@@ -6,7 +6,6 @@
 
 #include <array>
 #include <atomic>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -14,6 +13,8 @@
 #include "attributes.h"
 #include "buffers.h"
 #include "clear_rows.h"
+#include "environment.h"
+#include "ffi_error.h"
 #include "library.h"
 #include "plan.h"
 #include "spec.h"
@@ -26,27 +27,22 @@ namespace ffi = xla::ffi;
 namespace attn_dispatch {
 namespace {
 
-constexpr int32_t kMaxDevices = 64;
-
 // State of one call site: its spec, and its plan on each device that has run it.
 class CallSite {
  public:
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
-  CallSite(SdpaSpec spec, CallBuffers buffers)
-      : spec_(std::move(spec)), buffers_(std::move(buffers)) {}
+  CallSite(SdpaSpec spec, CallBuffers buffers, bool poisons)
+      : spec_(std::move(spec)), buffers_(std::move(buffers)), poisons_(poisons) {}
 
   const SdpaSpec& spec() const { return spec_; }
   const CallBuffers& buffers() const { return buffers_; }
+  bool poisons() const { return poisons_; }
 
   // The plan on this device; loads it the first time.
   Result<const LoadedPlan*> on_device(int32_t ordinal) {
-    if (ordinal < 0 || ordinal >= kMaxDevices) {
-      return Status{Code::kDevice, "device ordinal " + std::to_string(ordinal) +
-                                       " is out of range: expected below " +
-                                       std::to_string(kMaxDevices)};
-    }
+    ATTN_RETURN_IF_ERROR(check_ordinal(ordinal));
     if (const LoadedPlan* plan = loaded_[ordinal].load(std::memory_order_acquire)) return plan;
     auto loaded = load_for(spec_, ordinal);
     if (!loaded.ok()) return loaded.status;
@@ -59,6 +55,7 @@ class CallSite {
  private:
   const SdpaSpec spec_;
   const CallBuffers buffers_;
+  const bool poisons_;
   std::array<std::atomic<const LoadedPlan*>, kMaxDevices> loaded_{};
   std::mutex mutex_;
   std::vector<std::shared_ptr<const LoadedPlan>> owned_;
@@ -68,22 +65,7 @@ ffi::TypeId CallSite::id = {};
 ffi::TypeInfo CallSite::info = ffi::MakeTypeInfo<CallSite>();
 
 ffi::Error to_ffi(const Status& status) {
-  const std::string text =
-      std::string("attn_dispatch cuDNN (") + code_name(status.code) + "): " + status.message;
-  switch (status.code) {
-    case Code::kOk:
-      return ffi::Error::Success();
-    case Code::kWrongCall:
-      return ffi::Error(ffi::ErrorCode::kInvalidArgument, text);
-    case Code::kUnsupported:
-      return ffi::Error(ffi::ErrorCode::kUnimplemented, text);
-    case Code::kLibrary:
-      return ffi::Error(ffi::ErrorCode::kFailedPrecondition, text);
-    case Code::kFinalizeFailed:
-    case Code::kDevice:
-      break;
-  }
-  return ffi::Error(ffi::ErrorCode::kInternal, text);
+  return ffi_error(std::string("attn_dispatch cuDNN (") + code_name(status.code) + "): ", status);
 }
 
 std::atomic<int32_t> first_local_device{0};
@@ -95,13 +77,15 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(ffi::Dictionary attributes) 
   if (!spec.ok()) return ffi::Unexpected(to_ffi(spec.status));
   auto buffers = buffers_of(spec.value);
   if (!buffers.ok()) return ffi::Unexpected(to_ffi(buffers.status));
+  auto poison = poison_requested();
+  if (!poison.ok()) return ffi::Unexpected(to_ffi(poison.status));
   Visit visit;
   if (!visit.status().ok()) return ffi::Unexpected(to_ffi(visit.status()));
   auto properties = device_properties(first_local_device);
   if (!properties.ok()) return ffi::Unexpected(to_ffi(properties.status));
   auto plan = plan_to_run(spec.value, properties.value);
   if (!plan.ok()) return ffi::Unexpected(to_ffi(plan.status));
-  return std::make_unique<CallSite>(std::move(spec.value), std::move(buffers.value));
+  return std::make_unique<CallSite>(std::move(spec.value), std::move(buffers.value), poison.value);
 }
 
 // Loading a plan and making a handle happen here, before any command buffer is captured.
@@ -115,16 +99,6 @@ ffi::Error Initialize(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi:
     if (Status status = load_clear_rows(ordinal); !status.ok()) return to_ffi(status);
   }
   return to_ffi(thread_handle(ordinal, stream).status);
-}
-
-// Set in tests: fills results and workspace with NaN before each call, so that whatever the kernel
-// leaves unwritten or reads uninitialized shows.
-bool poisons() {
-  static const bool poison = [] {
-    const char* value = std::getenv("ATTN_DISPATCH_POISON");
-    return value && *value && *value != '0';
-  }();
-  return poison;
 }
 
 // Gathers the call's pointers and compares their sizes with what the kernel touches.
@@ -213,7 +187,7 @@ ffi::Error Execute(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::Re
   const CallBuffers& buffers = site->buffers();
   Pointers pointers(buffers, plan.value->plan().workspace_bytes, args, rets);
   if (!pointers.status().ok()) return to_ffi(pointers.status());
-  if (poisons()) {
+  if (site->poisons()) {
     if (Status status = pointers.poison(stream); !status.ok()) return to_ffi(status);
   }
   Status status = plan.value->execute(handle.value, pointers.of_graph(), buffers.of_graph(),

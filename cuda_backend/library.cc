@@ -165,6 +165,12 @@ cudnnHandle_t take_free_handle(int32_t device) {
 
 }  // namespace
 
+Status check_ordinal(int32_t device_ordinal) {
+  if (device_ordinal >= 0 && device_ordinal < kMaxDevices) return {};
+  return {Code::kDevice, "device ordinal: expected 0 to " + std::to_string(kMaxDevices - 1) +
+                             ", got " + std::to_string(device_ordinal)};
+}
+
 bool has_driver() {
   std::lock_guard<std::mutex> lock(loading());
   return load_driver().ok() && !driver.load()->is_stand_in;

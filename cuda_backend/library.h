@@ -12,6 +12,12 @@ typedef struct CUstream_st* cudaStream_t;
 
 namespace attn_dispatch {
 
+// Tables by device have this many places.
+inline constexpr int32_t kMaxDevices = 64;
+
+// An error for a device ordinal that such a table has no place for.
+Status check_ordinal(int32_t device_ordinal);
+
 // Whether the CUDA driver's own library can be loaded here. Loads nothing else.
 bool has_driver();
 

@@ -11,6 +11,7 @@
 #include "library.h"
 #include "plan.h"
 #include "python_attributes.h"
+#include "python_module.h"
 #include "spec.h"
 #include "status.h"
 #include "visit.h"
@@ -34,18 +35,6 @@ T value_or_throw(Result<T> result) {
 }
 
 SdpaSpec spec_from(const py::dict& attributes) { return value_or_throw(spec_of(attributes)); }
-
-// Python's form of text that may hold a file's name, which need not be UTF-8.
-py::str text_of(const std::string& bytes) {
-  return py::reinterpret_steal<py::str>(
-      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogateescape"));
-}
-
-std::string path_from(const py::object& path) {
-  PyObject* bytes = nullptr;
-  if (!PyUnicode_FSConverter(path.ptr(), &bytes)) throw py::error_already_set();
-  return py::reinterpret_steal<py::bytes>(bytes);
-}
 
 // Releases the interpreter's lock. Its holder's visit ends after it: the process must not end
 // before the thread is back in the interpreter.
@@ -88,12 +77,6 @@ void before_exit(int64_t milliseconds) {
   refuse_visits_and_wait(std::chrono::milliseconds(milliseconds));
 }
 
-std::map<std::string, py::capsule> capsules(const std::map<std::string, void*>& addresses) {
-  std::map<std::string, py::capsule> result;
-  for (const auto& [name, address] : addresses) result.emplace(name, py::capsule(address));
-  return result;
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_cuda, m) {
@@ -105,7 +88,7 @@ PYBIND11_MODULE(_cuda, m) {
     try {
       if (pending) std::rethrow_exception(pending);
     } catch (const CudnnError& e) {
-      py::object error = py::reinterpret_borrow<py::object>(error_type)(text_of(e.what()));
+      py::object error = py::reinterpret_borrow<py::object>(error_type)(to_python(e.what()));
       error.attr("code") = e.code;
       PyErr_SetObject(error_type, error.ptr());
     }
@@ -125,7 +108,7 @@ PYBIND11_MODULE(_cuda, m) {
   m.def("cudnn_version", &cudnn_version,
         "Version of the loaded cuDNN, 91900 for 9.19.0; 0 if none.");
   m.def(
-      "cudnn_path", [] { return text_of(cudnn_path()); },
+      "cudnn_path", [] { return to_python(cudnn_path()); },
       "The file that cuDNN was loaded from; empty if none.");
   m.def("driver_is_stand_in", &driver_is_stand_in,
         "Whether no CUDA driver is here, so that plans can be made but not run.");

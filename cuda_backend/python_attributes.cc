@@ -84,7 +84,7 @@ Result<SdpaSpec> spec_of(const py::dict& attributes) {
   } else if (const py::object value = attributes[#name]; !read(value, &spec.name)) {        \
     add(#name ": expected " + std::string(expected(&spec.name)) + ", got " + shown(value)); \
   }
-  ATTN_SDPA_SPEC(FIELD, FIELD)
+  ATTN_SDPA_SPEC(FIELD)
 #undef FIELD
   for (const auto& [name, value] : attributes) {
     if (!known.contains(name)) {

@@ -17,10 +17,10 @@ struct Text : std::string {
   Text(std::string_view view) : std::string(view) {}  // NOLINT: implicit on purpose
 };
 
-// FIRST(type, name), then FIELD(type, name) for every further field.
+// FIELD(type, name) for each attribute.
 // clang-format off
-#define ATTN_SDPA_SPEC(FIRST, FIELD)                                            \
-  FIRST(bool, backward)         /* else forward */                              \
+#define ATTN_SDPA_SPEC(FIELD)                                                   \
+  FIELD(bool, backward)         /* else forward */                              \
   FIELD(Text, dtype)            /* "float16" or "bfloat16" */                   \
   FIELD(int64_t, batch)         /* packed: the sequences */                     \
   FIELD(int64_t, num_heads)                                                     \
@@ -67,7 +67,7 @@ inline constexpr int64_t kBiasRowMultiple = 8;
 // Its sums and products are those of a spec that is in order: validate.h.
 struct SdpaSpec {
 #define FIELD(type, name) type name{};
-  ATTN_SDPA_SPEC(FIELD, FIELD)
+  ATTN_SDPA_SPEC(FIELD)
 #undef FIELD
 
   int64_t rows_q() const { return is_packed() ? packed_rows_q : batch * seq_len_q; }
@@ -96,7 +96,7 @@ struct SdpaSpec {
     out.imbue(std::locale::classic());
     out.precision(9);
 #define FIELD(type, name) out << #name "=" << name << ' ';
-    ATTN_SDPA_SPEC(FIELD, FIELD)
+    ATTN_SDPA_SPEC(FIELD)
 #undef FIELD
     return out.str();
   }

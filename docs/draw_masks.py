@@ -14,8 +14,8 @@ from pathlib import Path
 import mask_panels
 import mod_panels
 
-from attn_dispatch.pictures import drawing
-from attn_dispatch.pictures.panel import Figure
+from attn_dispatch_tools.pictures import drawing
+from attn_dispatch_tools.pictures.panel import Figure
 
 FOLDER = Path(__file__).parent / "masks"
 

@@ -1,6 +1,6 @@
 """The calls whose masks docs/semantics.md shows.
 
-draw_masks.py draws them, and those of mod_panels.py; tests/test_draw_masks.py asks real calls
+draw_masks.py draws them, and those of mod_panels.py; tests/docs/test_draw_masks.py asks real calls
 whether they are so.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_dispatch.pictures.panel import Figure, Panel
+from attn_dispatch_tools.pictures.panel import Figure, Panel
 
 _CAUSAL: dict[str, Any] = {"is_causal": True}
 _BOTTOM_RIGHT: dict[str, Any] = {"causal_alignment": "bottom_right"}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from attn_dispatch import mods
-from attn_dispatch.pictures.panel import Figure, Panel
+from attn_dispatch_tools.pictures.panel import Figure, Panel
 
 
 def _of_masks(name: str, masks: dict[str, Any], seq_len_q: int, seq_len_kv: int) -> Figure:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attn_dispatch.terminal.wrong import said
+from attn_dispatch.text import said
 
 
 def of(kind: Any, expected: str, is_right: Callable[[Any], bool]) -> Callable[[str], Any]:

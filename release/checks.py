@@ -17,6 +17,8 @@ _STRAY = re.compile(
 )
 _GLIBC = re.compile(r"manylinux_(\d+)_(\d+)_x86_64")
 
+PACKAGES = ("attn_dispatch/", "attn_dispatch_tools/")
+
 
 def wrong(path: Path) -> list[str]:
     """Everything that is wrong with this file, in sentences."""
@@ -54,11 +56,9 @@ def _pure(path: Path, inside: list[str]) -> list[str]:
     found = [f"compiled: {x}" for x in inside if x.endswith((".so", ".pyd", ".cc", ".h"))]
     if not path.name.endswith("-py3-none-any.whl"):
         found.append(f"expected a wheel for any Python, got {path.name}")
-    if "attn_dispatch/py.typed" not in inside:
-        found.append("py.typed is missing")
-    return found + [
-        f"outside the package: {x}" for x in inside if not x.startswith("attn_dispatch/")
-    ]
+    wanted = ("attn_dispatch/py.typed", *(f"{x}__init__.py" for x in PACKAGES))
+    found += [f"{x} is missing" for x in wanted if x not in inside]
+    return found + [f"outside the packages: {x}" for x in inside if not x.startswith(PACKAGES)]
 
 
 def _source_distribution(path: Path) -> list[str]:
@@ -66,7 +66,7 @@ def _source_distribution(path: Path) -> list[str]:
         names = [x.name.partition("/")[2] for x in archive.getmembers() if x.isfile()]
     wanted = ("pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "cuda_backend/module.cc",
               "rocm_backend/module.cc", "common_backend/status.h",
-              "dispatch/attn_dispatch/__init__.py")  # fmt: skip
+              *(f"dispatch/{x}__init__.py" for x in PACKAGES))  # fmt: skip
     found = [f"{x} is missing" for x in wanted if x not in names]
     return found + [f"stray file {x}" for x in names if _STRAY.search(x) or x.endswith(".so")]
 

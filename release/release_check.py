@@ -114,7 +114,8 @@ def _with_plugin(here: Environment, plugin: Plugin, jax: str) -> Outcome:
 
 def _rocm(environment: Environment) -> str:
     code = (
-        "from attn_dispatch.aiter import library; from attn_dispatch.aiter.build import wheel\n"
+        "from attn_dispatch.aiter import library\n"
+        "from attn_dispatch_tools.build_aiter import wheel\n"
         "said = library.find('gfx942').unusable\n"
         "assert said.startswith('AITER is not built for gfx942'), said\n"
         "wheel.adapter_folder()"

@@ -1,6 +1,6 @@
 // What AITER asks of its surroundings, and would be told wrongly where a process has GPUs of
 // several kinds. This file is part of each of its libraries, and the linker sends the calls here
-// (--wrap in dispatch/attn_dispatch/aiter/build/ninja.py).
+// (--wrap in dispatch/attn_dispatch_tools/build_aiter/ninja.py).
 #include "aiter_environment.h"
 
 #include <hip/hip_runtime_api.h>

@@ -12,7 +12,7 @@ namespace attn_dispatch {
 
 struct Attributes {
 #define FIELD(type, name) type name{};
-  ATTN_AITER_SPEC(FIELD, FIELD)
+  ATTN_AITER_SPEC(FIELD)
 #undef FIELD
 };
 

@@ -16,6 +16,7 @@
 #include "call_site.h"
 #include "check.h"
 #include "environment.h"
+#include "ffi_error.h"
 #include "fill.h"
 #include "library.h"
 #include "spec.h"
@@ -29,12 +30,7 @@ namespace {
 
 constexpr int32_t kMessageSize = 1024;
 
-ffi::Error failure(const Status& status) {
-  ffi::ErrorCode code = ffi::ErrorCode::kInternal;
-  if (status.code == Code::kWrongCall) code = ffi::ErrorCode::kInvalidArgument;
-  if (status.code == Code::kLibrary) code = ffi::ErrorCode::kFailedPrecondition;
-  return ffi::Error(code, "attn_dispatch AITER: " + status.message);
-}
+ffi::Error to_ffi(const Status& status) { return ffi_error("attn_dispatch AITER: ", status); }
 
 struct State {
   static ffi::TypeId id;
@@ -53,23 +49,23 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Dictionary dictionary) {
   Attributes attributes;
   AttributeReader reader(dictionary);
 #define FIELD(type, name) reader.take<type>(#name, &attributes.name);
-  ATTN_AITER_SPEC(FIELD, FIELD)
+  ATTN_AITER_SPEC(FIELD)
 #undef FIELD
-  if (Status status = reader.status(); !status.ok()) return ffi::Unexpected(failure(status));
+  if (Status status = reader.status(); !status.ok()) return ffi::Unexpected(to_ffi(status));
   Result<CallSite> site = decode(attributes, pass);
-  if (!site.ok()) return ffi::Unexpected(failure(site.status));
-  const Result<bool> poison = poisons();
-  if (!poison.ok()) return ffi::Unexpected(failure(poison.status));
+  if (!site.ok()) return ffi::Unexpected(to_ffi(site.status));
+  const Result<bool> poison = poison_requested();
+  if (!poison.ok()) return ffi::Unexpected(to_ffi(poison.status));
   auto state = std::make_unique<State>();
   state->poisons = poison.value;
   state->site = std::move(site.value);
   state->aiter = aiter(state->site.arch);
   if (state->aiter) return state;
   return ffi::Unexpected(
-      failure({Code::kLibrary, "its library for \"" + state->site.arch +
-                                   "\" is not loaded; build it with `attn-dispatch build-aiter` "
-                                   "and call attn_dispatch.register_aiter_calls(\"" +
-                                   state->site.arch + "\"), which says what it misses"}));
+      to_ffi({Code::kLibrary, "its library for \"" + state->site.arch +
+                                  "\" is not loaded; build it with `attn-dispatch build-aiter` "
+                                  "and call attn_dispatch.register_aiter_calls(\"" +
+                                  state->site.arch + "\"), which says what it misses"}));
 }
 
 // Kernels and scratch were chosen for one architecture; on another they would not fit.
@@ -191,7 +187,7 @@ ffi::Error Execute(hipStream_t stream, State* state, ffi::RemainingArgs operands
         results, state->poisons};
     status = (execution.*run)();
   }
-  return status.ok() ? ffi::Error::Success() : failure(status);
+  return to_ffi(status);
 }
 
 auto execution() {

@@ -4,6 +4,7 @@
 
 #include "handlers.h"
 #include "library.h"
+#include "python_module.h"
 
 namespace py = pybind11;
 using namespace attn_dispatch;
@@ -11,16 +12,6 @@ using namespace attn_dispatch;
 #ifndef ATTN_DISPATCH_MODULE
 #define ATTN_DISPATCH_MODULE _rocm
 #endif
-
-namespace {
-
-std::map<std::string, py::capsule> capsules(const std::map<std::string, void*>& addresses) {
-  std::map<std::string, py::capsule> result;
-  for (const auto& [name, address] : addresses) result.emplace(name, py::capsule(address));
-  return result;
-}
-
-}  // namespace
 
 PYBIND11_MODULE(ATTN_DISPATCH_MODULE, m) {
   m.doc() = "AITER's fused attention: the XLA FFI handlers that call it.";

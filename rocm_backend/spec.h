@@ -7,10 +7,10 @@
 
 namespace attn_dispatch {
 
-// FIRST(type, name), then FIELD(type, name) for every further field.
+// FIELD(type, name) for each attribute.
 // clang-format off
-#define ATTN_AITER_SPEC(FIRST, FIELD)                                              \
-  FIRST(std::string_view, arch)        /* "gfx942": what the call was lowered for */ \
+#define ATTN_AITER_SPEC(FIELD)                                                     \
+  FIELD(std::string_view, arch)        /* "gfx942": what the call was lowered for */ \
   FIELD(int64_t, max_seq_len_q)        /* group mode: of one sequence */           \
   FIELD(int64_t, max_seq_len_kv)                                                   \
   FIELD(bool, has_gaps)                /* group mode: sequences have lengths */    \

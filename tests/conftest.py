@@ -13,9 +13,9 @@ import jax
 import pytest
 
 from attn_dispatch import settings, warning
-from attn_dispatch.conformance.compiling import COMPILE_QUICKLY
 from attn_dispatch.core import told
-from ir_contexts import use_again
+from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
+from tests.support.ir_contexts import use_again
 
 _GPU_SUITE = pathlib.Path(__file__).parent / "gpu"
 
@@ -65,10 +65,11 @@ def pytest_collection_finish():
 def pytest_collection_modifyitems(items):
     """What takes longest goes first, so that no core is idle at last."""
     longest = (
-        "test_planning.py", "test_conformance_xla.py", "test_draws.py", "test_meshes.py",
-        "test_rewrites.py", "test_forward_mode.py", "test_judge.py",
+        "cudnn/test_planning.py", "xla/test_conformance.py", "xla/test_draws.py",
+        "core/test_meshes.py", "core/rewrites/test_rewrites.py", "core/test_forward_mode.py",
+        "tools/verify/test_judge.py",
     )  # fmt: skip
-    items.sort(key=lambda item: item.path.name not in longest)
+    items.sort(key=lambda item: not item.path.as_posix().endswith(longest))
 
 
 @pytest.fixture

@@ -18,9 +18,6 @@ import pytest
 import attn_dispatch
 from attn_dispatch import api, dot_product_attention, explain, paged_attention
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.conformance.cache_cases import CACHE
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
 from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
@@ -31,9 +28,12 @@ from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.reason import rules_of
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.xla import paged as xla_paged
-from backend import needs_cudnn
-from rewritten_calls import rewritten_alone
-from test_rewrites import by_xla, kernel
+from attn_dispatch_tools.verify.cache_cases import CACHE
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
+from tests.core.rewrites.test_rewrites import by_xla, kernel
+from tests.support.backend import needs_cudnn
+from tests.support.rewritten_calls import rewritten_alone
 
 B, N, K, H, V, PAGE, PAGES = 3, 4, 2, 16, 24, 8, 5
 LENGTHS = np.array([33, 0, 40], np.int32)
@@ -487,7 +487,7 @@ import sys
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from attn_dispatch import paged_attention
-from test_paged import B, LENGTHS, cache, in_the_cache, queries
+from tests.test_paged import B, LENGTHS, cache, in_the_cache, queries
 kind = AxisType[sys.argv[1]]
 mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind, kind))
 _, _, key, value, table = cache()

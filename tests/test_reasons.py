@@ -17,7 +17,6 @@ from attn_dispatch import aiter, cudnn, explain, fa4, flash, xla
 from attn_dispatch.aiter import call_rules as aiter_call_rules
 from attn_dispatch.aiter import rules as aiter_rules
 from attn_dispatch.call.options import backward_options
-from attn_dispatch.conformance.case import Case, spec_of
 from attn_dispatch.core import consider, nearest, select
 from attn_dispatch.core.rewrites import rewritten
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
@@ -28,9 +27,10 @@ from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import rules as fa4_rules
 from attn_dispatch.flash import rules as flash_rules
 from attn_dispatch.mods import document_mask
-from attn_dispatch.reason import Reason, Rule, broken, rules_of, stated
+from attn_dispatch.reason import Reason, Rule, broken, reason_from_sentence, rules_of
 from attn_dispatch.semantics.common_rules import DTYPE, MAX_SEGMENTS, ROW_BIAS_GRADIENT
-from backend import needs_cudnn
+from attn_dispatch_tools.verify.case import Case, spec_of
+from tests.support.backend import needs_cudnn
 
 GFX942 = parse("gfx942")
 
@@ -49,9 +49,12 @@ def test_rule_and_facts_make_a_reason():
 
 
 def test_a_number_is_no_part_of_a_stated_rule():
-    one, other = (stated("toy", f"up to {x} keys") for x in (4_096, 77))
-    assert one != other and one.rule == other.rule != stated("toy", "up to some keys").rule
-    assert one.rule != stated("other", str(one)).rule
+    one, other = (reason_from_sentence("toy", f"up to {x} keys") for x in (4_096, 77))
+    assert (
+        one != other
+        and one.rule == other.rule != reason_from_sentence("toy", "up to some keys").rule
+    )
+    assert one.rule != reason_from_sentence("other", str(one)).rule
 
 
 def test_a_table_says_what_is_broken():
@@ -67,7 +70,7 @@ def test_a_table_says_what_is_broken():
 
 TABLES: dict[str, tuple[Any, ...]] = {
     "cudnn": cudnn_rules._RULES,
-    "cudnn, a way": cudnn_rules._RULES_OF_A_WAY,
+    "cudnn, a way": cudnn_rules._VARIANT_RULES,
     "flash": (DTYPE, MAX_SEGMENTS, *flash_rules._RULES, *flash_rules._WRONG_CORNER),
     "fa4": (*fa4_rules._RULES, fa4_rules._WIDTH_OF_SM100),
     "aiter": aiter_call_rules.CALL_RULES,

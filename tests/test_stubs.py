@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
-import aiter_emulated
 import attn_dispatch
-from backend import needs_cudnn
-from compiled import needs_compiler
+from tests.support import aiter_emulated
+from tests.support.backend import needs_cudnn
+from tests.support.compiled import needs_compiler
 
 STUBS = Path(attn_dispatch.__file__).parent
 

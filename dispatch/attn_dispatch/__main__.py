@@ -1,6 +1,9 @@
-"""`python -m attn_dispatch` is the `attn-dispatch` command."""
+"""`python -m attn_dispatch` is the `attn-dispatch` command.
 
-from attn_dispatch.cli import main
+The one file of this package that imports attn_dispatch_tools: nothing imports it.
+"""
+
+from attn_dispatch_tools.cli import main
 
 if __name__ == "__main__":
     main()

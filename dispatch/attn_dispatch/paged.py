@@ -17,9 +17,9 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.paged_arguments import check_ragged, cut_table
 from attn_dispatch.call.static_arguments import Window
 from attn_dispatch.one_call import ScoreMod, normal_form, run
-from attn_dispatch.semantics.query_blocks import QueryBlocks, goes_in_blocks, size_of_blocks
+from attn_dispatch.semantics.invalid_values import invalid_queries
+from attn_dispatch.semantics.query_blocks import QueryBlocks, block_size, fits_query_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
-from attn_dispatch.semantics.wrong import wrong_queries
 
 
 @hints_at_foreign_names
@@ -180,15 +180,17 @@ def normalise_paged(
     query = ragged.padded(jnp.asarray(arguments["query"]))
     padded = normal(**arguments | {"query": query, "query_seq_lengths": ragged.lengths})
     spec = LeadingCall.of(padded.operands, padded.options).spec
-    if not goes_in_blocks(spec):
+    if not fits_query_blocks(spec):
         return (padded,), lambda results, padding: ragged.packed(results[0], padding)
-    blocks = QueryBlocks.of(ragged, size_of_blocks(spec))
-    wrong = wrong_queries(spec, dict(zip(padded.options.operands, padded.operands, strict=True)))
-    assert wrong is not None
-    calls = blocks.calls(arguments, wrong[:, 0], is_causal=spec.band[1] == 0)
+    blocks = QueryBlocks.of(ragged, block_size(spec))
+    invalid = invalid_queries(
+        spec, dict(zip(padded.options.operands, padded.operands, strict=True))
+    )
+    assert invalid is not None
+    calls = blocks.calls(arguments, invalid[:, 0], is_causal=spec.band[1] == 0)
 
     def packed(results: Sequence[jax.Array], padding: float) -> jax.Array:
         single, several = results
-        return blocks.packed(single, several, wrong[:, 0], padding)
+        return blocks.packed(single, several, invalid[:, 0], padding)
 
     return tuple(normal(**x) for x in calls), packed

@@ -41,7 +41,7 @@ class Reason:
         return replace(self, facts=(*self.facts, *facts.items()), text=text)
 
 
-def stated(source: str, sentence: str) -> Reason:
+def reason_from_sentence(source: str, sentence: str) -> Reason:
     """A reason of which there is only a sentence, from a library or package.
 
     Its rule is the sentence without its numbers, so that another number is not another rule.

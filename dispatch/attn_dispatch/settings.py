@@ -35,7 +35,7 @@ TRUST_PLANS = "ATTN_DISPATCH_TRUST_PLANS"
 
 POISON = "ATTN_DISPATCH_POISON"
 """The environment variable that is 1 where results hold NaN before each kernel runs. The C++
-libraries read it: cuda_backend/handlers.cc, rocm_backend/handlers.cc."""
+libraries read it when a call is compiled (common_backend/environment.h)."""
 
 SCRATCH_LIMIT = "ATTN_DISPATCH_SCRATCH_LIMIT"
 """The environment variable of `scratch_limit`."""
@@ -175,7 +175,7 @@ def _checked_scratch(limit: Any, name: str = "scratch_limit") -> ScratchLimit:
     )
 
 
-def kept_at(variable: str, name: str) -> Path | None:
+def cache_path(variable: str, name: str) -> Path | None:
     """Where something is kept for other processes, which need not exist: what an environment
     variable names, else `name` in the user's cache folder; None where the variable says OFF, and of
     users that have no home, as in some containers."""
@@ -190,8 +190,8 @@ def kept_at(variable: str, name: str) -> Path | None:
         return None
 
 
-def kept_nowhere(variable: str) -> str:
-    """Why `kept_at` of this variable is None."""
+def why_no_cache_path(variable: str) -> str:
+    """Why `cache_path` of this variable is None."""
     named = os.environ.get(variable)
     return f"{variable}={named}" if named else f"you have no home folder, and no {variable}"
 

@@ -31,12 +31,12 @@ def _folder(file: str) -> str:
 
 
 _inside = [_folder(file) for file in (__file__, jax.__file__, jaxlib.__file__) if file]
-_BETWEEN = tuple(os.sep + name for name in ("contextlib.py", "functools.py"))
+_PYTHON_WRAPPERS = tuple(os.sep + name for name in ("contextlib.py", "functools.py"))
 """Files of Python's own that calls inside of JAX go through."""
 
-_MOST = 4096
+_MAX_REMEMBERED = 4096
 
-_said: set[tuple[str, type[Warning], Line]] = set()
+_issued: set[tuple[str, type[Warning], Line]] = set()
 _lock = Lock()
 
 
@@ -49,10 +49,10 @@ def warn_once(message: str, category: type[Warning], line: Line | None = None) -
 
 def forget() -> None:
     """Everything that has been said is said again."""
-    _said.clear()
+    _issued.clear()
 
 
-def calls_go_through(file: str | None) -> None:
+def skip_frames_of(file: str | None) -> None:
     """A package with this `__init__` makes calls for its users: lines are theirs, not its own."""
     if file and (folder := _folder(file)) not in _inside:
         _inside.append(folder)
@@ -63,17 +63,17 @@ def caller() -> Line | None:
     frame, inside = inspect.currentframe(), (*_inside, "<")
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(inside) and not file.endswith(_BETWEEN):
+        if not file.startswith(inside) and not file.endswith(_PYTHON_WRAPPERS):
             return file, frame.f_lineno
         frame = frame.f_back
     return None
 
 
-def _is_new(saying: tuple[str, type[Warning], Line]) -> bool:
+def _is_new(warned: tuple[str, type[Warning], Line]) -> bool:
     with _lock:
-        if saying in _said:
+        if warned in _issued:
             return False
-        if len(_said) >= _MOST:
-            _said.clear()
-        _said.add(saying)
+        if len(_issued) >= _MAX_REMEMBERED:
+            _issued.clear()
+        _issued.add(warned)
         return True

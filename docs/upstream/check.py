@@ -151,7 +151,7 @@ def find_differences(runs: dict[str, dict[str, str]]) -> dict[str, dict[str, str
 def facts(python: str, environment: dict[str, str]) -> dict[str, str]:
     """Date, device and versions, as that Python sees them."""
     code = (
-        "import json; from attn_dispatch.conformance.environment import environment;"
+        "import json; from attn_dispatch_tools.reports.environment import environment;"
         "print(json.dumps(environment()))"
     )
     run = subprocess.run([python, "-c", code], env=environment, stdout=subprocess.PIPE, check=True)

@@ -33,7 +33,7 @@ from levanter.models.mistral import MistralConfig
 from levanter.models.qwen import Qwen3Config
 
 import attn_dispatch
-from attn_dispatch.conformance.environment import cuda_devices, environment
+from attn_dispatch_tools.reports.environment import cuda_devices, environment
 
 BATCH, LENGTH, VOCABULARY = hax.Axis("batch", 4), 64, hax.Axis("vocab", 128)
 SIZES = {"max_seq_len": LENGTH, "hidden_dim": 64, "num_layers": 2, "num_heads": 4}

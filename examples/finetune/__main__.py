@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from attn_dispatch.conformance.environment import environment, file_name
-from attn_dispatch.terminal.ending import run_process
+from attn_dispatch_tools.reports.environment import environment, file_name
+from attn_dispatch_tools.terminal.ending import run_process
 
 from .. import options
 from ..screen import console

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from attn_dispatch.terminal.ending import run_process
+from attn_dispatch_tools.terminal.ending import run_process
 
 from .. import options
 from ..screen import console

@@ -2,7 +2,7 @@
 
 import sys
 
-from attn_dispatch.terminal.ending import run_process
+from attn_dispatch_tools.terminal.ending import run_process
 
 try:
     from .main import main

@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-from attn_dispatch.terminal.ending import run_process
-from attn_dispatch.terminal.wrong import said
+from attn_dispatch.text import said
+from attn_dispatch_tools.terminal.ending import run_process
 
 from .. import options
 from ..screen import console

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from attn_dispatch import explain
-from attn_dispatch.conformance.environment import environment, file_name
+from attn_dispatch_tools.reports.environment import environment, file_name
 
 from ..screen import console
 from .training import Done, Task, train

@@ -18,6 +18,9 @@ from functools import cache
 from typing import Any
 from unittest import mock
 
+from tests.support import aiter_emulated
+from tests.support.aiter_cases import AITER_CASES
+
 os.environ["ATTN_DISPATCH_POISON"] = "1"  # read when a call is compiled
 
 import jax
@@ -25,15 +28,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-import aiter_emulated
-from aiter_cases import AITER_CASES
 from attn_dispatch import aiter
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.in_pages import in_pages, paged_options
 from attn_dispatch.devices.target import parse
-from emulator import build
-from emulator.native import Backward, Forward, Refused, SplitKv
-from fuzz.aiter_touched import touched
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
+from tests.fuzz.aiter_touched import touched
+from tests.support.emulator import build
+from tests.support.emulator.native import Backward, Forward, Refused, SplitKv
 
 _KINDS = {aiter.FORWARD_TARGET: (0, Forward), aiter.BACKWARD_TARGET: (1, Backward),
           aiter.SPLIT_KV_TARGET: (2, SplitKv)}  # fmt: skip

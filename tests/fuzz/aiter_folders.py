@@ -17,7 +17,7 @@ from attn_dispatch import aiter
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter import library as aiter_library
 from attn_dispatch.aiter.folder import ADAPTER, AiterBuild
-from fuzz import mutations, strange_files
+from tests.fuzz import mutations, strange_files
 
 _ARCH = "gfx942"
 _BUILD = AiterBuild(

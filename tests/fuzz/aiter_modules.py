@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import aiter_emulated
 import attn_dispatch
 from attn_dispatch import aiter
-from fuzz import custom_calls
-from fuzz.aiter_calls import _ABOUT_DATA, _BOTH, Drawn, _change_attribute, _prepared, _text
+from tests.fuzz import custom_calls
+from tests.fuzz.aiter_calls import _ABOUT_DATA, _BOTH, Drawn, _change_attribute, _prepared, _text
+from tests.support import aiter_emulated
 
 _TARGETS = (aiter.FORWARD_TARGET, aiter.BACKWARD_TARGET, aiter.SPLIT_KV_TARGET)
 _TOO_SMALL = 1e-45

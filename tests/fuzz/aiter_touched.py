@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from emulator.native import Backward, SplitKv
+from tests.support.emulator.native import Backward, SplitKv
 
 _ALIBI = 2
 _ATOMIC_32, _ATOMIC_16 = 1, 2

@@ -13,10 +13,10 @@ import numpy as np
 
 from attn_dispatch.api import explain
 from attn_dispatch.cudnn import plan_store
-from attn_dispatch.planning import notation
-from attn_dispatch.planning.written import calls_in, each_of
-from attn_dispatch.terminal.wrong import said
-from fuzz import mutations, strange_files
+from attn_dispatch.text import said
+from attn_dispatch_tools.written_calls import notation
+from attn_dispatch_tools.written_calls.json_file import calls_in, each_of
+from tests.fuzz import mutations, strange_files
 
 LINES = (
     "q=bf16[2,64,8,32] k=bf16[2,64,2,32] is_causal=true",

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from attn_dispatch.cudnn.helper import Helper, HelperEnded
+from tests.support.repository import ROOT
 
 DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_FUZZ", "0"))
 """How many draws each test makes; 0: as many as the test names for CI."""
 
-_TESTS = Path(__file__).parents[1]
 _START_SECONDS = 60.0
 
 
@@ -38,7 +38,7 @@ def outcomes(
     """How often each outcome was drawn.
 
     Args:
-      module: the name of a module with `draw`, "fuzz.winner_files".
+      module: the name of a module with `draw`, "tests.fuzz.winner_files".
       seeds: one for each draw.
       seconds: the longest that one draw may take.
       memory: bytes of address space beyond what the child has mapped when its module is imported.
@@ -66,15 +66,15 @@ def outcomes(
             counts[answer["outcome"]] += 1
     if child is not None:
         child.end()
-    repeat = f"PYTHONPATH=tests python -m fuzz.child {module} SEED"
+    repeat = f"python -m tests.fuzz.child {module} SEED"
     assert not failures, "\n".join([f"{len(failures)} draws failed; {repeat}", *failures[:20]])
     return counts
 
 
 def _start(module: str, memory: int, environment: Mapping[str, str]) -> Helper:
-    words = {"PYTHONPATH": os.pathsep.join([str(_TESTS), os.environ.get("PYTHONPATH", "")])}
+    words = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     variables = [f"{name}={value}" for name, value in {**words, **environment}.items()]
-    command = [sys.executable, "-m", "fuzz.child", module, "--memory", str(memory)]
+    command = [sys.executable, "-m", "tests.fuzz.child", module, "--memory", str(memory)]
     child = Helper(["/usr/bin/env", *variables, *command])
     assert child.ask(b"ready\n", _START_SECONDS) == b"ready\n"
     return child

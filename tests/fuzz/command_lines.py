@@ -17,27 +17,25 @@ from pathlib import Path
 from random import Random
 from unittest import mock
 
-from attn_dispatch import cli
-from attn_dispatch.aiter.build import command as build_command
-from attn_dispatch.aiter.build.errors import BuildError
-from attn_dispatch.bench import command as bench_command
-from attn_dispatch.conformance import command as verify_command
 from attn_dispatch.cudnn import plan_store
-from attn_dispatch.pictures import command as mask_command
-from attn_dispatch.planning import tune as tune_command
-from fuzz import mutations, strange_files
-from fuzz.call_notation import LINES, NUMBERS, WRITTEN
+from attn_dispatch_tools import cli
+from attn_dispatch_tools.bench import command as bench_command
+from attn_dispatch_tools.build_aiter import command as build_command
+from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.commands import tune as tune_command
+from attn_dispatch_tools.pictures import command as mask_command
+from attn_dispatch_tools.verify import command as verify_command
+from tests.fuzz import mutations, strange_files
+from tests.fuzz.call_notation import LINES, NUMBERS, WRITTEN
+from tests.support.repository import ROOT
 
 assert mask_command  # imported before the first draw, whose time is limited
 with contextlib.suppress(ImportError):
-    import attn_dispatch.bench.plots
-    import attn_dispatch.conformance.plots
-    import attn_dispatch.pictures.drawing  # noqa: F401
+    pass
 
-_ROOT = Path(__file__).parents[2]
 _REPORTS = [
     x
-    for x in (_ROOT / "tests/gpu/results").glob("verify-*.json")
+    for x in (ROOT / "tests/gpu/results").glob("verify-*.json")
     if json.loads(x.read_text())["outcomes"]
 ]
 _PARSER = cli.parser()
@@ -197,12 +195,12 @@ def _folder(random: Random) -> Iterator[None]:
         for file in ("calls.json", "calls"):
             (folder / file).write_bytes(calls)
         (folder / "script.py").write_text("print(1)")
-        benches = [*(_ROOT / "benchmarks/results").glob("bench*.json")]
+        benches = [*(ROOT / "benchmarks/results").glob("bench*.json")]
         source = random.choice((WRITTEN, _report(random, _REPORTS), _report(random, benches)))
         (folder / "altered.json").write_bytes(mutations.json_text(random, source))
         for file, real in (("report.json", _REPORTS), ("bench.json", benches)):
             (folder / file).write_bytes(mutations.json_text(random, _report(random, real)))
-        devices = [*(_ROOT / "dispatch/attn_dispatch/devices/targets").glob("*.json")]
+        devices = [*(ROOT / "dispatch/attn_dispatch/devices/targets").glob("*.json")]
         (folder / "device.json").write_bytes(mutations.json_text(random, _report(random, devices)))
         strange_files.make(random, folder / "strange.json", calls)
         if random.random() < 0.02:

@@ -14,11 +14,11 @@ from functools import lru_cache
 from typing import Any
 
 from attn_dispatch.cudnn import rules
-from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import parse
-from fuzz.hostile_specs import BIASED, MODDED, MODDED_BACKWARD, PACKED, PACKED_BACKWARD, PAGED
-from fuzz.hostile_specs import library as native_library
-from plan_cases import ARCHS, CASES
+from tests.fuzz.hostile_specs import BIASED, MODDED, MODDED_BACKWARD, PACKED, PACKED_BACKWARD, PAGED
+from tests.fuzz.hostile_specs import library as native_library
+from tests.support.plan_cases import ARCHS, CASES
 
 Attributes = dict[str, Any]
 Sizes = list[tuple[str, int]]
@@ -53,7 +53,7 @@ def real(i: int) -> tuple[Attributes, ...]:
     spec = CASES[label].spec(direction)
     if rules.not_supported_reasons(spec):
         return ()
-    return tuple(asdict(call) for call in calls_of(spec))
+    return tuple(asdict(call) for call in variants_of(spec))
 
 
 def drawn(dice: random.Random) -> Attributes:

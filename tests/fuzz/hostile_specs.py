@@ -14,7 +14,7 @@ from typing import Any
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.devices import native as native_libraries
 from attn_dispatch.devices.target import parse
-from cudnn_calls import cudnn_attributes
+from tests.support.cudnn_calls import cudnn_attributes
 
 FORWARD = cudnn_attributes()
 """bfloat16, [2, 256, 8, 64] all three."""

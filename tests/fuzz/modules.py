@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import attn_dispatch
 from attn_dispatch import cudnn, mods
 from attn_dispatch.devices import native as native_libraries
-from fuzz import custom_calls
-from fuzz.cudnn_specs import Attributes, changed
-from fuzz.hostile_specs import FORWARD
+from tests.fuzz import custom_calls
+from tests.fuzz.cudnn_specs import Attributes, changed
+from tests.fuzz.hostile_specs import FORWARD
 
 _TARGETS = (cudnn.FORWARD_TARGET, cudnn.BACKWARD_TARGET)
 _ACCEPTED = "attn_dispatch cuDNN (library): cuDNN is not loaded"

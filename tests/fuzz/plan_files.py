@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from attn_dispatch.cudnn import plan_store
-from fuzz import mutations, strange_files
+from tests.fuzz import mutations, strange_files
 
 _PLAN = ("engine 6", 4096)
 _ATTRIBUTES = {"seq_len_q": 128}
@@ -54,14 +54,14 @@ def draw(seed: int) -> str:
     line = '{"key": "µ", "plan": "' + random.randbytes(random.choice((8, 8, 200_000))).hex() + '"}'
     with tempfile.TemporaryDirectory() as folder:
         os.environ[plan_store.FOLDER] = folder
-        plan_store._not_kept.clear()
+        plan_store._write_failures.clear()
         assert _planned(line) == 1
         (file,) = Path(folder).iterdir()
         is_whole = _spoiled(random, file, line)
         built = _planned(line)
         assert built == (not is_whole)
         can_be_replaced = not file.is_dir() or file.is_symlink()
-        assert (plan_store.not_kept() == []) == can_be_replaced
+        assert (plan_store.write_failures() == []) == can_be_replaced
         assert _planned(line) == (not can_be_replaced), "the next process reads it"
         return "built anew" if built else "read"
 

@@ -11,7 +11,7 @@ from typing import Any
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.planning import PlanningProcess
 from attn_dispatch.devices.target import parse
-from cudnn_calls import cudnn_attributes
+from tests.support.cudnn_calls import cudnn_attributes
 
 SM90 = parse("sm90").properties or ""
 _SMALL = {"batch": 1, "num_heads": 2, "num_kv_heads": 2, "seq_len_q": 128, "seq_len_kv": 128}

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from attn_dispatch.api import explain
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.target import default_device, parse
-from fuzz import mutations, strange_files
+from tests.fuzz import mutations, strange_files
 
 _Q = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)
 

@@ -18,7 +18,7 @@ from attn_dispatch.core import select
 from attn_dispatch.core.tuning import winners
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.target import CPU
-from fuzz import mutations, strange_files
+from tests.fuzz import mutations, strange_files
 
 _Q = jax.ShapeDtypeStruct((2, 48, 4, 16), jnp.float32)
 _SPEC = spec_of(query=_Q, key=_Q, value=_Q, is_causal=True)

@@ -1,7 +1,7 @@
 """The GPU suite: run it with `python -m pytest tests/gpu`; it writes what it measured as JSON.
 
 ATTN_DISPATCH_POISON fills results and workspaces with NaN before every call, so nothing that a
-kernel leaves unwritten goes unseen. It must be set before the first call.
+kernel leaves unwritten goes unseen. It must be set before a call is compiled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import pytest
 
-from attn_dispatch.conformance.environment import cuda_devices, environment, file_name
+from attn_dispatch_tools.reports.environment import cuda_devices, environment, file_name
 
 ROWS: dict[str, list[dict]] = {}
 

@@ -45,8 +45,8 @@ _LONGEST = 100
 
 def run_one(count: int, seed: int, index: int) -> None:
     """Runs one of the drawn cases and prints its status."""
-    from attn_dispatch.conformance import draws
-    from attn_dispatch.conformance.suite import Conformance
+    from attn_dispatch_tools.verify import draws
+    from attn_dispatch_tools.verify.suite import Conformance
 
     suite = Conformance()
     suite.implementation = "cudnn"
@@ -146,8 +146,8 @@ def unclean(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def facts_of(args: argparse.Namespace) -> dict[str, Any]:
     """What a report begins with."""
-    from attn_dispatch.conformance import draws
-    from attn_dispatch.conformance.environment import environment
+    from attn_dispatch_tools.reports.environment import environment
+    from attn_dispatch_tools.verify import draws
 
     cases = draws.examples(args.draws, args.seed)
     return {
@@ -169,7 +169,7 @@ def kept(facts: dict[str, Any], calls: list[dict[str, Any]]) -> dict[str, Any]:
 
 def report(folder: Path, facts: dict[str, Any], calls: list[dict[str, Any]]) -> None:
     """Writes what is known of these calls."""
-    from attn_dispatch.conformance.environment import file_name
+    from attn_dispatch_tools.reports.environment import file_name
 
     path = folder / f"{file_name('memcheck', facts['environment'])}.json"
     path.write_text(json.dumps(kept(facts, calls), indent=1) + "\n")

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_runtime import in_new_process
 
 import attn_dispatch
+from tests.gpu.test_runtime import in_new_process
 
 LAYERS, BATCH, LENGTH, WIDTH = 3, 2, 512, 512
 HEADS, KV_HEADS, DIM = 8, 2, 64
@@ -145,7 +145,7 @@ def runs(tmp_path_factory) -> dict[str, tuple[pathlib.Path, dict[str, np.ndarray
         in_new_process(
             f"""
             import jax, numpy as np
-            from test_command_buffers import decoder, tokens, training, weights
+            from tests.gpu.test_command_buffers import decoder, tokens, training, weights
             w, x = weights(), tokens()
             found = {{}}
             for _ in range(4):

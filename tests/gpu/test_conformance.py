@@ -8,10 +8,10 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import flash
-from attn_dispatch.conformance.case import Case
-from attn_dispatch.conformance.cases import CASES
-from attn_dispatch.conformance.suite import Conformance
 from attn_dispatch.core import select
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.cases import CASES
+from attn_dispatch_tools.verify.suite import Conformance
 
 
 class TestCudnn(Conformance):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 import subprocess
 import sys
 import textwrap
@@ -15,11 +13,12 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import cudnn
-from attn_dispatch.conformance.case import spec_of
-from attn_dispatch.conformance.cases import BY_NAME
-from attn_dispatch.cudnn.call import calls_of
+from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.flash import clear_rows
+from attn_dispatch_tools.verify.case import spec_of
+from attn_dispatch_tools.verify.cases import BY_NAME
+from tests.support.repository import environment
 
 CASE = BY_NAME["shapes/bfloat16_d64_causal"]
 
@@ -39,7 +38,7 @@ def call_directly(operands=None, out=None, workspace_bytes=1 << 20, **changes):
     """The forward custom call with something about it changed."""
     spec = spec_of(CASE.forward_options(needs_lse=False), CASE.operands())
     q, k, v = arrays() if operands is None else operands
-    attributes = cudnn._ffi_attributes(calls_of(spec)[0])
+    attributes = cudnn._ffi_attributes(variants_of(spec)[0])
     results = [
         jax.ShapeDtypeStruct((CASE.b, CASE.t, CASE.n, CASE.v) if out is None else out, q.dtype),
         jax.ShapeDtypeStruct((workspace_bytes,), jnp.uint8),
@@ -75,7 +74,7 @@ def test_operands_and_results_are_counted_apart():
     """Three operands and two results are as many as four and one."""
     q, k, v = arrays()
     spec = spec_of(CASE.forward_options(needs_lse=False), CASE.operands())
-    attributes = cudnn._ffi_attributes(calls_of(spec)[0])
+    attributes = cudnn._ffi_attributes(variants_of(spec)[0])
     cudnn.register()
     out = jax.ShapeDtypeStruct(q.shape, q.dtype)
     workspace = jax.ShapeDtypeStruct((1 << 20,), jnp.uint8)
@@ -147,16 +146,14 @@ def test_exported_module_runs_in_a_new_process(target, tmp_path, record):
     code = """
         import pathlib, sys
         import attn_dispatch, jax, numpy as np
-        from test_custom_call import arrays
+        from tests.gpu.test_custom_call import arrays
         attn_dispatch.register_cudnn_calls()
         module = jax.export.deserialize(pathlib.Path(sys.argv[1]).read_bytes())
         np.save(sys.argv[2], np.asarray(module.call(*arrays()), np.float32))
     """
-    here = str(pathlib.Path(__file__).parent)
-    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", ""), str(pathlib.Path(here).parent)])
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), tmp_path / "module", tmp_path / "out.npy"],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        env=environment(), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     expected = np.asarray(jax.jit(attend)(*arrays()), np.float32)

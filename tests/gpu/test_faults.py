@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend import mlir
-from test_custom_call import CASE, arrays, attend
 
 from attn_dispatch import cudnn
+from tests.gpu.test_custom_call import CASE, arrays, attend
 
 CHECKS = [jax.export.DisabledSafetyCheck.custom_call(cudnn.FORWARD_TARGET)]
 

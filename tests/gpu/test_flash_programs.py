@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_runtime import arrays, device_bytes_in_use, pool_bytes
 
 import attn_dispatch
 from attn_dispatch import flash
 from attn_dispatch.devices.target import default_device
+from tests.gpu.test_runtime import arrays, device_bytes_in_use, pool_bytes
 
 
 def unusable() -> str:

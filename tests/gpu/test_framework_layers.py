@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-import integration_layers
 from attn_dispatch import cudnn
 from attn_dispatch.devices.target import default_device
-from integration_layers import LAYERS
+from tests.support import integration_layers
+from tests.support.integration_layers import LAYERS
 
 B, T, N, K, D = 2, 300, 8, 2, 512
 RATE = 0.2

@@ -18,19 +18,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_runtime import in_new_process
 
-import hip_on_nvidia
-from aiter_cases import AITER_CASES, CASES_BY_GFX, SIXTEEN_BIT_CASES
-from aiter_check import Check, sixteen_bit_atomics
 from attn_dispatch import aiter
-from attn_dispatch.conformance.case import Case, spec_of
-from attn_dispatch.conformance.judge import error
 from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.judge import error
+from tests.gpu.test_runtime import in_new_process
+from tests.scripts import hip_on_nvidia
+from tests.support.aiter_cases import AITER_CASES, CASES_BY_GFX, SIXTEEN_BIT_CASES
+from tests.support.aiter_check import Check, sixteen_bit_atomics
 
 MODULE = os.environ.get(hip_on_nvidia.VARIABLE, "")
 pytestmark = pytest.mark.skipif(
-    not MODULE, reason=f"{hip_on_nvidia.VARIABLE} names no module that tests/hip_on_nvidia.py built"
+    not MODULE,
+    reason=f"{hip_on_nvidia.VARIABLE} names no module of scripts/hip_on_nvidia.py",
 )
 
 DEVICE = parse("gfx942")
@@ -238,7 +239,8 @@ def save_runs(path: str) -> None:
 
 def in_child(call: str, xla_flags: str) -> str:
     """What a function of this file prints in a process with these XLA flags."""
-    code = f"sys.path += {sys.path!r}\nimport test_hip_on_nvidia\ntest_hip_on_nvidia.{call}"
+    imported = "from tests.gpu import test_hip_on_nvidia"
+    code = f"sys.path += {sys.path!r}\n{imported}\ntest_hip_on_nvidia.{call}"
     return in_new_process(code, xla_flags)
 
 

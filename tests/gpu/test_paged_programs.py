@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_runtime import device_bytes_in_use, pool_bytes
 
 from attn_dispatch import dot_product_attention, paged_attention, serving
+from tests.gpu.test_runtime import device_bytes_in_use, pool_bytes
 
 SLOTS, PAGES, PAGE, N, K, H = 6, 600, 16, 8, 2, 64
 

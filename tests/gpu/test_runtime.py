@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import attn_dispatch
+from tests.support.repository import ROOT
 
 
 def arrays(seed: int, b=2, t=512, n=8, k=2, h=64):
@@ -106,10 +107,10 @@ def test_two_threads(record):
 
 
 def in_new_process(code: str, xla_flags: str) -> str:
-    """What the code prints in a process with these XLA flags; `tests/gpu` is on its path."""
+    """What the code prints in a process with these XLA flags; it can import `tests`."""
     code = "import sys; sys.path.insert(0, sys.argv[1])\n" + textwrap.dedent(code)
     done = subprocess.run(
-        [sys.executable, "-c", code, os.path.dirname(__file__)],
+        [sys.executable, "-c", code, ROOT],
         env={**os.environ, "XLA_FLAGS": xla_flags}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -122,7 +123,7 @@ def test_two_streams(record):
         """
         import jax, numpy as np
         from jax.experimental.compute_on import compute_on
-        from test_runtime import arrays, attend
+        from tests.gpu.test_runtime import arrays, attend
         elsewhere = compute_on(
             attend, compute_type="gpu_stream:1", out_memory_spaces=jax.memory.Space.Device
         )
@@ -151,7 +152,7 @@ def test_command_buffer(step, record, tmp_path):
         in_new_process(
             f"""
             import jax, numpy as np
-            from test_runtime import arrays, {step} as step
+            from tests.gpu.test_runtime import arrays, {step} as step
             operands = arrays(0)
             for _ in range(5):
                 results = jax.block_until_ready(step(*operands))

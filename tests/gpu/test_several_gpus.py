@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_runtime import arrays, step
 
 import attn_dispatch
 from attn_dispatch import cudnn
-from attn_dispatch.conformance.environment import cuda_devices
-from mesh_programs import PROGRAMS, make_mesh, on_mesh, on_one_device
+from attn_dispatch_tools.reports.environment import cuda_devices
+from tests.gpu.test_runtime import arrays, step
+from tests.support.mesh_programs import PROGRAMS, make_mesh, on_mesh, on_one_device
 
 # With ATTN_DISPATCH_SEVERAL_CPUS=1 and two CPU devices the programs of the CPU suite run there, to
 # see that they do: -k program.

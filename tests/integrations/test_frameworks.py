@@ -1,6 +1,6 @@
 """Each framework's own attention layer against ours: the table of docs/integrations.md.
 
-tests/integrations_table.py writes what the tests record as `cell` into that table.
+tests/scripts/integrations_table.py writes what the tests record as `cell` into that table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,8 +21,8 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import dropout_mask
-from backend import needs_cudnn
-from integration_layers import CAUSAL, LAYERS, MASK, RATE, X
+from tests.support.backend import needs_cudnn
+from tests.support.integration_layers import CAUSAL, LAYERS, MASK, RATE, X
 
 Record = Callable[[str, object], None]
 
@@ -237,12 +236,9 @@ def test_lowers_to_the_kernel(name: str):
 
 def test_on_a_mesh(record_property: Record):
     """In a process with eight CPU devices: parameters whole, batch and heads shared out."""
-    here = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
-    script = here / "integrations_on_a_mesh.py"
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, env=environment, check=False
-    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "tests.integrations.on_a_mesh"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     if not found:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.repository import DOCS, ROOT
+
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
-PAGE = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
+PAGE = (DOCS / "integrations.md").read_text()
 EXAMPLES = re.findall(r"^## ([^\n]+)|^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 FRAMEWORKS = ("flax", "equinox", "haiku", "keras", "penzai")
 
@@ -37,7 +39,7 @@ def test_the_older_versions_are_those_that_are_tried():
 
 
 def test_each_integration_has_one():
-    files = Path(__file__).parents[2] / "dispatch" / "attn_dispatch" / "integrations"
+    files = ROOT / "dispatch" / "attn_dispatch" / "integrations"
     code = "".join(code for _, code in examples())
     for name in FRAMEWORKS:
         assert (files / f"{name}.py").exists()

@@ -14,7 +14,7 @@ from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.aiter import kernels as aiter_kernels
 from attn_dispatch.aiter import library as aiter_library
 from attn_dispatch.aiter.arrays import (
-    Arrays,
+    KernelArrays,
     from_rows,
     inputs,
     lse_from_rows,
@@ -22,7 +22,7 @@ from attn_dispatch.aiter.arrays import (
     sum_groups,
     sum_to_bias,
     to_rows,
-    where_live,
+    where_real,
 )
 from attn_dispatch.aiter.buffers import (
     Buffers,
@@ -35,16 +35,16 @@ from attn_dispatch.aiter.call import AiterCall, call_of
 from attn_dispatch.aiter.call_rules import CALL_RULES
 from attn_dispatch.aiter.kernels import Kernel
 from attn_dispatch.aiter.sequences import Sequences
-from attn_dispatch.aiter.split_kv import out_of_split, split_inputs
+from attn_dispatch.aiter.split_kv import split_inputs, split_outputs
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason
-from attn_dispatch.reason import Reason, broken, sentences, stated
-from attn_dispatch.semantics.live import each_query_attends
+from attn_dispatch.reason import Reason, broken, reason_from_sentence, sentences
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.padding import pad_last, padded_bytes
+from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
-from attn_dispatch.semantics.wrong import marked
 
 NAME = "aiter"
 PLATFORM = "rocm"
@@ -60,7 +60,7 @@ SPLIT_KV_TARGET = FORWARD_TARGET + "_split_kv"
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     """This version's own limits, then those of AITER's kernels."""
-    reasons = (*_unsupported_device(device), *broken(CALL_RULES, spec))
+    reasons = (*_device_reasons(device), *broken(CALL_RULES, spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
         reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch)
     return tuple(dict.fromkeys(reasons))
@@ -81,7 +81,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    return sentences(_unsupported_device(device))
+    return sentences(_device_reasons(device))
 
 
 def version() -> tuple[str, str]:
@@ -114,19 +114,19 @@ def forward(
         arrays = split_inputs(spec, call, operands)
         buffers = split_results(call, kernel.num_splits)
         results = _call(SPLIT_KV_TARGET, spec, device, kernel, arrays, buffers)
-        out, lse = out_of_split(spec, call, operands, results)
+        out, lse = split_outputs(spec, call, operands, results)
     else:
         arrays = inputs(spec, call, operands, sequences)
         results = _call(FORWARD_TARGET, spec, device, kernel, arrays, forward_results(call))
         out = from_rows(results["out"], spec.batch)[..., : spec.head_dim_v]
         if spec.wanted.needs_lse:
             lse = lse_from_rows(results["lse"], spec)
-    found = {"out": where_live(sequences.live_queries, out, 0)}
+    found = {"out": where_real(sequences.real_queries, out, 0)}
     if lse is not None:
-        if sequences.live_queries is not None:
-            lse = jnp.where(sequences.live_queries[:, None, :], lse, -jnp.inf)
+        if sequences.real_queries is not None:
+            lse = jnp.where(sequences.real_queries[:, None, :], lse, -jnp.inf)
         found["lse"] = lse
-    return tuple(marked(spec, operands, found).values())
+    return tuple(nan_where_invalid(spec, operands, found).values())
 
 
 def backward(
@@ -150,10 +150,10 @@ def backward(
     dq, dk, dv = (from_rows(results[name], spec.batch) for name in ("dq", "dk", "dv"))
     gradients = {
         "query": scaled_query(
-            spec, where_live(sequences.live_queries, dq, 0)[..., : spec.head_dim]
+            spec, where_real(sequences.real_queries, dq, 0)[..., : spec.head_dim]
         ),
-        "key": where_live(sequences.live_keys, sum_groups(spec, dk)[..., : spec.head_dim], 0),
-        "value": where_live(sequences.live_keys, sum_groups(spec, dv)[..., : spec.head_dim_v], 0),
+        "key": where_real(sequences.real_keys, sum_groups(spec, dk)[..., : spec.head_dim], 0),
+        "value": where_real(sequences.real_keys, sum_groups(spec, dv)[..., : spec.head_dim_v], 0),
     }
     if call.has_dbias:
         gradients["bias"] = sum_to_bias(spec, results["dbias"])
@@ -189,7 +189,7 @@ def register_handlers(backend: ModuleType, platform: str) -> None:
         jax.ffi.register_ffi_target(target, stages, platform=platform)
 
 
-def _unsupported_device(device: Device) -> tuple[Reason, ...]:
+def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if device.platform != "rocm":
         why = f"AITER runs on AMD GPUs, and this is {device}"
         return (device_reason("platform", device, why),)
@@ -201,7 +201,7 @@ def _unsupported_device(device: Device) -> tuple[Reason, ...]:
         )
     reasons = aiter_kernels.unsupported_arch(device.arch)
     if device.is_present and not reasons and (why := aiter_library.find(device.arch).unusable):
-        return (stated("aiter/library", why),)
+        return (reason_from_sentence("aiter/library", why),)
     return reasons
 
 
@@ -215,9 +215,9 @@ def _call(
     spec: AttentionSpec,
     device: Device,
     kernel: Kernel,
-    arrays: Arrays,
+    arrays: KernelArrays,
     results: Buffers,
-) -> Arrays:
+) -> KernelArrays:
     if device.is_present:
         register(device.arch)
     call = jax.ffi.ffi_call(target, list(results.values()))

@@ -18,7 +18,7 @@ from attn_dispatch.semantics.dropout_keys import first_dropout_key
 from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.scaled_query import scaled_query
 
-Arrays = dict[str, jax.Array]
+KernelArrays = dict[str, jax.Array]
 
 
 def inputs(
@@ -26,7 +26,7 @@ def inputs(
     call: AiterCall,
     operands: Mapping[str, jax.Array],
     sequences: Sequences,
-) -> Arrays:
+) -> KernelArrays:
     """What both directions take first, in the order of rocm_backend/fill.cc."""
     arrays = {
         "q": to_rows(pad_last(scaled_query(spec, operands["query"]), call.head_dim), call),
@@ -83,8 +83,8 @@ def lse_from_rows(lse: jax.Array, spec: AttentionSpec) -> jax.Array:
     return jnp.swapaxes(lse.reshape(spec.num_heads, spec.batch, spec.seq_len_q), 0, 1)
 
 
-def where_live(live: jax.Array | None, x: jax.Array, value: float) -> jax.Array:
-    return x if live is None else jnp.where(live[:, :, None, None], x, value)
+def where_real(real: jax.Array | None, x: jax.Array, value: float) -> jax.Array:
+    return x if real is None else jnp.where(real[:, :, None, None], x, value)
 
 
 def sum_groups(spec: AttentionSpec, x: jax.Array) -> jax.Array:

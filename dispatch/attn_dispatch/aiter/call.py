@@ -14,7 +14,7 @@ from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 HEAD_DIM_MULTIPLE = 8
 """Of AITER's kernels; smaller head dims are padded."""
 
-MOST_BESIDE_A_CACHE = 8
+MAX_SPLIT_QUERIES = 8
 """Queries of a row up to which keys with lengths are split among workgroups."""
 
 Mask = Literal["none", "top_left", "bottom_right"]
@@ -119,7 +119,7 @@ def is_split(spec: AttentionSpec) -> bool:
         return False
     if not spec.has("key_value_seq_lengths"):
         return False
-    return spec.is_paged or (spec.seq_len_q <= MOST_BESIDE_A_CACHE and not spec.has("bias"))
+    return spec.is_paged or (spec.seq_len_q <= MAX_SPLIT_QUERIES and not spec.has("bias"))
 
 
 def folds_heads(spec: AttentionSpec) -> bool:

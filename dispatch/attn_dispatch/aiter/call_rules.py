@@ -20,7 +20,7 @@ from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 _ALIBI_LENGTHS = 2**16  # CK takes distances as 16-bit numbers (block_position_encoding.hpp)
 
-_MOST_BIAS = 1 / 32
+_MAX_RATE_ERROR = 1 / 32
 """By how much of 1 - rate the share that is kept may differ from it: the output does as well."""
 
 _NOT_RUN = "not run through AITER by this version"
@@ -37,7 +37,7 @@ def _share_kept(rate: float) -> float:
 
 def _keeps_another_share(spec: AttentionSpec) -> bool:
     kept, wanted = _share_kept(spec.meaning.dropout_rate), 1 - spec.meaning.dropout_rate
-    return abs(kept - wanted) > _MOST_BIAS * wanted
+    return abs(kept - wanted) > _MAX_RATE_ERROR * wanted
 
 
 CALL_RULES = (

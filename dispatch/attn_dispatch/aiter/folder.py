@@ -21,7 +21,7 @@ ARCHS = ("gfx942", "gfx950")
 ADAPTER = "libattn_dispatch_aiter.so"
 
 _RECORD = "build.json"
-_MOST_BYTES = 2**20
+_MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def read(folder: Path) -> AiterBuild | None:
     """
     path = folder / _RECORD
     try:
-        facts = reading.json_file(path, _MOST_BYTES, is_kept=True)
+        facts = reading.json_file(path, _MAX_BYTES, is_kept=True)
         return _build_of(facts)
     except FileNotFoundError:
         return None

@@ -3,7 +3,7 @@
 AITER's C++ dispatch decides by itself once it is called. It is decided here first, because the
 scratch memory depends on it, because lowering happens on machines without AITER, and because that
 dispatch lets through what its Python layer, the one its users run, does not. The rules are the
-tables of rules.py; tests/test_aiter_dispatch.py holds them against AITER's compiled dispatch.
+tables of rules.py; tests/aiter/test_dispatch.py holds them against AITER's compiled dispatch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def unsupported_arch(arch: str) -> tuple[Reason, ...]:
 
 def not_supported_reasons(call: AiterCall, arch: str) -> tuple[Reason, ...]:
     """What no kernel of AITER runs. CK is what is asked: ASM runs nothing that CK does not."""
-    return unsupported_arch(arch) or _refusals(_rules_of(call), call, arch)
+    return unsupported_arch(arch) or _reasons(_rules_of(call), call, arch)
 
 
 def kernel_for(call: AiterCall, arch: str) -> Kernel:
@@ -58,7 +58,7 @@ def kernel_for(call: AiterCall, arch: str) -> Kernel:
         splits = splits_of(call, arch)
         name = f"ck split-KV, {splits} split{'s' if splits > 1 else ''}"
         return Kernel("ck", name, _NEAREST_EVEN, "split", (), splits)
-    if why := _refusals(ASM_RULES, call, arch):
+    if why := _reasons(ASM_RULES, call, arch):
         name = "ck deterministic" if call.deterministic else "ck"
         return Kernel("ck", name, _NEAREST_EVEN, "split", why)
     name = "asm v3 bf16, rounding nearest even" if call.dtype == "bfloat16" else "asm v3 fp16"
@@ -72,5 +72,5 @@ def _rules_of(call: AiterCall) -> tuple[Rule, ...]:
     return SPLIT_RULES if call.is_split else CK_RULES
 
 
-def _refusals(rules: tuple[Rule, ...], call: AiterCall, arch: str) -> tuple[Reason, ...]:
-    return tuple(rule.reason(call) for rule in rules if rule.refuses(call, arch))
+def _reasons(rules: tuple[Rule, ...], call: AiterCall, arch: str) -> tuple[Reason, ...]:
+    return tuple(rule.reason(call) for rule in rules if rule.is_broken_by(call, arch))

@@ -15,7 +15,7 @@ from attn_dispatch import settings
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.sizes import (
     FOUR_GIB,
-    MOST_OF_A_GRID,
+    MAX_GRID_SIZE,
     dq_acc_bytes,
     over_4_gib,
     over_grid,
@@ -47,7 +47,7 @@ class Rule:
     source: str
     remedy: str = ""
 
-    def refuses(self, call: AiterCall, arch: str) -> bool:
+    def is_broken_by(self, call: AiterCall, arch: str) -> bool:
         of_direction = self.direction in ("both", "backward" if call.backward else "forward")
         return of_direction and arch in self.archs and self.applies(call)
 
@@ -87,7 +87,7 @@ def _top_left_of_unequal(call: AiterCall) -> bool:
 
 
 _OVER_GRID = Rule("aiter/grid", "both", _BOTH, lambda c: bool(over_grid(c)),
-    f"{{layers}}: an AMD GPU's grid has at most {MOST_OF_A_GRID} workgroups along an axis",
+    f"{{layers}}: an AMD GPU's grid has at most {MAX_GRID_SIZE} workgroups along an axis",
     "maxGridSize of hipamd/src/hip_device.cpp in github.com/ROCm/clr; sizes.over_grid",
 )  # fmt: skip
 """hipModuleLaunchKernel refuses a larger grid, upon which AITER ends the process."""

@@ -16,8 +16,8 @@ import jax
 
 from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.semantics.live import within_reach
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
+from attn_dispatch.semantics.real_rows import real_rows_by_position
 from attn_dispatch.semantics.row_ids import ascending
 
 
@@ -27,15 +27,15 @@ class Sequences:
 
     operands: tuple[jax.Array, ...]
     """seqstart_q, seqstart_k, and with gaps seqlen_q, seqlen_k; none outside group mode."""
-    live_queries: jax.Array | None
+    real_queries: jax.Array | None
     """bool [1|B, T]: the query attends some key. None: all do."""
-    live_keys: jax.Array | None
+    real_keys: jax.Array | None
     """bool [1|B, S]: the key is of a sequence with queries. None: all are."""
 
     @staticmethod
     def of(spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]) -> Sequences:
         """The sequences of a call with lengths, segment ids, packed sequences or none of them."""
-        queries, keys = within_reach(spec, operands)
+        queries, keys = real_rows_by_position(spec, operands)
         if not call.is_group:
             return Sequences((), queries, None)
         ranges = SequenceRanges.of(spec, operands)

@@ -10,9 +10,9 @@ _INT32_MAX = 2**31 - 1
 
 _ROWS_OF_A_TILE, _KEYS_OF_A_TILE = 64, 128  # of CK's split-KV kernels, at most head dims
 _COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256}
-_MOST_SPLITS = 128
+_MAX_SPLITS = 128
 FOUR_GIB = 2**32
-MOST_OF_A_GRID = 65_535
+MAX_GRID_SIZE = 65_535
 """Workgroups along y and along z of a grid on AMD; 2**31 - 1 along x."""
 QUERIES_OF_A_TILE = 128  # of CK's forward kernels, where there are many queries
 
@@ -42,7 +42,7 @@ def over_grid(call: AiterCall) -> list[str]:
     else:
         tiles = -(-call.max_seq_len_q // QUERIES_OF_A_TILE)
         number[f"tiles of {QUERIES_OF_A_TILE} queries"] = tiles
-    return [f"{n} {what}" for what, n in number.items() if n > MOST_OF_A_GRID]
+    return [f"{n} {what}" for what, n in number.items() if n > MAX_GRID_SIZE]
 
 
 def keys_per_split(call: AiterCall) -> int:
@@ -77,7 +77,7 @@ def splits_of(call: AiterCall, arch: str) -> int:
     if workgroups >= 0.8 * at_once:
         return 1
     efficiency = {}
-    for splits in range(1, min(_MOST_SPLITS, at_once, blocks) + 1):
+    for splits in range(1, min(_MAX_SPLITS, at_once, blocks) + 1):
         # Some numbers leave the last split empty: as many blocks each as with one split fewer.
         if splits == 1 or -(-blocks // splits) != -(-blocks // (splits - 1)):
             waves = np.float32(workgroups * splits) / np.float32(at_once)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.aiter.arrays import Arrays, slopes_of_rows
+from attn_dispatch.aiter.arrays import KernelArrays, slopes_of_rows
 from attn_dispatch.aiter.call import AiterCall, folds_heads
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.padding import pad_last
@@ -22,7 +22,9 @@ from attn_dispatch.semantics.row_ids import row_lengths
 from attn_dispatch.semantics.scaled_query import scaled_query
 
 
-def split_inputs(spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]) -> Arrays:
+def split_inputs(
+    spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]
+) -> KernelArrays:
     """The operands, in the order of rocm_backend/fill_split_kv.cc."""
     query = scaled_query(spec, pad_last(operands["query"], call.head_dim))
     if (shift := _shift(spec, call, operands)) is not None:
@@ -41,8 +43,8 @@ def split_inputs(spec: AttentionSpec, call: AiterCall, operands: Mapping[str, ja
     return arrays
 
 
-def out_of_split(
-    spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array], results: Arrays
+def split_outputs(
+    spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array], results: KernelArrays
 ) -> tuple[jax.Array, jax.Array | None]:
     """out [B, T, N, V] and lse [B, N, T], if there is one, of the kernel's results."""
     out = _from_heads_first(spec, results["out"])[..., : spec.head_dim_v]

@@ -35,7 +35,7 @@ from attn_dispatch.call.static_arguments import (
     check_window,
 )
 from attn_dispatch.call.values import Limits, as_int32, check_pages, check_values
-from attn_dispatch.programs.program import Program
+from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.programs.tracing import trace
 
 
@@ -353,7 +353,7 @@ def _add_mods(
     functions: dict[str, tuple[Callable[..., Any] | None, Sequence[Any]]],
     shape: CallShape,
     dtype: jnp.dtype,
-) -> dict[str, Program]:
+) -> dict[str, ModProgram]:
     """The programs of the mods by name; what they read becomes operands."""
     programs = {}
     for name, (function, arguments) in functions.items():

@@ -14,7 +14,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from attn_dispatch.programs.program import Program
+from attn_dispatch.programs.program import ModProgram
 
 CausalAlignment = Literal["top_left", "bottom_right"]
 
@@ -42,9 +42,9 @@ class Meaning:
     dropout_impl: str | None = None
     """Name of the PRNG implementation that dropout_key's words belong to."""
     deterministic_backward: bool = False
-    score_mod: Program | None = None
+    score_mod: ModProgram | None = None
     """Applied to scores after the soft cap, before bias, ALiBi and masks."""
-    mask_mod: Program | None = None
+    mask_mod: ModProgram | None = None
     """True where the pair may attend, the other masks allowing."""
     heads_first_q: bool = False
     """In which order query, out and their gradients lie in memory, which no shape here says: as
@@ -57,7 +57,7 @@ class Meaning:
     """Of a paged call: values lie in the page of value_pages so many after that of their keys."""
 
     @property
-    def mods(self) -> dict[str, Program]:
+    def mods(self) -> dict[str, ModProgram]:
         """score_mod and mask_mod, as far as there are any, by name."""
         mods = {"score_mod": self.score_mod, "mask_mod": self.mask_mod}
         return {name: program for name, program in mods.items() if program is not None}

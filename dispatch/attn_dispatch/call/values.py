@@ -2,7 +2,7 @@
 
 A NumPy array, a list or a number is looked at, and so is a JAX array in a CPU's memory. Not looked
 at are tracers, which have no values yet, and arrays in an accelerator's memory: reading them would
-make every call wait for the device. What is wrong there makes NaN: semantics/wrong.py.
+make every call wait for the device. What is wrong there makes NaN: semantics/invalid_values.py.
 
 With ATTN_DISPATCH_CHECK=1 (`settings.Settings.check`) everything is looked at: arrays of an
 accelerator at once, traced ones by a callback from the running program.

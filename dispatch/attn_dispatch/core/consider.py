@@ -16,7 +16,7 @@ from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, is_affordable
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
 from attn_dispatch.reason import Reason, Rule, broken
-from attn_dispatch.terminal.text import in_units
+from attn_dispatch.text import in_units
 
 FORMULAS = xla
 """The implementation whose forward pass is there as plain JAX too."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import jax
 from jaxlib.version import __version__ as JAXLIB_VERSION
 
+from attn_dispatch import text as plain_text
 from attn_dispatch.call.options import as_partners, backward_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.core.mask_share import MaskShare
 from attn_dispatch.devices.device import Device
-from attn_dispatch.terminal import text as terminal_text
 
 _WIDTH = 100
 
@@ -50,7 +50,7 @@ class Explanation:
         """The table, in lines of at most so many columns as far as words allow."""
 
         def wrapped(label: str, text: str) -> list[str]:
-            return terminal_text.wrapped(label, text, width)
+            return plain_text.wrapped(label, text, width)
 
         versions = ", ".join(f"{name} {version}" for name, version in self.versions)
         backward = f", backward: {self.chosen_backward}" if self.backward else ""
@@ -67,7 +67,7 @@ class Explanation:
                 label = f"{direction:<9} {verdict.implementation:<7} "
                 if verdict.plan is not None:
                     plan = verdict.plan
-                    size = terminal_text.in_units(verdict.scratch_bytes)
+                    size = plain_text.in_units(verdict.scratch_bytes)
                     text = f"runs: {plan.engine}, scratch memory {size}"
                     lines.extend(wrapped(label, text))
                     if verdict.tuned is not None:

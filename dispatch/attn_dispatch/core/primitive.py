@@ -37,7 +37,7 @@ from attn_dispatch.core.tuning import contest
 from attn_dispatch.core.unsplit import say_left_to_xla
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import device_for
-from attn_dispatch.semantics.wrong import without_wrong_lse
+from attn_dispatch.semantics.invalid_values import without_nan_lse
 
 
 def attention(options: AttentionOptions, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -92,7 +92,7 @@ def _compute(*operands: jax.Array, options: AttentionOptions, platform: str):
     ahead.plan_backward(spec, device)
     named = dict(zip(options.operands, operands, strict=True))
     if spec.is_backward:
-        named = without_wrong_lse(spec, named)
+        named = without_nan_lse(spec, named)
     return _chosen(spec, device).compute(device, named)
 
 

@@ -20,12 +20,12 @@ from attn_dispatch.cudnn import engines as cudnn_engines
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.cudnn import rules as cudnn_rules
-from attn_dispatch.cudnn.call import CudnnCall, calls_of
+from attn_dispatch.cudnn.call import CudnnCall, variants_of
 from attn_dispatch.cudnn.planning import PlanningProcess
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason
 from attn_dispatch.devices.target import local_nvidia_ordinals
-from attn_dispatch.reason import Reason, Rule, sentences, stated
+from attn_dispatch.reason import Reason, Rule, reason_from_sentence, sentences
 
 NAME = "cudnn"
 PLATFORM = "cuda"
@@ -46,7 +46,7 @@ cuDNN keeps all scores, whose memory grows with the square of the length."""
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     """This version's own limits first; cuDNN itself is asked only where there are none."""
-    reasons = (*_unsupported_device(device), *cudnn_rules.not_supported_reasons(spec))
+    reasons = (*_device_reasons(device), *cudnn_rules.not_supported_reasons(spec))
     if reasons:
         return reasons
     planned = _planned(spec, device)
@@ -68,11 +68,11 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
         return ()
     properties = cudnn_library.find().device_properties(device)
     found = _backend().engines(asdict(planned.call), properties)
-    return cudnn_engines.like(spec.options.engine, found)
+    return cudnn_engines.similar_engines(spec.options.engine, found)
 
 
 def unusable_reason(device: Device) -> str:
-    return sentences(_unsupported_device(device))
+    return sentences(_device_reasons(device))
 
 
 def version() -> tuple[str, str]:
@@ -127,7 +127,7 @@ def register() -> None:
         jax.ffi.register_ffi_target(target, stages, platform="CUDA")
 
 
-def _unsupported_device(device: Device) -> tuple[Reason, ...]:
+def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if device.platform != "cuda":
         return (
             device_reason("platform", device, f"cuDNN runs on NVIDIA GPUs, and this is {device}"),
@@ -143,7 +143,7 @@ def _unsupported_device(device: Device) -> tuple[Reason, ...]:
         needs = f"needs compute capability sm{_OLDEST_SM} or newer, and this is {device}"
         reasons.append(device_reason("arch", device, needs))
     if unusable := cudnn_library.find().unusable:
-        reasons.append(stated("cudnn/library", unusable))
+        reasons.append(reason_from_sentence("cudnn/library", unusable))
     return tuple(reasons)
 
 
@@ -164,7 +164,9 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
         engine, workspace_bytes = plan_store.plan(backend, asdict(call), properties)
     except backend.CudnnError as error:
         version = cudnn_library.find().version_text
-        return stated("cudnn/engine", f"engine {call.engine}: {error} (cuDNN {version})")
+        return reason_from_sentence(
+            "cudnn/engine", f"engine {call.engine}: {error} (cuDNN {version})"
+        )
     # Enough for the untuned plan as well, which runs where another cuDNN lacks the engine.
     workspace_bytes = max(workspace_bytes, untuned.plan.workspace_bytes)
     return _Planned(call, Plan(engine, workspace_bytes, untuned.plan.other_bytes))
@@ -176,28 +178,28 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
     The padding mask of the second variant steers clear of several known bugs. What it cannot help
     with is refused for the first reason.
     """
-    backend, refusal = _backend(), None
+    backend, first_reason = _backend(), None
     library = cudnn_library.find()
     properties = library.device_properties(device)
-    for call in calls_of(spec):
+    for call in variants_of(spec):
         is_whole = spec.promises.whole_pages
-        if reason := cudnn_rules.reason_against(call, device.arch, whole_pages=is_whole):
-            refusal = refusal or reason
+        if reason := cudnn_rules.variant_reason(call, device.arch, whole_pages=is_whole):
+            first_reason = first_reason or reason
             continue
         try:
             engine, workspace_bytes = plan_store.plan(backend, asdict(call), properties)
         except backend.CudnnError as error:
-            refusal = refusal or _refused(str(error), library.version_text)
+            first_reason = first_reason or _planning_reason(str(error), library.version_text)
             continue
         is_limited = call.backward and call.deterministic
         if is_limited and workspace_bytes > (limit := _workspace_limit(spec)):
             facts = {"version": library.version_text, "bytes": workspace_bytes, "limit": limit}
-            refusal = refusal or _WORKSPACE.reason(facts)
+            first_reason = first_reason or _WORKSPACE.reason(facts)
             continue
-        made_bytes = cudnn_arrays.made_bytes(spec, call)
-        return _Planned(call, Plan(engine, workspace_bytes, made_bytes))
-    assert refusal is not None, "every call can be said in one way at least"
-    return refusal
+        extra_bytes = cudnn_arrays.extra_bytes(spec, call)
+        return _Planned(call, Plan(engine, workspace_bytes, extra_bytes))
+    assert first_reason is not None, "every call can be said in one way at least"
+    return first_reason
 
 
 _WORKSPACE = Rule[dict[str, Any]](
@@ -209,9 +211,9 @@ _WORKSPACE = Rule[dict[str, Any]](
 )
 
 
-def _refused(error: str, version: str) -> Reason:
+def _planning_reason(error: str, version: str) -> Reason:
     """What cuDNN says, without the names of nodes, of which its sentence has one for each."""
-    return stated("cudnn/plan", f"{re.sub(r' for _+', '', error)} (cuDNN {version})")
+    return reason_from_sentence("cudnn/plan", f"{re.sub(r' for _+', '', error)} (cuDNN {version})")
 
 
 def _must_plan(spec: AttentionSpec, device: Device) -> _Planned:

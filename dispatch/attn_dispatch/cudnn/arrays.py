@@ -13,28 +13,28 @@ from jax import lax
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn.call import (
     CudnnCall,
-    dead_rows,
     has_nodes,
-    has_own_lengths,
+    has_runtime_lengths,
+    leading_padding_rows,
     node_array_extents,
     nodes_of,
 )
 from attn_dispatch.programs.kernel import KernelProgram
-from attn_dispatch.programs.nodes import HeadSlopes, Outside, Read, RowKeys
+from attn_dispatch.programs.nodes import HeadSlopes, NodeArray, RowKeys, XlaArray
 from attn_dispatch.semantics.dropout_keys import first_dropout_key
-from attn_dispatch.semantics.live import Live, each_query_attends
+from attn_dispatch.semantics.invalid_values import invalid_queries, nan_where_invalid
 from attn_dispatch.semantics.lse_grad import with_lse_grad
-from attn_dispatch.semantics.mods import arrays_of, outside
+from attn_dispatch.semantics.mods import arrays_of, xla_array
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
 from attn_dispatch.semantics.padding import pad_last, padded_bytes, prepend, round_up
 from attn_dispatch.semantics.pages import flat_pages, flat_table
 from attn_dispatch.semantics.pair_indices import PairIndices
+from attn_dispatch.semantics.real_rows import RealRows, each_query_attends
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
-from attn_dispatch.semantics.wrong import marked, wrong_queries
 
-Arrays = Mapping[str, jax.Array]
+Operands = Mapping[str, jax.Array]
 
 _NO_WEIGHT = 1e30
 """As lse of a row that attends nothing: exp(score - lse) is 0 whatever the kernel made of it."""
@@ -42,7 +42,7 @@ _NO_WEIGHT = 1e30
 _BIAS_ROW_MULTIPLE = 8
 
 
-def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     """Flags of rows, query, key, value and what the call's options need."""
     operands = _cleaned(spec, call, operands)
     return [
@@ -52,7 +52,7 @@ def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> 
     ]
 
 
-def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     """Flags of rows, query, key, value, out, lse, out_grad and what the options need."""
     operands = _cleaned(spec, call, operands)
     out, out_grad = operands["out"], operands["out_grad"]
@@ -61,7 +61,7 @@ def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Arrays) ->
     lse = operands["lse"]
     if not each_query_attends(spec):
         lse = jnp.where(lse == -jnp.inf, _NO_WEIGHT, lse)
-    lse = lse[:, :, dead_rows(spec) :]
+    lse = lse[:, :, leading_padding_rows(spec) :]
     return [
         *_row_flags(spec, call, operands),
         *_query_key_value(spec, call, operands),
@@ -98,7 +98,7 @@ def backward_shapes(call: CudnnCall) -> dict[str, jax.ShapeDtypeStruct]:
     return shapes
 
 
-def made_bytes(spec: AttentionSpec, call: CudnnCall) -> int:
+def extra_bytes(spec: AttentionSpec, call: CudnnCall) -> int:
     """Bytes of the custom call's operands and results that are not the call's own: padded copies,
     the array that bias and mask make, its gradient before it has the bias's shape and dtype, and a
     dropout mask in float32."""
@@ -118,39 +118,39 @@ def made_bytes(spec: AttentionSpec, call: CudnnCall) -> int:
 
 
 def forward_results(
-    spec: AttentionSpec, call: CudnnCall, operands: Arrays, results: Arrays
+    spec: AttentionSpec, call: CudnnCall, operands: Operands, results: Operands
 ) -> tuple[jax.Array, ...]:
     """What `spec.result_names` says, from the results of the custom call."""
-    live = Live.of(spec, operands).queries
-    out = _from_memory(spec, results["out"], call.head_rows_q, dead_rows(spec))
-    is_read = None if spec.promises.ignores_dead_rows else live
-    found = {"out": _where_live(call, is_read, out[..., : spec.head_dim_v])}
+    real = RealRows.of(spec, operands).queries
+    out = _from_memory(spec, results["out"], call.head_rows_q, leading_padding_rows(spec))
+    is_read = None if spec.promises.ignores_dead_rows else real
+    found = {"out": _zero_in_padding(call, is_read, out[..., : spec.head_dim_v])}
     statistics = {name: results[name] for name in ("lse", "row_max") if name in results}
     if call.needs_max:
         statistics["lse"] = results["row_max"] + jnp.log(results["row_sum"])
     for name, x in statistics.items():
         if call.is_packed:
             x = jnp.swapaxes(x.reshape(spec.batch, -1, spec.num_heads), 1, 2)
-        x = prepend(x, dead_rows(spec), axis=2, value=-np.inf)
-        found[name] = x if live is None else jnp.where(live, x, -jnp.inf)
+        x = prepend(x, leading_padding_rows(spec), axis=2, value=-np.inf)
+        found[name] = x if real is None else jnp.where(real, x, -jnp.inf)
     if call.needs_keep:
         keep = _all_rows(spec, results["keep"], value=1)
         found["keep"] = keep > 0
     # Where the custom call puts NaN into `out` itself, to do it again would take another pass.
-    left = {x: y for x, y in found.items() if not (x == "out" and _clears_all(call, live))}
-    found |= marked(spec, operands, left)
+    left = {x: y for x, y in found.items() if not (x == "out" and _clears_all(call, real))}
+    found |= nan_where_invalid(spec, operands, left)
     return tuple(found[name] for name in spec.result_names)
 
 
 def backward_results(
-    spec: AttentionSpec, call: CudnnCall, operands: Arrays, results: Arrays
+    spec: AttentionSpec, call: CudnnCall, operands: Operands, results: Operands
 ) -> tuple[jax.Array, ...]:
     """The gradients wanted, from the results of the custom call."""
-    dead, live = dead_rows(spec), Live.of(spec, operands).queries
-    query = _from_memory(spec, results["dq"], call.head_rows_q, dead)[..., : spec.head_dim]
+    padding, real = leading_padding_rows(spec), RealRows.of(spec, operands).queries
+    query = _from_memory(spec, results["dq"], call.head_rows_q, padding)[..., : spec.head_dim]
     key, value = (_from_memory(spec, results[x], call.head_rows_kv) for x in ("dk", "dv"))
     found = {
-        "query": scaled_query(spec, _where_live(call, live, query)),
+        "query": scaled_query(spec, _zero_in_padding(call, real, query)),
         "key": key[..., : spec.head_dim],
         "value": value[..., : spec.head_dim_v],
     }
@@ -164,26 +164,26 @@ def backward_results(
     return tuple(found[name] for name in spec.wanted.gradients)
 
 
-_LIVE, _WRONG = 1, 2
+_REAL, _INVALID = 1, 2
 """Flags of rows, beside 0: clear_rows.h."""
 
 
-def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     """uint8 [rows] of queries, backward of keys too: what becomes of them, see clear_rows.h."""
     if not call.clears_rows:
         return []
-    live = Live.of(spec, operands)
-    assert live.queries is not None
-    queries = jnp.broadcast_to(live.queries.any(axis=1), (spec.batch, spec.seq_len_q))
-    flags = jnp.where(queries, jnp.uint8(_LIVE), jnp.uint8(0))
-    wrong = wrong_queries(spec, operands)
-    if wrong is not None and not spec.is_backward:
-        flags = jnp.where(wrong, jnp.uint8(_WRONG), flags)
+    real = RealRows.of(spec, operands)
+    assert real.queries is not None
+    queries = jnp.broadcast_to(real.queries.any(axis=1), (spec.batch, spec.seq_len_q))
+    flags = jnp.where(queries, jnp.uint8(_REAL), jnp.uint8(0))
+    invalid = invalid_queries(spec, operands)
+    if invalid is not None and not spec.is_backward:
+        flags = jnp.where(invalid, jnp.uint8(_INVALID), flags)
     flags = _of_each_head(flags, call.num_heads if call.head_rows_q else 1)
     if not spec.is_backward:
         return [flags]
-    assert live.keys is not None
-    of_keys = live.keys.astype(jnp.uint8)
+    assert real.keys is not None
+    of_keys = real.keys.astype(jnp.uint8)
     return [flags, _of_each_head(of_keys, call.num_kv_heads if call.head_rows_kv else 1)]
 
 
@@ -192,32 +192,32 @@ def _of_each_head(flags: jax.Array, heads: int) -> jax.Array:
     return jnp.repeat(flags, heads, axis=0).reshape(-1)
 
 
-def _clears_all(call: CudnnCall, live: jax.Array | None) -> bool:
-    """Whether the custom call alone clears rows; it does not know of heads. `live` as in `Live`."""
-    return call.clears_rows and live is not None and live.shape[1] == 1
+def _clears_all(call: CudnnCall, real: jax.Array | None) -> bool:
+    """Whether the custom call alone clears rows; it does not know of heads."""
+    return call.clears_rows and real is not None and real.shape[1] == 1
 
 
-def _where_live(call: CudnnCall, live: jax.Array | None, x: jax.Array) -> jax.Array:
+def _zero_in_padding(call: CudnnCall, real: jax.Array | None, x: jax.Array) -> jax.Array:
     """x [B, T, N, ·] with 0 in the rows that attend nothing; `live` is [1|B, 1|N, T]."""
-    if live is None or _clears_all(call, live):
+    if real is None or _clears_all(call, real):
         return x
-    return jnp.where(jnp.swapaxes(live, 1, 2)[..., None], x, 0)
+    return jnp.where(jnp.swapaxes(real, 1, 2)[..., None], x, 0)
 
 
-def _cleaned(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> dict[str, jax.Array]:
+def _cleaned(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> dict[str, jax.Array]:
     """The operands with 0 in the padding of those that cuDNN reads all of."""
-    if call.is_packed or call.decodes or not has_own_lengths(spec):
+    if call.is_packed or call.decodes or not has_runtime_lengths(spec):
         return dict(operands)
     ranges = SequenceRanges.of(spec, operands)
-    queries, keys = ranges.live_queries, ranges.live_keys
-    live = {"query": queries, "out": queries, "out_grad": queries, "key": keys, "value": keys}
+    queries, keys = ranges.real_queries, ranges.real_keys
+    real = {"query": queries, "out": queries, "out_grad": queries, "key": keys, "value": keys}
     return {
-        name: jnp.where(live[name][..., None, None], x, 0) if name in live else x
+        name: jnp.where(real[name][..., None, None], x, 0) if name in real else x
         for name, x in operands.items()
     }
 
 
-def _query_key_value(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+def _query_key_value(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     in_pages = "_pages" if spec.is_paged else ""
     return [
         _queries(spec, call, scaled_query(spec, operands["query"]), call.head_dim),
@@ -227,7 +227,7 @@ def _query_key_value(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> 
 
 
 def _queries(spec: AttentionSpec, call: CudnnCall, x: jax.Array, dim: int) -> jax.Array:
-    return _in_memory(call, pad_last(x[:, dead_rows(spec) :], dim), call.head_rows_q)
+    return _in_memory(call, pad_last(x[:, leading_padding_rows(spec) :], dim), call.head_rows_q)
 
 
 def _keys(call: CudnnCall, x: jax.Array, dim: int) -> jax.Array:
@@ -250,17 +250,17 @@ def _to_rows(x: jax.Array) -> jax.Array:
     return x.reshape(-1, *x.shape[2:])
 
 
-def _from_memory(spec: AttentionSpec, x: jax.Array, head_rows: int, dead: int = 0) -> jax.Array:
+def _from_memory(spec: AttentionSpec, x: jax.Array, head_rows: int, padding: int = 0) -> jax.Array:
     """A result as [B, L, heads, dim], with the rows that were cut off as 0."""
     if head_rows:
         x = jnp.swapaxes(x, 1, 2)
-    return prepend(x.reshape(spec.batch, -1, *x.shape[-2:]), dead, axis=1, value=0)
+    return prepend(x.reshape(spec.batch, -1, *x.shape[-2:]), padding, axis=1, value=0)
 
 
 def _all_rows(spec: AttentionSpec, x: jax.Array, *, value: float) -> jax.Array:
     """[1|B, 1|N, ·, S] with exactly the rows of the call: a longest sequence may be overstated."""
-    dead = dead_rows(spec)
-    return prepend(x[:, :, : spec.seq_len_q - dead], dead, axis=2, value=value)
+    padding = leading_padding_rows(spec)
+    return prepend(x[:, :, : spec.seq_len_q - padding], padding, axis=2, value=value)
 
 
 def _rows(call: CudnnCall, side: str, dim: int) -> jax.ShapeDtypeStruct:
@@ -282,7 +282,7 @@ def _statistic(call: CudnnCall) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((call.batch, call.num_heads, call.seq_len_q), jnp.float32)
 
 
-def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+def _options(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     arrays = []
     if call.has_lengths:
         arrays += _lengths_and_offsets(spec, call, operands)
@@ -302,7 +302,7 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax
     return arrays
 
 
-def _node_arrays(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+def _node_arrays(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     """What nodes read, as XLA computes it beforehand."""
     nodes = nodes_of(spec, packed=call.is_packed)
     assert isinstance(nodes, KernelProgram)
@@ -310,24 +310,26 @@ def _node_arrays(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list
         jnp.broadcast_to(
             _node_array(spec, call, operands, array), node_array_extents(spec, call, array)
         )
-        for array in nodes.outside
+        for array in nodes.arrays
     ]
 
 
-def _node_array(spec: AttentionSpec, call: CudnnCall, operands: Arrays, array: Read) -> jax.Array:
+def _node_array(
+    spec: AttentionSpec, call: CudnnCall, operands: Operands, array: NodeArray
+) -> jax.Array:
     if isinstance(array, HeadSlopes):
         return operands["alibi_slopes"].astype(jnp.float32)[:, :, None, None]
-    if isinstance(array, Outside):
+    if isinstance(array, XlaArray):
         indices = PairIndices.of_sequences(
             spec,
             operands,
             sequences=call.batch // spec.batch,
-            queries=(dead_rows(spec), call.seq_len_q),
+            queries=(leading_padding_rows(spec), call.seq_len_q),
             keys=call.seq_len_kv,
         )
         read = arrays_of(array.mod, spec.meaning.mods[array.mod], operands)
-        return outside(array, indices, read).astype(array.dtype)
-    t = dead_rows(spec) + lax.broadcasted_iota(jnp.int32, (1, call.seq_len_q), 1)
+        return xla_array(array, indices, read).astype(array.dtype)
+    t = leading_padding_rows(spec) + lax.broadcasted_iota(jnp.int32, (1, call.seq_len_q), 1)
     x = _row_keys(spec, operands, array, t)
     if array.border is None:
         return x
@@ -337,7 +339,7 @@ def _node_array(spec: AttentionSpec, call: CudnnCall, operands: Arrays, array: R
 _NARROWER = {"first": jnp.maximum, "end": jnp.minimum}
 
 
-def _row_keys(spec: AttentionSpec, operands: Arrays, array: RowKeys, t: jax.Array) -> jax.Array:
+def _row_keys(spec: AttentionSpec, operands: Operands, array: RowKeys, t: jax.Array) -> jax.Array:
     """int32 [B · M, 1, T, 1] of rows that stand at t [1, T] in their sequences."""
     ranges = SequenceRanges.of(spec, operands)
     queries, keys = (x.reshape(-1, 1) for x in (ranges.lengths_q, ranges.lengths_kv))
@@ -353,12 +355,14 @@ def _row_keys(spec: AttentionSpec, operands: Arrays, array: RowKeys, t: jax.Arra
     return jnp.broadcast_to(found, shape).astype(jnp.int32)[:, None, :, None]
 
 
-def _lengths_and_offsets(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> list[jax.Array]:
+def _lengths_and_offsets(
+    spec: AttentionSpec, call: CudnnCall, operands: Operands
+) -> list[jax.Array]:
     ranges = SequenceRanges.of(spec, operands)
-    lengths_q = ranges.lengths_q - dead_rows(spec)
+    lengths_q = ranges.lengths_q - leading_padding_rows(spec)
     if not call.is_packed:
         return [lengths_q[:, 0], ranges.lengths_kv[:, 0]]
-    first_q = flat_starts(ranges.starts_q, spec.seq_len_q - dead_rows(spec))
+    first_q = flat_starts(ranges.starts_q, spec.seq_len_q - leading_padding_rows(spec))
     first_kv = flat_starts(ranges.starts_kv, spec.seq_len_kv)
     in_queries = _row_offsets(first_q, call.num_heads, call.head_rows_q)
     in_keys = _row_offsets(first_kv, call.num_kv_heads, call.head_rows_kv)
@@ -381,19 +385,19 @@ def _row_offsets(first: jax.Array, heads: int, head_rows: int) -> jax.Array:
     return first // head_rows * (head_rows * heads) + first % head_rows
 
 
-def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> jax.Array:
+def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> jax.Array:
     """bias, and -inf where the mask forbids, with rows padded to a multiple of 16 bytes."""
 
     def extended(name: str) -> jax.Array:
         x = operands[name]
-        x = x[:, :, dead_rows(spec) :] if x.shape[2] > 1 else x
+        x = x[:, :, leading_padding_rows(spec) :] if x.shape[2] > 1 else x
         extents = (call.bias_batch, call.bias_heads, call.bias_rows, spec.seq_len_kv)
         return jnp.broadcast_to(x, extents)
 
     score_bias = jnp.zeros((), call.bias_dtype)
     if spec.has("bias"):
         score_bias = extended("bias").astype(call.bias_dtype)
-        if has_own_lengths(spec):
+        if has_runtime_lengths(spec):
             score_bias = _without_padding(spec, call, operands, score_bias)
     if spec.has("mask"):
         score_bias = jnp.where(extended("mask"), score_bias, -jnp.inf)
@@ -401,14 +405,14 @@ def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Arrays) -> jax.A
 
 
 def _without_padding(
-    spec: AttentionSpec, call: CudnnCall, operands: Arrays, score_bias: jax.Array
+    spec: AttentionSpec, call: CudnnCall, operands: Operands, score_bias: jax.Array
 ) -> jax.Array:
     """The bias with 0 where all batch rows that share it have padding.
 
     cuDNN 9.28 adds it to what it masks, and NaN - inf is NaN (H200).
     """
     ranges = SequenceRanges.of(spec, operands)
-    queries, keys = ranges.live_queries, ranges.live_keys
+    queries, keys = ranges.real_queries, ranges.real_keys
     if call.bias_batch == 1:
         queries, keys = (x.any(axis=0, keepdims=True) for x in (queries, keys))
     is_read = keys[:, None, None, :]
@@ -417,6 +421,6 @@ def _without_padding(
     return jnp.where(is_read, score_bias, 0)
 
 
-def _seed(spec: AttentionSpec, operands: Arrays) -> jax.Array:
+def _seed(spec: AttentionSpec, operands: Operands) -> jax.Array:
     """64 bits drawn by the caller's key, as two words."""
     return jax.random.bits(first_dropout_key(spec, operands), (2,), jnp.uint32)

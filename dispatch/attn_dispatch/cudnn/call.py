@@ -9,7 +9,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.caps_and_slopes import Alibi
 from attn_dispatch.programs.factor import without_factor
 from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
-from attn_dispatch.programs.nodes import Outside, Read
+from attn_dispatch.programs.nodes import NodeArray, XlaArray
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
@@ -23,16 +23,16 @@ _PACKED_HEAD_DIM_MULTIPLE = 16
 _WIDE_HEAD_DIM = 128
 """Beyond it some versions write garbage in some backward passes with a smaller value dim."""
 
-_LEAST_PACKED = 2
+_MIN_PACKED_QUERIES = 2
 """For a longest sequence of one query cuDNN takes a kernel for decoding, whose lse is wrong for
 packed sequences (H200, 9.19). To say that it might be longer changes nothing else."""
 
 
-MOST_NODES = 256
+MAX_NODES = 256
 """Operations of a cuDNN graph, its own among them: cuda_backend refuses more. For slightly fewer
 cuDNN gives the reason itself."""
 
-MOST_ARRAYS = 62
+MAX_NODE_ARRAYS = 62
 """Arrays that the operations read. With 62 calls run; with 100 cuDNN plans the call and then fails
 when it runs (H200, 9.19)."""
 
@@ -143,7 +143,7 @@ class Band:
 OPEN = Band(-1, -1, bottom_right=False)
 
 
-def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
+def variants_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     """The call as cuDNN may be asked for it, best first; for a spec that rules.py lets pass.
 
     Where sequences have lengths of their own, arrays go packed: cuDNN then keeps away from what
@@ -158,15 +158,15 @@ def calls_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     """
     if spec.is_paged:
         return (_call(spec, packed=False),)
-    ways = [_call(spec, packed=True)]
+    variants = [_call(spec, packed=True)]
     if not is_packed(spec):
         plain = _call(spec, packed=False)
-        has_lengths = has_own_lengths(spec)
+        has_lengths = has_runtime_lengths(spec)
         if not has_lengths:
-            ways = [plain, replace(plain, has_lengths=True), *ways]
+            variants = [plain, replace(plain, has_lengths=True), *variants]
         else:
-            ways = [plain, *ways] if plain.decodes else [*ways, plain]
-    return tuple(call for way in ways for call in _also_with_wide_value(way))
+            variants = [plain, *variants] if plain.decodes else [*variants, plain]
+    return tuple(call for variant in variants for call in _also_with_wide_value(variant))
 
 
 def _also_with_wide_value(call: CudnnCall) -> tuple[CudnnCall, ...]:
@@ -176,7 +176,7 @@ def _also_with_wide_value(call: CudnnCall) -> tuple[CudnnCall, ...]:
     return (call,)
 
 
-def dead_rows(spec: AttentionSpec) -> int:
+def leading_padding_rows(spec: AttentionSpec) -> int:
     """How many leading rows causality leaves without a key; they are cut off.
 
     cuDNN has no bottom-right mask with such rows.
@@ -184,13 +184,13 @@ def dead_rows(spec: AttentionSpec) -> int:
     if (
         not spec.meaning.is_causal
         or spec.meaning.causal_alignment == "top_left"
-        or has_own_lengths(spec)
+        or has_runtime_lengths(spec)
     ):
         return 0
     return max(spec.seq_len_q - spec.seq_len_kv, 0)
 
 
-def has_own_lengths(spec: AttentionSpec) -> bool:
+def has_runtime_lengths(spec: AttentionSpec) -> bool:
     """Whether sequences have lengths that only the arrays know."""
     lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
     return lengths or is_packed(spec)
@@ -204,7 +204,7 @@ def has_score_bias(spec: AttentionSpec) -> bool:
 def counts_alibi_from_lengths(spec: AttentionSpec) -> bool:
     """Whether ALiBi's diagonal starts where only the arrays know."""
     is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
-    return spec.has("alibi_slopes") and is_bottom_right and has_own_lengths(spec)
+    return spec.has("alibi_slopes") and is_bottom_right and has_runtime_lengths(spec)
 
 
 def band_of(spec: AttentionSpec) -> Band | None:
@@ -213,10 +213,10 @@ def band_of(spec: AttentionSpec) -> Band | None:
     # With as many keys as queries both corners are one, and kernels skip more from the top left.
     if spec.meaning.causal_alignment == "top_left" or spec.meaning.same_lengths:
         return Band(left, right, bottom_right=False)
-    if spec.seq_len_q - dead_rows(spec) == 1:
+    if spec.seq_len_q - leading_padding_rows(spec) == 1:
         right = -1  # it is the last: a band would cost the kernel for decoding its split of keys
-    offset = spec.seq_len_kv - (spec.seq_len_q - dead_rows(spec))
-    if not has_own_lengths(spec) and offset == 0:
+    offset = spec.seq_len_kv - (spec.seq_len_q - leading_padding_rows(spec))
+    if not has_runtime_lengths(spec) and offset == 0:
         return Band(left, right, bottom_right=False)
     needs_top_left = spec.has("alibi_slopes")
     if (left, right) == (-1, -1) and not needs_top_left:
@@ -224,7 +224,7 @@ def band_of(spec: AttentionSpec) -> Band | None:
     # cuDNN combines its bottom-right mask with none of these.
     if not (needs_top_left or has_score_bias(spec) or spec.meaning.dropout_rate):
         return Band(left, right, bottom_right=True)
-    if has_own_lengths(spec):
+    if has_runtime_lengths(spec):
         return None if (left, right) != (-1, -1) else OPEN
     # The same band, counted from the top left. Negative sides are open, so none may become so.
     from_left = left if left < 0 else left - offset
@@ -254,10 +254,11 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
     right = None if right is None else right + offset
     pairs = Pairs(
         lengths=_longest(spec),
-        first_row=dead_rows(spec),
+        first_row=leading_padding_rows(spec),
         band=(left, right),
-        has_own_lengths=has_own_lengths(spec),
-        has_own_diagonal=spec.meaning.causal_alignment == "bottom_right" and has_own_lengths(spec),
+        has_runtime_lengths=has_runtime_lengths(spec),
+        has_runtime_diagonal=spec.meaning.causal_alignment == "bottom_right"
+        and has_runtime_lengths(spec),
         is_padding_zero=not packed,
     )
     program = kernel_program(score_rules_of(spec), pairs, is_backward=spec.is_backward)
@@ -271,8 +272,11 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
 
 def _beyond_a_graph(program: KernelProgram) -> str:
     nodes = sum(len(x.split(";")) for x in (program.forward, program.backward) if x)
-    arrays = len(program.outside)
-    for count, what, most in ((nodes, "operations", MOST_NODES), (arrays, "arrays", MOST_ARRAYS)):
+    arrays = len(program.arrays)
+    for count, what, most in (
+        (nodes, "operations", MAX_NODES),
+        (arrays, "arrays", MAX_NODE_ARRAYS),
+    ):
         if count > most:
             return f"mods: {count:,} {what}, and a graph of cuDNN's holds at most {most}"
     return ""
@@ -295,10 +299,10 @@ def _offset(spec: AttentionSpec) -> int:
     return spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
 
 
-def node_array_extents(spec: AttentionSpec, call: CudnnCall, array: Read) -> Extents:
+def node_array_extents(spec: AttentionSpec, call: CudnnCall, array: NodeArray) -> Extents:
     """Batch, heads, rows and keys of an array that nodes read, 1 where it is the same for all."""
     axes = array.axes
-    if isinstance(array, Outside) and spec.shape("mods_start")[0] > 1:
+    if isinstance(array, XlaArray) and spec.shape("mods_start")[0] > 1:
         axes += "bt"  # An array of batch rows alone it does not read right: programs/nodes.py.
     extents = {"b": call.batch, "n": call.num_heads, "t": call.seq_len_q, "s": call.seq_len_kv}
     b, n, t, s = (extents[x] if x in axes else 1 for x in "bnts")
@@ -311,7 +315,7 @@ def _with_nodes(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
     if isinstance(nodes, str):
         raise ValueError(f"expected mods that cuDNN can be told of: {nodes}")
     arrays = []
-    for array in nodes.outside:
+    for array in nodes.arrays:
         extents = node_array_extents(spec, call, array)
         arrays.append(" ".join(["f" if array.dtype == "float32" else "i", *map(str, extents)]))
     return replace(
@@ -335,8 +339,8 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     band = band_of(spec)
     if band is None:
         raise ValueError(f"expected a band that cuDNN has, got that of {spec}")
-    dead = dead_rows(spec)
-    rows_q = spec.seq_len_q - dead
+    padding = leading_padding_rows(spec)
+    rows_q = spec.seq_len_q - padding
     longest_q, longest_kv = _longest(spec)
     multiple = _PACKED_HEAD_DIM_MULTIPLE if packed else _HEAD_DIM_MULTIPLE
     extra_columns = lse_grad.COLUMNS if spec.has("lse_grad") else 0
@@ -353,7 +357,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         batch=batch,
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
-        seq_len_q=max(longest_q - dead, _LEAST_PACKED) if packed else rows_q,
+        seq_len_q=max(longest_q - padding, _MIN_PACKED_QUERIES) if packed else rows_q,
         seq_len_kv=longest_kv,
         head_dim=round_up(spec.head_dim, multiple),
         head_dim_v=round_up(spec.head_dim_v + extra_columns, multiple),
@@ -361,7 +365,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         window_left=band.left,
         window_right=band.right,
         bottom_right=band.bottom_right,
-        has_lengths=packed or has_own_lengths(spec),
+        has_lengths=packed or has_runtime_lengths(spec),
         packed_rows_q=spec.batch * rows_q if packed else 0,
         packed_rows_kv=spec.batch * spec.seq_len_kv if packed else 0,
         head_rows_q=rows_q if spec.meaning.heads_first_q and is_either else 0,
@@ -386,7 +390,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         needs_keep=forward and spec.wanted.needs_keep,
         deterministic=spec.meaning.deterministic_backward,
         needs_dbias="bias" in spec.wanted.gradients,
-        clears_rows=has_own_lengths(spec) and not spec.promises.ignores_dead_rows,
+        clears_rows=has_runtime_lengths(spec) and not spec.promises.ignores_dead_rows,
     )
     return _with_nodes(spec, call) if has_nodes(spec) else call
 

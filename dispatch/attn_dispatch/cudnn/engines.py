@@ -1,15 +1,15 @@
-"""Engines of cuDNN in words, "6 KERNEL_CFG=2 STREAM_K=1", and which are like another."""
+"""Engines of cuDNN in text, "6 KERNEL_CFG=2 STREAM_K=1", and which are like another."""
 
 from __future__ import annotations
 
 import json
 
 
-def like(words: str, found: str) -> tuple[str, ...]:
+def similar_engines(text: str, found: str) -> tuple[str, ...]:
     """What to try beside an engine.
 
     Args:
-      words: the engine; "" is what cuDNN's heuristics take.
+      text: the engine; "" is what cuDNN's heuristics take.
       found: as `_cuda.engines` says it: the engines that cuDNN proposes, best first, and the least,
         largest and next but least value of each of their knobs.
 
@@ -19,14 +19,14 @@ def like(words: str, found: str) -> tuple[str, ...]:
     """
     known = json.loads(found)
     proposed: list[str] = known["proposed"]
-    centres = [words] if words else proposed
+    centres = [text] if text else proposed
     neighbours = (x for centre in centres for x in _neighbours(centre, known["knobs"]))
     untried = dict.fromkeys([*proposed, *neighbours])
-    return tuple(x for x in untried if x not in ([words] if words else proposed[:1]))
+    return tuple(x for x in untried if x not in ([text] if text else proposed[:1]))
 
 
-def _neighbours(words: str, knobs: dict[str, dict[str, list[int]]]) -> list[str]:
-    engine, *choices = words.split()
+def _neighbours(text: str, knobs: dict[str, dict[str, list[int]]]) -> list[str]:
+    engine, *choices = text.split()
     chosen = dict(choice.split("=") for choice in choices)
     found = []
     for knob, (least, most, step) in sorted(knobs.get(engine, {}).items()):

@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import IO
 
-_SAID_AT_LAST = 3
+_LAST_LINES = 3
 """Lines of stderr that are told of a process that ended."""
 
 _CHARACTERS = 1000
 """At most, of these lines."""
 
-_KEPT = 2**20
+_MAX_STDERR = 2**20
 """Bytes of stderr that are kept: cuDNN may be set to log all it does."""
 
-_LONGEST_ANSWER = 2**26
+_MAX_ANSWER = 2**26
 """Bytes of an answer. A plan is some 200 KB."""
 
 _PART = 1 << 16
@@ -53,8 +53,8 @@ class Helper:
         """Raises HelperEnded if it cannot be started."""
         with ExitStack() as on_failure:
             try:
-                said = on_failure.enter_context(tempfile.TemporaryFile())
-                keeper = _Keeper(command, said)
+                stderr = on_failure.enter_context(tempfile.TemporaryFile())
+                keeper = _Keeper(command, stderr)
                 on_failure.callback(keeper.dismiss)
                 self._process = keeper.started()
                 for pipe in (self._process.stdin, self._process.stdout):
@@ -63,8 +63,8 @@ class Helper:
             except (OSError, RuntimeError) as error:  # no process, or no thread
                 raise HelperEnded(f"could not be started: {error}") from error
             on_failure.pop_all()
-        self._said = said
-        self._end = weakref.finalize(self, _end, self._process, said, keeper)
+        self._stderr = stderr
+        self._end = weakref.finalize(self, _end, self._process, stderr, keeper)
 
     def ask(self, line: bytes, timeout: float) -> bytes:
         """The line that answers this line; both end in a newline.
@@ -73,7 +73,7 @@ class Helper:
           HelperEnded: if the process ends.
           HelperSilent: if it does not answer in this many seconds, and is ended.
         """
-        self._bound_what_it_said()
+        self._bound_stderr()
         try:
             return self._answer(line, timeout)
         except BaseException:
@@ -93,7 +93,7 @@ class Helper:
         """Let go of it in a forked child, leaving it to the parent."""
         self._end.detach()
         self._process.returncode = 0  # not ours to wait for
-        _close(self._process, self._said)
+        _close(self._process, self._stderr)
 
     def _answer(self, line: bytes, timeout: float) -> bytes:
         asked, answers = self._process.stdin, self._process.stdout
@@ -116,17 +116,17 @@ class Helper:
                 if not (part := answers.read(_PART)):
                     raise HelperEnded(self._how_it_ended())
                 answer += part
-                if len(answer) > _LONGEST_ANSWER:
-                    raise HelperEnded(f"answered more than {_LONGEST_ANSWER:,} bytes")
+                if len(answer) > _MAX_ANSWER:
+                    raise HelperEnded(f"answered more than {_MAX_ANSWER:,} bytes")
         except (OSError, ValueError) as error:  # a broken pipe, or ended by another thread
             raise HelperEnded(self._how_it_ended()) from error
         return bytes(answer)
 
-    def _bound_what_it_said(self) -> None:
-        if self._said.closed:
+    def _bound_stderr(self) -> None:
+        if self._stderr.closed:
             return
-        file = self._said.fileno()
-        if os.lseek(file, 0, os.SEEK_CUR) > _KEPT:  # the position is shared with the process
+        file = self._stderr.fileno()
+        if os.lseek(file, 0, os.SEEK_CUR) > _MAX_STDERR:  # the position is shared with the process
             os.lseek(file, 0, os.SEEK_SET)
             os.ftruncate(file, 0)
 
@@ -138,15 +138,15 @@ class Helper:
         how = f"ended with status {status}"
         if status < 0:
             how = f"was ended by signal {-status} ({signal.strsignal(-status)})"
-        return how + self._said_at_last()
+        return how + self._last_lines()
 
-    def _said_at_last(self) -> str:
-        if self._said.closed:
+    def _last_lines(self) -> str:
+        if self._stderr.closed:
             return ""
-        self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, self._said.tell() - _CHARACTERS))
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return f", saying: {' / '.join(lines[-_SAID_AT_LAST:])}" if lines else ""
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - _CHARACTERS))
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return f", saying: {' / '.join(lines[-_LAST_LINES:])}" if lines else ""
 
 
 class _Keeper:
@@ -156,12 +156,12 @@ class _Keeper:
     nothing of that. The parent is then the thread that started it.
     """
 
-    def __init__(self, command: Sequence[str], said: IO[bytes]) -> None:
+    def __init__(self, command: Sequence[str], stderr: IO[bytes]) -> None:
         self._has_started = threading.Event()
         self._is_dismissed = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._failure: OSError | None = None
-        arguments = (command, said)
+        arguments = (command, stderr)
         threading.Thread(target=self._run, args=arguments, daemon=True).start()
 
     def started(self) -> subprocess.Popen[bytes]:
@@ -176,11 +176,11 @@ class _Keeper:
     def dismiss(self) -> None:
         self._is_dismissed.set()
 
-    def _run(self, command: Sequence[str], said: IO[bytes]) -> None:
+    def _run(self, command: Sequence[str], stderr: IO[bytes]) -> None:
         try:
             # In a session of its own, out of reach of the terminal's Ctrl-C.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, bufsize=0,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, bufsize=0,
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -195,15 +195,15 @@ class _Keeper:
         self._process.kill()  # if it started too late to be wanted
 
 
-def _end(process: subprocess.Popen[bytes], said: IO[bytes], keeper: _Keeper) -> None:
+def _end(process: subprocess.Popen[bytes], stderr: IO[bytes], keeper: _Keeper) -> None:
     process.kill()
     keeper.dismiss()
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=_END_SECONDS)
-    _close(process, said)
+    _close(process, stderr)
 
 
-def _close(process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
-    for file in (process.stdin, process.stdout, said):
+def _close(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
+    for file in (process.stdin, process.stdout, stderr):
         if file is not None:
             file.close()

@@ -21,19 +21,19 @@ from typing import Any
 
 from attn_dispatch.cudnn.planning import PlanningProcess
 from attn_dispatch.files import writing
-from attn_dispatch.settings import TRUST_PLANS, flag, kept_at
+from attn_dispatch.settings import TRUST_PLANS, cache_path, flag
 
 FOLDER = "ATTN_DISPATCH_PLANS"
 """The environment variable that names the folder; "off" keeps none."""
 
-MOST_FILES = 4096
+MAX_FILES = 4096
 """Those that were not used for longest go first. A plan is some 200 KB here."""
 
 _LARGEST = 2**26
 
 _log = logging.getLogger("attn_dispatch")
 
-_not_kept: dict[Path, str] = {}
+_write_failures: dict[Path, str] = {}
 """Files that this process could not write, and why."""
 
 
@@ -66,12 +66,12 @@ def plan(
 
 def plans_folder() -> Path | None:
     """Where plans are kept, which need not exist; None if they are not."""
-    return kept_at(FOLDER, "plans")
+    return cache_path(FOLDER, "plans")
 
 
-def not_kept() -> list[str]:
+def write_failures() -> list[str]:
     """Why plans of this process are not in the folder, a sentence for each reason."""
-    return list(dict.fromkeys(_not_kept.values()))
+    return list(dict.fromkeys(_write_failures.values()))
 
 
 def replace_remade(backend: ModuleType) -> None:
@@ -96,7 +96,7 @@ def _read(file: Path) -> str | None:
     """What the file holds; None if there is none, or none to be trusted."""
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
-            if reason := _mistrusted(os.fstat(opened.fileno())):
+            if reason := _why_not_trusted(os.fstat(opened.fileno())):
                 _log.debug("%s: planned anew: %s", file, reason)
                 return None
             checksum, _, line = opened.read(_LARGEST).partition(b"\n")
@@ -113,7 +113,7 @@ def _read(file: Path) -> str | None:
         return None
 
 
-def _mistrusted(found: os.stat_result) -> str:
+def _why_not_trusted(found: os.stat_result) -> str:
     if not stat.S_ISREG(found.st_mode):
         return "it is no file"
     if flag(TRUST_PLANS):
@@ -131,10 +131,10 @@ def _write(file: Path, line: str) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         writing.replace(file, _checksum(content) + b"\n" + content, mode=0o600)
     except OSError as error:
-        _not_kept[file] = str(error.strerror or error)
+        _write_failures[file] = str(error.strerror or error)
         _log.debug("%s: not kept: %s", file, error)
         return
-    _not_kept.pop(file, None)
+    _write_failures.pop(file, None)
     _bound(file)
 
 
@@ -145,10 +145,10 @@ def _bound(kept: Path) -> None:
     are too many; then an eighth of them goes, so that this does not happen at every write.
     """
     plans = [x for x in writing.remove_stale(kept.parent) if x.endswith(".plan") and x != kept.name]
-    if len(plans) < MOST_FILES:
+    if len(plans) < MAX_FILES:
         return
     plans.sort(key=lambda name: _last_used(kept.with_name(name)))
-    for name in plans[: len(plans) + 1 - MOST_FILES * 7 // 8]:
+    for name in plans[: len(plans) + 1 - MAX_FILES * 7 // 8]:
         with contextlib.suppress(OSError):
             os.unlink(kept.with_name(name))
 

@@ -11,12 +11,12 @@ from attn_dispatch.cudnn.call import (
     CudnnCall,
     band_of,
     counts_alibi_from_lengths,
-    has_own_lengths,
+    has_runtime_lengths,
     has_score_bias,
     nodes_of,
 )
 from attn_dispatch.programs.program import is_finite
-from attn_dispatch.reason import Reason, Rule, broken, stated
+from attn_dispatch.reason import Reason, Rule, broken, reason_from_sentence
 from attn_dispatch.semantics.common_rules import (
     DROPOUT_KEYS,
     DTYPE,
@@ -34,7 +34,7 @@ beyond 10 s of 16,384, for each way to express the call (9.28)."""
 _INT32_LIMIT = 2**31
 
 _WITHOUT_ARRAYS_BY_ROW = ("sm8", "sm12")
-_MOST_ARRAYS_BY_ROW = 2
+_MAX_ARRAYS_BY_ROW = 2
 """A backward kernel holds some numbers for each row: 4 on sm90, and 2 where it has room for none
 beside its own, lse and delta, as cuDNN says when it refuses. It counts those of floats alone, and
 reads wrong ones where integers make them too many (H200, 9.19, 9.28)."""
@@ -42,7 +42,7 @@ reads wrong ones where integers make them too many (H200, 9.19, 9.28)."""
 
 def _as_another_mask(spec: AttentionSpec) -> str:
     """The mask in the words of a call that cuDNN may run. Both corners are one where T == S."""
-    if spec.seq_len_q == spec.seq_len_kv and not has_own_lengths(spec):
+    if spec.seq_len_q == spec.seq_len_kv and not has_runtime_lengths(spec):
         return "the top-left mask is the same where T == S"
     return "" if is_packed(spec) else "say the mask in mask"
 
@@ -134,12 +134,12 @@ def not_supported_reasons(spec: AttentionSpec) -> tuple[Reason, ...]:
     """Every rule the call breaks."""
     reasons = broken(_RULES, spec)
     if spec.meaning.mods and isinstance(why := nodes_of(spec, packed=False), str):
-        reasons += (stated("cudnn/mods", why),)
+        reasons += (reason_from_sentence("cudnn/mods", why),)
     return reasons
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Variant:
     """One of the ways to say a call, and for which device."""
 
     call: CudnnCall
@@ -147,62 +147,62 @@ class _Way:
     whole_pages: bool
 
     @property
-    def most_arrays_by_row(self) -> int:
-        return 0 if self.arch.startswith(_WITHOUT_ARRAYS_BY_ROW) else _MOST_ARRAYS_BY_ROW
+    def max_arrays_by_row(self) -> int:
+        return 0 if self.arch.startswith(_WITHOUT_ARRAYS_BY_ROW) else _MAX_ARRAYS_BY_ROW
 
 
-_RULES_OF_A_WAY = (
-    Rule[_Way](
+_VARIANT_RULES = (
+    Rule[_Variant](
         "cudnn/pages",
         # Right, but for what it makes of NaN behind the last key of a page (H200, 9.19 and 9.28).
-        lambda w: w.call.page_size > 0 and not (w.call.decodes or w.whole_pages),
+        lambda v: v.call.page_size > 0 and not (v.call.decodes or v.whole_pages),
         "keys in pages: for all but a plain, single query of each row cuDNN's kernel "
         "multiplies by what stands past a length",
-        lambda w: "" if settings.current().rewrites else "let calls be rewritten: rewrites(True)",
+        lambda v: "" if settings.current().rewrites else "let calls be rewritten: rewrites(True)",
     ),
-    Rule[_Way](
+    Rule[_Variant](
         "cudnn/page_size",
-        lambda w: w.call.page_size.bit_count() > 1,
+        lambda v: v.call.page_size.bit_count() > 1,
         "keys in pages: cuDNN wants a power of two of them in a page",
         "make pages of 16, 64 or 256 keys",
-        facts=lambda w: {"page_size": w.call.page_size},
+        facts=lambda v: {"page_size": v.call.page_size},
     ),
-    Rule[_Way](
+    Rule[_Variant](
         "cudnn/int32_packed",
-        lambda w: w.call.packed_elements >= _INT32_LIMIT,
+        lambda v: v.call.packed_elements >= _INT32_LIMIT,
         "packed sequences: an array has 2^31 elements or more, past cuDNN's 32-bit offsets "
         "(heads of {head_dim} and {head_dim_v}, as padded)",
-        facts=lambda w: {"head_dim": w.call.head_dim, "head_dim_v": w.call.head_dim_v},
+        facts=lambda v: {"head_dim": v.call.head_dim, "head_dim_v": v.call.head_dim_v},
     ),
-    Rule[_Way](
+    Rule[_Variant](
         "cudnn/bias_of_one_pair",
         # lse is off by the difference of two heads' biases (H200, 9.19).
-        lambda w: (
-            w.call.seq_len_q == w.call.seq_len_kv == 1
-            and max(w.call.bias_batch, w.call.bias_heads) > 1
+        lambda v: (
+            v.call.seq_len_q == v.call.seq_len_kv == 1
+            and max(v.call.bias_batch, v.call.bias_heads) > 1
         ),
         "a bias of one query and one key: cuDNN reads the same number for all heads",
     ),
-    Rule[_Way](
+    Rule[_Variant](
         "cudnn/batch_of_one_row",
-        lambda w: w.call.reads_batch_of_one_row,
+        lambda v: v.call.reads_batch_of_one_row,
         "an array is read by b, for a single query, which cuDNN does not do right",
     ),
-    Rule[_Way](
+    Rule[_Variant](
         "cudnn/arrays_by_row",
-        lambda w: w.call.backward and w.call.arrays_by_row > w.most_arrays_by_row,
+        lambda v: v.call.backward and v.call.arrays_by_row > v.max_arrays_by_row,
         "mods: cuDNN's backward pass has room for {most} arrays by row on {arch}, and mods "
         "and lengths make {arrays}",
-        facts=lambda w: {
-            "most": w.most_arrays_by_row,
-            "arch": w.arch,
-            "arrays": w.call.arrays_by_row,
+        facts=lambda v: {
+            "most": v.max_arrays_by_row,
+            "arch": v.arch,
+            "arrays": v.call.arrays_by_row,
         },
     ),
 )
 
 
-def reason_against(call: CudnnCall, arch: str, *, whole_pages: bool = False) -> Reason | None:
+def variant_reason(call: CudnnCall, arch: str, *, whole_pages: bool = False) -> Reason | None:
     """The first reason why cuDNN must not be asked for this one of the ways to say a call.
 
     Args:
@@ -210,5 +210,5 @@ def reason_against(call: CudnnCall, arch: str, *, whole_pages: bool = False) -> 
       arch: of the device, "sm90".
       whole_pages: whether nothing but live keys stands in the pages that its kernels may read.
     """
-    way = _Way(call, arch, whole_pages)
-    return next((x.reason(way) for x in _RULES_OF_A_WAY if x.applies(way)), None)
+    variant = _Variant(call, arch, whole_pages)
+    return next((x.reason(variant) for x in _VARIANT_RULES if x.applies(variant)), None)

@@ -16,12 +16,12 @@ from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
-from attn_dispatch.reason import Reason, stated
+from attn_dispatch.reason import Reason, reason_from_sentence
 
 GROUP = "attn_dispatch.implementations"
 """The group of entry points in which packages name theirs."""
 
-WANTED = (
+REQUIRED_NAMES = (
     "NAME",
     "PLATFORM",
     "FEATURES",
@@ -58,7 +58,7 @@ class Extra:
             module = entry.load()
         except (Exception, SystemExit) as error:
             return Extra(entry, None, f"{type(error).__name__}: {error}")
-        missing = ", ".join(name for name in WANTED if not hasattr(module, name))
+        missing = ", ".join(name for name in REQUIRED_NAMES if not hasattr(module, name))
         if missing:
             return Extra(entry, None, f"{entry.value} lacks {missing}")
         if module.NAME != entry.name:
@@ -66,7 +66,7 @@ class Extra:
         if module.PLATFORM not in _PLATFORMS:
             wrong = f"PLATFORM: expected one of {_PLATFORMS}, got {module.PLATFORM!r}"
             return Extra(entry, None, wrong)
-        if not _is_of(module.FEATURES, str):
+        if not _is_collection_of(module.FEATURES, str):
             wrong = f"FEATURES: expected a tuple of names, got {module.FEATURES!r}"
             return Extra(entry, None, wrong)
         return Extra(entry, module)
@@ -80,16 +80,18 @@ class Extra:
         Of reasons that its package gives as sentences, the rule is the sentence.
         """
         if reason := self.unusable_reason(device):
-            return (stated(self.NAME, reason),)
+            return (reason_from_sentence(self.NAME, reason),)
         reasons = unknown_features(spec, self._module.FEATURES, f"{self.NAME} has none")
         try:
             own = self._module.not_supported_reasons(spec, device)
         except Exception as error:
             return (*reasons, self._failed("not_supported_reasons", error))
-        if not _is_of(own, str | Reason):
+        if not _is_collection_of(own, str | Reason):
             wrong = f"not_supported_reasons: expected sentences or Reasons, got {own!r}"
-            return (*reasons, stated(self.NAME, f"{self.NAME}: {wrong}"))
-        reasons += tuple(stated(self.NAME, x) if isinstance(x, str) else x for x in own)
+            return (*reasons, reason_from_sentence(self.NAME, f"{self.NAME}: {wrong}"))
+        reasons += tuple(
+            reason_from_sentence(self.NAME, x) if isinstance(x, str) else x for x in own
+        )
         return reasons or self._without_plan(spec, device)
 
     def unusable_reason(self, device: Device) -> str:
@@ -112,11 +114,13 @@ class Extra:
             return (self._failed("plan", error),)
         if isinstance(plan, Plan) and isinstance(plan.workspace_bytes, int):
             return ()
-        return (stated(self.NAME, f"{self.NAME}: plan: expected a Plan, got {plan!r}"),)
+        return (
+            reason_from_sentence(self.NAME, f"{self.NAME}: plan: expected a Plan, got {plan!r}"),
+        )
 
     def _failed(self, function: str, error: Exception) -> Reason:
         failed = f"{self.NAME}: {function} failed: {type(error).__name__}: {error}"
-        return stated(self.NAME, failed)
+        return reason_from_sentence(self.NAME, failed)
 
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
         return self._module.plan(spec, device)
@@ -166,7 +170,7 @@ def _kind(x: Any) -> str:
     return f"{x.dtype.name}{list(x.shape)}" if is_array else repr(x)
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+def _is_collection_of(value: Any, kind: Any) -> bool:
     """Whether it is a collection of nothing but this kind."""
     is_collection = isinstance(value, list | tuple | set | frozenset)
     return is_collection and all(isinstance(x, kind) for x in value)

@@ -11,7 +11,7 @@ from attn_dispatch.devices.device import Device
 
 _GIB = 2**30
 
-_OF_PRODUCTS = {
+_GIB_BY_PRODUCT = {
     "A100": 80,
     "L4": 22,
     "L40": 45,
@@ -49,10 +49,10 @@ def memory_bytes(device: Device) -> int:
     found = re.search(r"(\d+) ?GB", device.name)
     if found and "GH200" not in device.name:
         return int(found[1]) * _GIB
-    products = sorted(_OF_PRODUCTS, key=len, reverse=True)
+    products = sorted(_GIB_BY_PRODUCT, key=len, reverse=True)
     named = next((x for x in products if re.search(rf"\b{x}\b", device.name)), None)
     if named is not None:
-        return _OF_PRODUCTS[named] * _GIB
+        return _GIB_BY_PRODUCT[named] * _GIB
     if device.properties is not None:
         size = json.loads(device.properties).get("totalGlobalMem")
         if isinstance(size, int) and size > 0:

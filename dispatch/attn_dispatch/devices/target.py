@@ -15,10 +15,10 @@ from attn_dispatch import settings
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
 from attn_dispatch.devices.target_names import PRODUCTS, nearest, resolve
 from attn_dispatch.files import reading
-from attn_dispatch.terminal.wrong import said
+from attn_dispatch.text import said
 
 CPU = Device("cpu", "cpu", "CPU")
-_OF_XLA_ALONE = {"cpu": CPU, "tpu": Device("other", "tpu", "TPU", is_present=False)}
+_XLA_ONLY = {"cpu": CPU, "tpu": Device("other", "tpu", "TPU", is_present=False)}
 
 _AMD_NAMES = {"gfx942": "AMD Instinct MI300", "gfx950": "AMD Instinct MI350"}
 
@@ -93,8 +93,8 @@ def parse(name: str) -> Device:
         return _nvidia(properties, f"{name} with ")
     known = _known_nvidia()
     arch, product = resolve(name)
-    if arch in _OF_XLA_ALONE:
-        return _OF_XLA_ALONE[arch]
+    if arch in _XLA_ONLY:
+        return _XLA_ONLY[arch]
     if arch in _AMD_NAMES:
         return Device("rocm", arch, product or _AMD_NAMES[arch], is_present=False)
     if arch in known:
@@ -103,7 +103,7 @@ def parse(name: str) -> Device:
         if product is None or re.match(rf"{product}\b", device.name):
             return device
         return replace(device, name=product, properties_of=device.name)
-    archs = [*known, *_AMD_NAMES, *_OF_XLA_ALONE]
+    archs = [*known, *_AMD_NAMES, *_XLA_ONLY]
     near = nearest(name, archs)
     meant = f"; did you mean {near!r}?" if near else f"; products: {', '.join(PRODUCTS)}"
     raise ValueError(

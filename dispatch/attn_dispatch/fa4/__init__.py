@@ -14,7 +14,7 @@ from attn_dispatch.fa4 import kernels, library, rules
 from attn_dispatch.fa4.call import call_of
 from attn_dispatch.flash import clear_rows, passes
 from attn_dispatch.flash.call import offsets_count
-from attn_dispatch.reason import Reason, sentences, stated
+from attn_dispatch.reason import Reason, reason_from_sentence, sentences
 
 NAME = "fa4"
 PLATFORM = "cuda"
@@ -28,7 +28,7 @@ _ARCHS = ("sm90", "sm100")
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-    return (*_unusable(device), *rules.not_supported_reasons(spec, device))
+    return (*_device_reasons(device), *rules.not_supported_reasons(spec, device))
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
@@ -49,7 +49,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    return sentences(_unusable(device))
+    return sentences(_device_reasons(device))
 
 
 def version() -> tuple[str, str] | None:
@@ -75,7 +75,7 @@ def backward(
     return passes.backward(spec, call_of(spec), operands, kernels)
 
 
-def _unusable(device: Device) -> tuple[Reason, ...]:
+def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if device.platform != "cuda":
         why = f"FlashAttention runs on NVIDIA GPUs, and this is {device}"
         return (device_reason("platform", device, why),)
@@ -84,7 +84,7 @@ def _unusable(device: Device) -> tuple[Reason, ...]:
         why = f"runs on {' and '.join(_ARCHS)} in this version, and this is {device}"
         reasons.append(device_reason("arch", device, why))
     if why := library.unusable_reason():
-        reasons.append(stated("fa4/library", why))
+        reasons.append(reason_from_sentence("fa4/library", why))
     if not device.is_present:
         why = "its kernels are compiled on the GPU that runs them, which is not here"
         reasons.append(device_reason("absent", device, why))
@@ -92,5 +92,5 @@ def _unusable(device: Device) -> tuple[Reason, ...]:
         why = "its kernels are compiled into this process, and another could not run the module"
         reasons.append(Reason("fa4/export", (), why))
     elif not reasons and (why := library.loading_failure()):
-        reasons.append(stated("fa4/loading", why))
+        reasons.append(reason_from_sentence("fa4/loading", why))
     return tuple(reasons)

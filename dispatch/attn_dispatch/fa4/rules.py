@@ -10,7 +10,7 @@ from attn_dispatch.flash.call import head_dim
 from attn_dispatch.reason import Reason, Rule, broken
 
 _WIDEST_OF_SM100 = 128
-_MOST_BLOCKS = 65535
+_MAX_BLOCKS = 65535
 """Of a launch grid's second and third axes, which heads and batch are in the backward pass's
 smaller kernels, and in the forward pass's."""
 
@@ -18,8 +18,8 @@ smaller kernels, and in the forward pass's."""
 _RULES = (
     Rule[AttentionSpec](
         "fa4/batch_and_heads",
-        lambda s: not s.is_backward and max(s.batch, s.num_heads) > _MOST_BLOCKS,
-        f"batch and heads up to {_MOST_BLOCKS:,} each, got {{batch:,}} and {{heads:,}}",
+        lambda s: not s.is_backward and max(s.batch, s.num_heads) > _MAX_BLOCKS,
+        f"batch and heads up to {_MAX_BLOCKS:,} each, got {{batch:,}} and {{heads:,}}",
         facts=lambda s: {"batch": s.batch, "heads": s.num_heads},
     ),
     Rule[AttentionSpec](

@@ -11,17 +11,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 2**24
+MAX_BYTES = 2**24
 """The largest file of calls, device properties or a report that is read."""
 
 SECONDS = 60.0
 """How long the other end of a pipe may take until it has written everything."""
 
-_MOST_LEVELS = 100
+_MAX_LEVELS = 100
 _PART = 2**20
 
 
-def contents(path: Path, most: int = MOST_BYTES, *, is_kept: bool = False) -> bytes:
+def contents(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> bytes:
     """The bytes of a file; of a pipe or a device (/dev/stdin) all that comes until its end.
 
     A named pipe that nobody has opened for writing is at its end.
@@ -71,7 +71,7 @@ def _next(handle: int, most: int, deadline: float, path: Path) -> bytes:
             raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def text(path: Path, most: int = MOST_BYTES, *, is_kept: bool = False) -> str:
+def text(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> str:
     """The same as text.
 
     Raises:
@@ -85,7 +85,7 @@ def text(path: Path, most: int = MOST_BYTES, *, is_kept: bool = False) -> str:
         raise ValueError(f"{path}: expected UTF-8, got {found}") from None
 
 
-def json_file(path: Path, most: int = MOST_BYTES, *, is_kept: bool = False) -> Any:
+def json_file(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> Any:
     """What a JSON file holds.
 
     Raises:
@@ -108,13 +108,13 @@ def json_value(content: str) -> Any:
     """
     if not content.strip():
         raise ValueError("nothing")
-    too_deep = f"more than {_MOST_LEVELS} levels of brackets"
+    too_deep = f"more than {_MAX_LEVELS} levels of brackets"
     try:
         value = json.loads(content, object_pairs_hook=_once_each)
     except RecursionError:
         raise ValueError(too_deep) from None
     level = [value]
-    for _ in range(_MOST_LEVELS):
+    for _ in range(_MAX_LEVELS):
         level = [y for x in level if isinstance(x, list | dict) for y in _inside(x)]
         if not level:
             return value

@@ -21,7 +21,7 @@ from attn_dispatch.flash.generations import (
     Generation,
     generation_of,
 )
-from attn_dispatch.reason import Reason, sentences, stated
+from attn_dispatch.reason import Reason, reason_from_sentence, sentences
 
 NAME = "flash"
 PLATFORM = "cuda"
@@ -40,7 +40,7 @@ _MULTIPROCESSORS = "multiProcessorCount"
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     generation = generation_of(device.arch)
     own = rules.not_supported_reasons(spec, library.NAME, generation, device.arch)
-    return (*_unusable(device), *own)
+    return (*_device_reasons(device), *own)
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
@@ -59,7 +59,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
-    return sentences(_unusable(device))
+    return sentences(_device_reasons(device))
 
 
 def version() -> tuple[str, str] | None:
@@ -133,7 +133,7 @@ def _loading_failure(device: Device) -> str:
     return library.loading_failure(generation_of(device.arch))
 
 
-def _unusable(device: Device) -> tuple[Reason, ...]:
+def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if device.platform != "cuda":
         why = f"FlashAttention runs on NVIDIA GPUs, and this is {device}"
         return (device_reason("platform", device, why),)
@@ -145,7 +145,7 @@ def _unusable(device: Device) -> tuple[Reason, ...]:
         why = f"needs the target's {_MULTIPROCESSORS}, which its properties do not have"
         reasons.append(device_reason("properties", device, why))
     if why := library.unusable_reason():
-        reasons.append(stated("flash/library", why))
+        reasons.append(reason_from_sentence("flash/library", why))
     elif device.is_present and not reasons and (why := _loading_failure(device)):
-        reasons.append(stated("flash/loading", why))
+        reasons.append(reason_from_sentence("flash/loading", why))
     return tuple(reasons)

@@ -15,17 +15,17 @@ from attn_dispatch.flash.clear_rows import cleared, cleared_by_xla
 from attn_dispatch.semantics.padding import pad_last
 
 
-def to_kernel(call: FlashCall, x: jax.Array, live: jax.Array | None, head_dim: int) -> jax.Array:
-    """x [B, L, heads, D] of the head dim kernels take, 0 in rows that are not live [1|B, L].
+def to_kernel(call: FlashCall, x: jax.Array, real: jax.Array | None, head_dim: int) -> jax.Array:
+    """x [B, L, heads, D] of the head dim kernels take, 0 in rows that are not real [1|B, L].
 
     In place where nobody reads x any more, of a single batch row: in a step of training, often.
     """
     x = pad_last(x, head_dim)
     if call.is_packed and not call.gap:
         x = x.reshape(-1, *x.shape[2:])
-        return x if live is None else cleared(x, live.reshape(-1))
-    if live is not None:
-        x = cleared_by_xla(x, live)
+        return x if real is None else cleared(x, real.reshape(-1))
+    if real is not None:
+        x = cleared_by_xla(x, real)
     if not call.is_packed:
         return x
     return jnp.pad(x, ((0, 0), (0, call.gap), (0, 0), (0, 0))).reshape(-1, *x.shape[2:])

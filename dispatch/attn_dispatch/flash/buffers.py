@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.flash.call import FlashCall, offsets_count
-from attn_dispatch.flash.generations import TWO
+from attn_dispatch.flash.generations import FA2
 from attn_dispatch.semantics.padding import round_up
 
 Shapes = list[jax.ShapeDtypeStruct]
@@ -32,7 +32,7 @@ def forward_results(call: FlashCall) -> Shapes:
 
 def backward_results(call: FlashCall) -> Shapes:
     """dq, dk, dv and two scratch arrays; of FlashAttention-2 dk and dv for each query head."""
-    heads = call.num_heads if call.generation is TWO else call.num_kv_heads
+    heads = call.num_heads if call.generation is FA2 else call.num_kv_heads
     keys = (call.rows_kv,) if call.is_packed else (call.batch, call.rows_kv)
     shapes = (
         (*_rows(call), call.num_heads, call.head_dim),
@@ -47,7 +47,7 @@ def scratch_bytes(call: FlashCall) -> int:
     if not call.backward:
         lse = call.num_heads * call.rows_q * (1 if call.is_packed else call.batch)
         return sum(map(_bytes, _forward_scratch(call))) - 4 * lse
-    further = call.num_heads - call.num_kv_heads if call.generation is TWO else 0
+    further = call.num_heads - call.num_kv_heads if call.generation is FA2 else 0
     rows = call.rows_kv * (1 if call.is_packed else call.batch)
     gradients = 2 * rows * further * (call.head_dim + call.head_dim_v)
     return gradients + sum(map(_bytes, _backward_scratch(call)))
@@ -80,7 +80,7 @@ def _rows(call: FlashCall) -> tuple[int, ...]:
 
 def _forward_scratch(call: FlashCall) -> Shapes:
     """lse, in the kernel's layout, and partial results."""
-    if call.generation is not TWO:
+    if call.generation is not FA2:
         lse = (call.num_heads, call.rows_q)
         lse = lse if call.is_packed else (call.batch, *lse)
         # This build does not split.
@@ -96,7 +96,7 @@ def _forward_scratch(call: FlashCall) -> Shapes:
 
 def _backward_scratch(call: FlashCall) -> Shapes:
     sequences = offsets_count(call) - 1 if call.is_packed else call.batch
-    if call.generation is not TWO:
+    if call.generation is not FA2:
         # A number for each query row and head, the rows of a sequence rounded up to a tile, which
         # has 64, 80, 96 or 128 rows, and one more tile for all of them together.
         rows = call.rows_q if call.is_packed else call.batch * call.rows_q

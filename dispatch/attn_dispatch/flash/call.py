@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.flash.generations import THREE, Generation
+from attn_dispatch.flash.generations import FA3, Generation
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, longest_sequence, most_sequences
@@ -49,16 +49,16 @@ class FlashCall:
     window_left: int
     """Keys to the left of the diagonal that a query sees; -1 is open."""
     window_right: int
-    generation: Generation = THREE
+    generation: Generation = FA3
     multiprocessors: int = 0
     """Of the device; how FlashAttention-2 divides the keys depends on it."""
 
 
 def call_of(
-    spec: AttentionSpec, generation: Generation = THREE, multiprocessors: int = 0
+    spec: AttentionSpec, generation: Generation = FA3, multiprocessors: int = 0
 ) -> FlashCall:
     """The call in FlashAttention's terms, of a spec that rules.py does not refuse."""
-    in_rows = has_ranges(spec)
+    in_rows = needs_packing(spec)
     rows = spec.batch if in_rows else 1
     gap = generation.tile if rows > 1 else 0
     left, right = band_from_the_end(spec)
@@ -88,12 +88,12 @@ def call_of(
 def offsets_count(call: FlashCall) -> int:
     """How many offsets a packed call has on each side: sequences.py makes gaps sequences too."""
     pieces = 0
-    if call.generation.is_promised_of_gaps:
+    if call.generation.cuts_gaps:
         pieces = 1 + call.rows_q // call.longest_q + call.rows_kv // call.longest_kv
     return 3 * call.sequences + 3 + pieces
 
 
-def has_ranges(spec: AttentionSpec) -> bool:
+def needs_packing(spec: AttentionSpec) -> bool:
     """Whether a batch row is not one whole sequence, so that the call goes as a packed one."""
     lengths = ("query_seq_lengths", "key_value_seq_lengths")
     return is_packed(spec) or any(map(spec.has, lengths))
@@ -112,7 +112,7 @@ def columns_of_value(spec: AttentionSpec) -> int:
 def band_from_the_end(spec: AttentionSpec) -> tuple[int | None, int | None]:
     """The band as it is from the bottom right; a side below 0 is none that kernels know."""
     left, right = spec.band
-    if spec.meaning.causal_alignment == "bottom_right" or has_ranges(spec):
+    if spec.meaning.causal_alignment == "bottom_right" or needs_packing(spec):
         return left, right
     further = spec.seq_len_kv - spec.seq_len_q
     return (

@@ -16,19 +16,19 @@ import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices import native as native_libraries
-from attn_dispatch.semantics.wrong import wrong_queries
+from attn_dispatch.semantics.invalid_values import invalid_queries
 
 TARGET = "attn_dispatch_clear_rows"
 
-_DEAD, _LIVE, _WRONG = (np.uint8(x) for x in range(3))
+_PADDING, _REAL, _INVALID = (np.uint8(x) for x in range(3))
 """As cuda_backend/clear_rows.h has them."""
 
 
-def flags_of(spec: AttentionSpec, operands: Mapping[str, jax.Array], live: jax.Array) -> jax.Array:
+def flags_of(spec: AttentionSpec, operands: Mapping[str, jax.Array], real: jax.Array) -> jax.Array:
     """uint8 [1|B, T] of queries, for the output."""
-    flags = jnp.where(live, _LIVE, _DEAD)
-    wrong = wrong_queries(spec, operands)
-    return flags if wrong is None else jnp.where(wrong, _WRONG, flags)
+    flags = jnp.where(real, _REAL, _PADDING)
+    invalid = invalid_queries(spec, operands)
+    return flags if invalid is None else jnp.where(invalid, _INVALID, flags)
 
 
 def cleared(x: jax.Array, flags: jax.Array) -> jax.Array:
@@ -43,8 +43,8 @@ def cleared(x: jax.Array, flags: jax.Array) -> jax.Array:
 def cleared_by_xla(x: jax.Array, flags: jax.Array) -> jax.Array:
     """The same of x [..., heads, D] with as many flags [...] as rows, or 1 for all of them."""
     flags = flags[..., None, None]
-    x = jnp.where(flags == _DEAD, 0, x)
-    return x if flags.dtype == bool else jnp.where(flags == _WRONG, jnp.nan, x)
+    x = jnp.where(flags == _PADDING, 0, x)
+    return x if flags.dtype == bool else jnp.where(flags == _INVALID, jnp.nan, x)
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from attn_dispatch.flash.buffers import backward_results, forward_results, scratch_bytes
 from attn_dispatch.flash.call import FlashCall
-from attn_dispatch.flash.generations import TWO, Target
+from attn_dispatch.flash.generations import FA2, FfiTarget
 
 
 def forward(
@@ -56,7 +56,7 @@ def _run(
     return run(*operands, **_attributes(call, target, scale))
 
 
-def _attributes(call: FlashCall, target: Target, scale: float) -> dict[str, bool | np.generic]:
+def _attributes(call: FlashCall, target: FfiTarget, scale: float) -> dict[str, bool | np.generic]:
     attributes = {
         "softmax_scale": target.scale(scale),
         "is_causal": call.is_causal,
@@ -70,7 +70,7 @@ def _attributes(call: FlashCall, target: Target, scale: float) -> dict[str, bool
 
 def _has_lse_by_sequence(call: FlashCall) -> bool:
     """Whether lse is [sequences, N, longest], of which each has rows from its first query on."""
-    return call.is_packed and call.generation is TWO
+    return call.is_packed and call.generation is FA2
 
 
 def _lse_by_row(lse: jax.Array, offsets: jax.Array, rows: int) -> jax.Array:

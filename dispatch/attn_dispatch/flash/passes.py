@@ -16,11 +16,11 @@ from attn_dispatch.flash.arrays import from_kernel, lse_from_kernel, lse_to_kern
 from attn_dispatch.flash.call import FlashCall
 from attn_dispatch.flash.clear_rows import flags_of
 from attn_dispatch.flash.sequences import Sequences
-from attn_dispatch.semantics.live import each_query_attends
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.padding import padded_bytes
+from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
-from attn_dispatch.semantics.wrong import marked
 
 Arrays = tuple[jax.Array, ...]
 
@@ -54,21 +54,21 @@ def forward(
     spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array], kernels: Kernels
 ) -> Arrays:
     sequences = Sequences.of(spec, call, operands)
-    live = sequences.live_queries
+    real = sequences.real_queries
     qkv = (
         # Whatever a masked score is, it is masked: NaN in padding comes by value alone.
         to_kernel(call, scaled_query(spec, operands["query"]), None, call.head_dim),
         to_kernel(call, operands["key"], None, call.head_dim),
-        to_kernel(call, operands["value"], sequences.live_keys, call.head_dim_v),
+        to_kernel(call, operands["value"], sequences.real_keys, call.head_dim_v),
     )
     out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
-    flags = None if live is None else flags_of(spec, operands, live)
+    flags = None if real is None else flags_of(spec, operands, real)
     found = {"out": from_kernel(call, out, flags, spec.head_dim_v)}
     if spec.wanted.needs_lse:
         lse = lse_from_kernel(call, lse)
-        if live is not None:
-            lse = jnp.where(live[:, None, :], lse, -jnp.inf)
-        found |= marked(spec, operands, {"lse": lse})
+        if real is not None:
+            lse = jnp.where(real[:, None, :], lse, -jnp.inf)
+        found |= nan_where_invalid(spec, operands, {"lse": lse})
     return tuple(found.values())
 
 
@@ -76,7 +76,7 @@ def backward(
     spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array], kernels: Kernels
 ) -> Arrays:
     sequences = Sequences.of(spec, call, operands)
-    of_queries, of_keys = sequences.live_queries, sequences.live_keys
+    of_queries, of_keys = sequences.real_queries, sequences.real_keys
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])

@@ -10,11 +10,11 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash.call import (
     band_from_the_end,
     call_of,
-    has_ranges,
     head_dim,
+    needs_packing,
     offsets_count,
 )
-from attn_dispatch.flash.generations import THREE, Generation
+from attn_dispatch.flash.generations import FA3, Generation
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.semantics.common_rules import DTYPE, EMPTY, MAX_SEGMENTS
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
@@ -27,18 +27,18 @@ FEATURES = (
     "cu_seqlens",
     "the gradient of lse",
 )
-_MOST_BLOCKS = 65535
+_MAX_BLOCKS = 65535
 """Of a launch grid's second and third axes. Beyond, FlashAttention-3's backward pass says nothing
 and gradients are garbage (dew-flash-attn 0.3.6, H200); its forward and packed kernels count
 otherwise."""
 
-_MOST_GAPS = 2**16
+_MAX_GAP_ROWS = 2**16
 """Rows between batch rows that are few enough however short those are."""
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A call on a device of this arch, and the kernels that are asked for it."""
+class _KernelCall:
+    """A call on a device of this arch, and the kernels that are call for it."""
 
     spec: AttentionSpec
     generation: Generation
@@ -57,28 +57,28 @@ class _Asked:
     def blocks(self) -> tuple[int, str] | None:
         """Of a launch grid's axis, with what it is of; None where it is not limited."""
         spec, forward = self.spec, self.generation.blocks_limit_forward
-        if forward and has_ranges(spec):
+        if forward and needs_packing(spec):
             if self.has_unknown_sequences:
                 return None
             return (
                 offsets_count(call_of(spec, self.generation)) - 1,
                 "sequences, gaps among them,",
             )
-        if not forward and (has_ranges(spec) or not spec.is_backward):
+        if not forward and (needs_packing(spec) or not spec.is_backward):
             return None
         return spec.batch, "batch"
 
 
 def not_supported_reasons(
-    spec: AttentionSpec, package: str, generation: Generation = THREE, arch: str = ""
+    spec: AttentionSpec, package: str, generation: Generation = FA3, arch: str = ""
 ) -> tuple[Reason, ...]:
     """Of a call on a device of that arch that runs some, with the kernels of this package."""
     unknown = unknown_features(spec, FEATURES, f"{package}'s kernels have none")
-    asked = _Asked(spec, generation, arch)
+    call = _KernelCall(spec, generation, arch)
     return (
         *unknown,
         *broken((DTYPE, _MAX_SEGMENTS), spec),
-        *broken(_RULES, asked),
+        *broken(_RULES, call),
         *broken((_SCALE, EMPTY, *_WRONG_CORNER), spec),
     )
 
@@ -93,78 +93,77 @@ _SCALE = Rule[AttentionSpec](
 )
 
 
-def _width(asked: _Asked) -> dict[str, Any]:
-    spec, widest = asked.spec, asked.widest
-    is_less = widest < asked.generation.widest
+def _width(call: _KernelCall) -> dict[str, Any]:
+    spec, widest = call.spec, call.widest
+    is_less = widest < call.generation.widest
     return {
         "widest": widest,
-        "where": f" in the backward pass on {asked.arch}" if is_less else "",
+        "where": f" in the backward pass on {call.arch}" if is_less else "",
         "width": head_dim(spec),
         "lse": ", those for the gradient of lse included" if spec.has("lse_grad") else "",
     }
 
 
-def _too_many_blocks(asked: _Asked) -> bool:
+def _too_many_blocks(call: _KernelCall) -> bool:
     """Whether a launch grid cannot have an axis as long."""
-    if asked.blocks is None or asked.spec.is_empty:
+    if call.blocks is None or call.spec.is_empty:
         return False
-    return max(asked.blocks[0], asked.spec.num_heads) > _MOST_BLOCKS
+    return max(call.blocks[0], call.spec.num_heads) > _MAX_BLOCKS
 
 
-def _blocks(asked: _Asked) -> dict[str, Any]:
-    assert asked.blocks is not None
-    number, what = asked.blocks
-    forward = asked.generation.blocks_limit_forward
+def _blocks(call: _KernelCall) -> dict[str, Any]:
+    assert call.blocks is not None
+    number, what = call.blocks
+    forward = call.generation.blocks_limit_forward
     where = "" if forward else " in the backward pass"
-    return {"what": what, "where": where, "number": number, "heads": asked.spec.num_heads}
+    return {"what": what, "where": where, "number": number, "heads": call.spec.num_heads}
 
 
-def _lies_apart(asked: _Asked) -> bool:
+def _has_gaps(call: _KernelCall) -> bool:
     """Whether batch rows of a packed call lie a tile apart in one array."""
-    return has_ranges(asked.spec) and asked.spec.batch > 1
+    return needs_packing(call.spec) and call.spec.batch > 1
 
 
 def _shortest(spec: AttentionSpec) -> int:
     return min(spec.seq_len_q, spec.seq_len_kv)
 
 
-def _has_wide_gaps(asked: _Asked) -> bool:
-    spec, gaps = asked.spec, asked.spec.batch * asked.generation.tile
-    return _lies_apart(asked) and gaps > max(_MOST_GAPS, spec.batch * _shortest(spec))
+def _has_wide_gaps(call: _KernelCall) -> bool:
+    spec, gaps = call.spec, call.spec.batch * call.generation.tile
+    return _has_gaps(call) and gaps > max(_MAX_GAP_ROWS, spec.batch * _shortest(spec))
 
 
-def _has_many_rows(asked: _Asked) -> bool:
-    spec = asked.spec
-    rows = spec.batch * (max(spec.seq_len_q, spec.seq_len_kv) + asked.generation.tile)
-    return _lies_apart(asked) and rows >= 2**31
+def _has_many_rows(call: _KernelCall) -> bool:
+    spec = call.spec
+    rows = spec.batch * (max(spec.seq_len_q, spec.seq_len_kv) + call.generation.tile)
+    return _has_gaps(call) and rows >= 2**31
 
 
 _RULES = (
-    Rule[_Asked](
+    Rule[_KernelCall](
         "flash/head_dim",
-        lambda a: head_dim(a.spec) > a.widest,
+        lambda c: head_dim(c.spec) > c.widest,
         "head dims up to {widest}{where}, got {width} columns{lse}",
         facts=_width,
     ),
-    Rule[_Asked](
+    Rule[_KernelCall](
         "flash/blocks",
         _too_many_blocks,
-        f"{{what}} and heads up to {_MOST_BLOCKS:,} each{{where}}, got {{number:,}} and "
-        "{heads:,}",
+        f"{{what}} and heads up to {_MAX_BLOCKS:,} each{{where}}, got {{number:,}} and {{heads:,}}",
         facts=_blocks,
     ),
-    Rule[_Asked](
+    Rule[_KernelCall](
         "flash/gaps",
         _has_wide_gaps,
         "lengths and packed sequences of {batch:,} batch rows, of {shortest} queries or keys: they "
         "would have to lie {tile} rows apart",
-        facts=lambda a: {
-            "batch": a.spec.batch,
-            "shortest": _shortest(a.spec),
-            "tile": a.generation.tile,
+        facts=lambda c: {
+            "batch": c.spec.batch,
+            "shortest": _shortest(c.spec),
+            "tile": c.generation.tile,
         },
     ),
-    Rule[_Asked](
+    Rule[_KernelCall](
         "flash/int32_rows",
         _has_many_rows,
         "packed sequences of 2^31 rows and more, past 32-bit offsets",
@@ -180,7 +179,7 @@ def _counts_from_top_left(spec: AttentionSpec) -> bool:
 _WRONG_CORNER = (
     Rule[AttentionSpec](
         "flash/top_left_of_sequences",
-        lambda s: _counts_from_top_left(s) and has_ranges(s) and not s.meaning.same_lengths,
+        lambda s: _counts_from_top_left(s) and needs_packing(s) and not s.meaning.same_lengths,
         "causality and windows from the top left: kernels count from the last query and key of "
         "a sequence, which is the same only where it has as many keys as queries",
     ),
@@ -188,7 +187,7 @@ _WRONG_CORNER = (
         "flash/top_left",
         lambda s: (
             _counts_from_top_left(s)
-            and not has_ranges(s)
+            and not needs_packing(s)
             and not all(side is None or side >= 0 for side in band_from_the_end(s))
         ),
         "causality and windows from the top left with {queries} queries and {keys} keys: kernels "

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash.call import FlashCall, offsets_count
-from attn_dispatch.semantics.live import within_reach
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
+from attn_dispatch.semantics.real_rows import real_rows_by_position
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class Sequences:
 
     offsets: tuple[jax.Array, ...]
     """int32 [`offsets_count`] of queries and of keys; none of a call that is not packed."""
-    live_queries: jax.Array | None
+    real_queries: jax.Array | None
     """bool [1|B, T]: the query attends some key. None: all do."""
-    live_keys: jax.Array | None
+    real_keys: jax.Array | None
     """bool [B, S]: the key is of a sequence with queries. None: all are."""
 
     @staticmethod
     def of(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array]) -> Sequences:
-        queries, keys = within_reach(spec, operands)
+        queries, keys = real_rows_by_position(spec, operands)
         if not call.is_packed:
             return Sequences((), queries, None)
         ranges = SequenceRanges.of(spec, operands)
-        if call.generation.is_promised_of_gaps:
+        if call.generation.cuts_gaps:
             sides = (
                 _Side.of(
                     ranges.starts_q, ranges.lengths_q, spec.seq_len_q + call.gap, call.longest_q

@@ -23,13 +23,13 @@ from attn_dispatch.api import dot_product_attention
 from attn_dispatch.call.static_arguments import check_window
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_options
-from attn_dispatch.integrations.said import say
-from attn_dispatch.mods.combining import Moved
+from attn_dispatch.integrations.warn import warn_of_difference
+from attn_dispatch.mods.combining import WithQueryOffset
 from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import trace
-from attn_dispatch.warning import calls_go_through
+from attn_dispatch.warning import skip_frames_of
 
-calls_go_through(flax.__file__)
+skip_frames_of(flax.__file__)
 
 _DEFAULT = (None, "default", jax.lax.Precision.DEFAULT)
 
@@ -104,7 +104,7 @@ def attention_fn(
         asked = "another einsum" if has_einsums else "sow_weights"
         if options:
             raise ValueError(f"{asked}: expected no options of attn_dispatch, got {list(options)}")
-        say(
+        warn_of_difference(
             f"{asked}: Flax's own attention computes this call, because kernels return no weights"
             + (", nor take an einsum" if has_einsums else "")
         )
@@ -131,12 +131,12 @@ def attention_fn(
         _check_one_query(options, query.dtype, has_mask=mask is not None)
     is_dropped = not deterministic and dropout_rate > 0
     if is_dropped and broadcast_dropout:
-        say(
+        warn_of_difference(
             "broadcast_dropout: each pair of query and key is dropped on its own here, in every "
             "batch row and head; broadcast_dropout=False says so"
         )
     if _asks_for_more(precision) and jnp.finfo(query.dtype).bits > 16:
-        say(
+        warn_of_difference(
             f"precision: no counterpart for {precision}; jax.default_matmul_precision around the "
             "program is honoured"
         )
@@ -175,7 +175,7 @@ def _check_one_query(options: Mapping[str, Any], dtype: Any, *, has_mask: bool) 
         )
     for name in ("score_mod", "mask_mod"):
         if options.get(name) is not None and _reads_place(name, options, dtype):
-            say(
+            warn_of_difference(
                 f"{name}: the one query of a decoding step has t = 0, because Flax does not say "
                 "where in its cache it stands; attn_dispatch.mods.with_query_offset moves it there"
             )
@@ -190,7 +190,7 @@ def _is_placed(options: Mapping[str, Any], has_mask: bool) -> bool:
 
 def _reads_place(name: str, options: Mapping[str, Any], dtype: Any) -> bool:
     """Whether what a mod says depends on t, and it was not moved."""
-    if isinstance(options[name], Moved):
+    if isinstance(options[name], WithQueryOffset):
         return False
     score_dtype = np.promote_types(dtype, np.float32).name
     mod = trace(name, options[name], options.get(f"{name}_args", ()), score_dtype)

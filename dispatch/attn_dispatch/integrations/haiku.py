@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_options
-from attn_dispatch.warning import calls_go_through
+from attn_dispatch.warning import skip_frames_of
 
-calls_go_through(hk.__file__)
+skip_frames_of(hk.__file__)
 
 
 class MultiHeadAttention(hk.MultiHeadAttention):

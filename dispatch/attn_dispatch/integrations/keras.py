@@ -29,9 +29,9 @@ from attn_dispatch.core import select
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_layout
 from attn_dispatch.integrations.patching import Patch, original
-from attn_dispatch.warning import calls_go_through
+from attn_dispatch.warning import skip_frames_of
 
-calls_go_through(keras.__file__)
+skip_frames_of(keras.__file__)
 
 _COMPUTE = "_compute_attention"
 

@@ -8,7 +8,9 @@ from typing import Any
 _RESULTS = ("return_residual", "return_lse", "return_max_logits")
 
 
-def check_options(options: Mapping[str, Any], says: Mapping[str, str] | None = None) -> None:
+def check_options(
+    options: Mapping[str, Any], counterparts: Mapping[str, str] | None = None
+) -> None:
     """Check options whose names the call has.
 
     Args:
@@ -19,7 +21,7 @@ def check_options(options: Mapping[str, Any], says: Mapping[str, str] | None = N
       ValueError: an option the framework has another argument for, another order of axes than
         layers hand on, or further results, which a layer has no place for.
     """
-    for name, other in (says or {}).items():
+    for name, other in (counterparts or {}).items():
         if name in options:
             raise ValueError(f"{name}: expected {other} instead, got {name}={options[name]!r}")
     check_layout(options)

@@ -14,9 +14,9 @@ import penzai
 from penzai import pz
 
 from attn_dispatch.api import dot_product_attention
-from attn_dispatch.warning import calls_go_through
+from attn_dispatch.warning import skip_frames_of
 
-calls_go_through(penzai.__file__)
+skip_frames_of(penzai.__file__)
 
 _MASKS = (
     pz.nn.ApplyExplicitAttentionMask,

@@ -60,11 +60,11 @@ def with_query_offset(mod: Callable[..., Any], offset: ArrayLike) -> ScoreMod | 
       offset: an int, or an integer array [] or [B], which may be traced; in positions.
     """
     _check_mods("with_query_offset", [mod])
-    return Moved(mod, RowNumber("offset", offset))
+    return WithQueryOffset(mod, RowNumber("offset", offset))
 
 
 @dataclass(frozen=True, eq=False)
-class Moved:
+class WithQueryOffset:
     """A mod for queries that begin at another position than 0."""
 
     mod: Callable[..., Any]

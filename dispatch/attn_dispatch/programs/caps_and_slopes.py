@@ -19,14 +19,14 @@ class Alibi:
 
 def soft_cap(writer: Writer, score: Register, cap: float) -> tuple[Register, Register]:
     """cap * tanh(score / cap), and the tanh."""
-    bent = writer.node("f", "tanh", writer.arithmetic("f", "div", score, cap))
-    return writer.arithmetic("f", "mul", bent, cap), bent
+    tanh = writer.node("f", "tanh", writer.arithmetic("f", "div", score, cap))
+    return writer.arithmetic("f", "mul", tanh, cap), tanh
 
 
-def soft_cap_gradient(writer: Writer, grad: Value, bent: Register) -> Register:
+def soft_cap_gradient(writer: Writer, grad: Value, tanh: Register) -> Register:
     """grad * (1 - tanh²), of the gradient of what soft_cap returned."""
-    once = writer.arithmetic("f", "mul", grad, bent)
-    return writer.arithmetic("f", "sub", grad, writer.arithmetic("f", "mul", once, bent))
+    once = writer.arithmetic("f", "mul", grad, tanh)
+    return writer.arithmetic("f", "sub", grad, writer.arithmetic("f", "mul", once, tanh))
 
 
 def alibi(writer: Writer, score: Value, how: Alibi) -> Register:

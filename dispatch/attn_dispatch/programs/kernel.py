@@ -12,14 +12,15 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from attn_dispatch.programs import caps_and_slopes
 from attn_dispatch.programs.caps_and_slopes import Alibi
-from attn_dispatch.programs.flat import flat
-from attn_dispatch.programs.key_ranges import Number, key_range, outside_of
+from attn_dispatch.programs.inlining import inlined
+from attn_dispatch.programs.key_ranges import Number, key_range, xla_array_of
+from attn_dispatch.programs.known_forms import is_sum_with_score
 from attn_dispatch.programs.lowering import lowered
 from attn_dispatch.programs.nodes import (
     GRADIENT,
     SCORE,
+    NodeArray,
     Predicate,
-    Read,
     Register,
     RowKeys,
     S,
@@ -28,8 +29,7 @@ from attn_dispatch.programs.nodes import (
     Writer,
     may_be_nan,
 )
-from attn_dispatch.programs.program import INDICES, Program
-from attn_dispatch.programs.words import is_sum_with_score
+from attn_dispatch.programs.program import INDICES, ModProgram
 
 _TILE = 128
 """What the kernels' tiles are multiples of, or divide."""
@@ -42,9 +42,9 @@ class ScoreRules:
     """What becomes of a score, in this order, before the softmax sees it."""
 
     soft_cap: float | None = None
-    score_mod: Program | None = None
+    score_mod: ModProgram | None = None
     alibi: Alibi | None = None
-    mask_mod: Program | None = None
+    mask_mod: ModProgram | None = None
 
     @property
     def bends(self) -> bool:
@@ -67,7 +67,7 @@ class KernelProgram:
     backward: str
     """From the gradient of that to the gradient of the score; empty where it is the same. It goes
     on where `forward` ended."""
-    outside: tuple[Read, ...]
+    arrays: tuple[NodeArray, ...]
     factor: float = 1.0
     """What scores have been multiplied by before."""
 
@@ -82,9 +82,9 @@ class Pairs:
     """t of the kernel's first row."""
     band: tuple[int | None, int | None] = (None, None)
     """The window around the diagonal that starts at the top left, (left, right)."""
-    has_own_lengths: bool = False
+    has_runtime_lengths: bool = False
     """Whether arrays alone know lengths: `lengths` are the most."""
-    has_own_diagonal: bool = False
+    has_runtime_diagonal: bool = False
     """Whether arrays alone know where the diagonal is: `band` says which sides are open."""
     is_padding_zero: bool = False
     """With lengths of their own: whether query and key are 0 past them."""
@@ -112,7 +112,7 @@ def kernel_program(rules: ScoreRules, pairs: Pairs, *, is_backward: bool) -> Ker
 
 def _writer(pairs: Pairs, *, is_backward: bool) -> Writer:
     right = pairs.band[1]
-    is_past = right is not None and right <= 0 and not pairs.has_own_diagonal
+    is_past = right is not None and right <= 0 and not pairs.has_runtime_diagonal
     return Writer(
         is_backward=is_backward,
         first_row=pairs.first_row,
@@ -138,7 +138,7 @@ class _Forward:
     """The nodes from the score to what the softmax sees, and what a backward pass reads of them."""
 
     nodes: list[str]
-    bent: Register | None
+    tanh: Register | None
     """The tanh of a soft cap."""
     capped: Register
     """What a score_mod is given."""
@@ -147,9 +147,9 @@ class _Forward:
 
 
 def _forward(writer: Writer, score: Register, rules: ScoreRules, pairs: Pairs) -> _Forward:
-    bent, capped = None, score
+    tanh, capped = None, score
     if rules.soft_cap is not None:
-        capped, bent = caps_and_slopes.soft_cap(writer, score, rules.soft_cap)
+        capped, tanh = caps_and_slopes.soft_cap(writer, score, rules.soft_cap)
     made: Value = capped
     if (score_mod := rules.score_mod) is not None:
         made = _lower("score_mod", score_mod.body, score_mod, [capped], ["x"], writer)
@@ -157,7 +157,7 @@ def _forward(writer: Writer, score: Register, rules: ScoreRules, pairs: Pairs) -
         made = caps_and_slopes.alibi(writer, made, rules.alibi)
     may = True if rules.mask_mod is None else _may_attend(writer, rules.mask_mod, pairs)
     made = writer.select(may, made, float("-inf"), "f")
-    return _Forward(writer.needed(writer.result(made)), bent, capped, may)
+    return _Forward(writer.needed(writer.result(made)), tanh, capped, may)
 
 
 def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
@@ -173,8 +173,8 @@ def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
             grad = _lower("score_mod", _gradient(score_mod), score_mod, inputs, names, writer)
         except _Unsupported as error:
             raise _Unsupported(str(error).replace(":", "'s derivative:", 1)) from error
-    if forward.bent is not None:
-        grad = caps_and_slopes.soft_cap_gradient(writer, grad, forward.bent)
+    if forward.tanh is not None:
+        grad = caps_and_slopes.soft_cap_gradient(writer, grad, forward.tanh)
     if grad == GRADIENT:
         return None
     if score_mod is not None:
@@ -186,19 +186,19 @@ def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
 def _program(forward: list[str], backward: list[str], writer: Writer) -> KernelProgram:
     """The nodes and the arrays that they read, without those of nodes that were not needed."""
     read = {word for node in (*forward, *backward) for word in node.split()}
-    kept = [i for i in range(len(writer.outside)) if f"o{i}" in read]
+    kept = [i for i in range(len(writer.arrays)) if f"o{i}" in read]
     names = {f"o{i}": f"o{kept.index(i)}" for i in kept}
 
     def text(nodes: list[str]) -> str:
         return "; ".join(" ".join(names.get(x, x) for x in node.split()) for node in nodes)
 
-    return KernelProgram(text(forward), text(backward), tuple(writer.outside[i] for i in kept))
+    return KernelProgram(text(forward), text(backward), tuple(writer.arrays[i] for i in kept))
 
 
-def _may_attend(writer: Writer, mask_mod: Program, pairs: Pairs) -> Value:
+def _may_attend(writer: Writer, mask_mod: ModProgram, pairs: Pairs) -> Value:
     """What a mask_mod forbids that the band allows."""
     found = key_range(mask_mod)
-    left, right = (None, None) if pairs.has_own_diagonal else pairs.band
+    left, right = (None, None) if pairs.has_runtime_diagonal else pairs.band
     may: Value = True
     for one in found.rest:
         may = _both(_lower("mask_mod", one, mask_mod, [], [], writer), may)
@@ -206,10 +206,10 @@ def _may_attend(writer: Writer, mask_mod: Program, pairs: Pairs) -> Value:
     # One comparison for each side: to choose by one, then by another, takes four times as long
     # (H200, 9.19).
     if first is not None and not (left is not None and _is_at_most(first.offset, -left)):
-        which = "first" if pairs.has_own_lengths and left is not None else None
+        which = "first" if pairs.has_runtime_lengths and left is not None else None
         may = _both(Predicate("ge", (S, _border(writer, first, mask_mod, which))), may)
     if end is not None and not (right is not None and _is_at_most(right + 1, end.offset)):
-        which = "end" if pairs.has_own_lengths else None
+        which = "end" if pairs.has_runtime_lengths else None
         may = _both(Predicate("lt", (S, _border(writer, end, mask_mod, which))), may)
     return may
 
@@ -218,7 +218,7 @@ def _is_at_most(x: int | None, y: int | None) -> bool:
     return x is not None and y is not None and x <= y
 
 
-def _border(writer: Writer, number: Number, mask_mod: Program, which: str | None) -> Value:
+def _border(writer: Writer, number: Number, mask_mod: ModProgram, which: str | None) -> Value:
     """A number of each query in the kernel.
 
     Args:
@@ -230,7 +230,7 @@ def _border(writer: Writer, number: Number, mask_mod: Program, which: str | None
         return writer.arithmetic("i", "add", writer.t, number.offset)
     if not number.of_t and least == most:
         return int(least)
-    border = outside_of(number, mask_mod)
+    border = xla_array_of(number, mask_mod)
     return writer.array(RowKeys(which, border) if which and writer.is_backward else border)
 
 
@@ -245,13 +245,13 @@ def _where_finite(writer: Writer, may_attend: Value, pairs: Pairs) -> Value:
     if (queries - pairs.first_row) % _TILE:
         conditions.append(Predicate("lt", (writer.t, queries)))
     is_nan_in_band = may_be_nan(writer.lines)
-    known = {x.which for x in writer.outside if isinstance(x, RowKeys)}
-    if pairs.has_own_lengths and (is_nan_in_band or not pairs.is_padding_zero):
+    known = {x.which for x in writer.arrays if isinstance(x, RowKeys)}
+    if pairs.has_runtime_lengths and (is_nan_in_band or not pairs.is_padding_zero):
         if "end" not in known:
             conditions.append(Predicate("lt", (S, writer.array(RowKeys("end")))))
     elif keys % _TILE:
         conditions.append(Predicate("lt", (S, keys)))
-    if pairs.has_own_lengths and is_nan_in_band:
+    if pairs.has_runtime_lengths and is_nan_in_band:
         if left is not None and "first" not in known:
             conditions.append(Predicate("ge", (S, writer.array(RowKeys("first")))))
     elif is_nan_in_band:
@@ -273,7 +273,7 @@ def _both(x: Value, y: Value) -> Value:
 def _lower(
     mod: str,
     body: ClosedJaxpr,
-    program: Program,
+    program: ModProgram,
     scores: list[Register],
     names: list[str],
     writer: Writer,
@@ -287,7 +287,7 @@ def _lower(
         raise _Unsupported(f"{mod}: {error}") from error
 
 
-def _gradient(program: Program) -> ClosedJaxpr:
+def _gradient(program: ModProgram) -> ClosedJaxpr:
     """Of the gradient of the result, and of the program's inputs, the gradient of the score."""
     function = jaxpr_as_fun(program.jaxpr)
 
@@ -299,4 +299,4 @@ def _gradient(program: Program) -> ClosedJaxpr:
 
     scores = jax.ShapeDtypeStruct((), jnp.float32)
     others = program.jaxpr.in_avals[1:]
-    return flat(jax.make_jaxpr(gradient)(scores, scores, *others))
+    return inlined(jax.make_jaxpr(gradient)(scores, scores, *others))

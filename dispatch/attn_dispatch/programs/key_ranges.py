@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-from attn_dispatch.programs.flat import flat
-from attn_dispatch.programs.nodes import Outside
-from attn_dispatch.programs.program import INDICES, Program
+from attn_dispatch.programs.inlining import inlined
+from attn_dispatch.programs.nodes import XlaArray
+from attn_dispatch.programs.program import INDICES, ModProgram
 
 _FAR = 2**30
 """Beyond every position; sums of two such numbers fit int32."""
@@ -117,7 +117,7 @@ _Value = Number | _Position | KeyRange | _Hole | None
 
 
 @lru_cache(maxsize=1024)
-def key_range(program: Program) -> KeyRange:
+def key_range(program: ModProgram) -> KeyRange:
     """The range of a mask_mod; open, with all of the mask as its rest, where it is none."""
     return _Reading(program).result()
 
@@ -125,7 +125,7 @@ def key_range(program: Program) -> KeyRange:
 class _Reading:
     """Goes through a program once: what is each value, seen from its dependence on s?"""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ModProgram) -> None:
         self._body = program.body
         inputs = program.body.jaxpr.invars
         self._values: dict[Var, _Value] = {x: self._known(x, frozenset()) for x in inputs}
@@ -295,13 +295,13 @@ def _combined(function: Callable[..., Any], x: Number | None, y: Number | None =
     )
 
 
-def outside_of(number: Number, mask_mod: Program) -> Outside:
+def xla_array_of(number: Number, mask_mod: ModProgram) -> XlaArray:
     """A number as an array that XLA computes, cut off beyond every position."""
     types = [jax.ShapeDtypeStruct((), jnp.int32) for _ in INDICES]
     types += [jax.ShapeDtypeStruct(*array) for array in mask_mod.arrays]
-    body = flat(jax.make_jaxpr(lambda *x: near(number.compute(*x)))(*types))
+    body = inlined(jax.make_jaxpr(lambda *x: near(number.compute(*x)))(*types))
     axes = "".join(x for x in "bnt" if x in number.depends)
-    return Outside(body, str(body.jaxpr), "mask_mod", axes, "int32")
+    return XlaArray(body, str(body.jaxpr), "mask_mod", axes, "int32")
 
 
 def near(x: Any) -> jax.Array:

@@ -13,15 +13,15 @@ import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-from attn_dispatch.programs.flat import flat
+from attn_dispatch.programs.inlining import inlined
 from attn_dispatch.programs.nodes import (
     COMPARISONS,
-    Outside,
     Predicate,
     Register,
     Unsupported,
     Value,
     Writer,
+    XlaArray,
 )
 
 _UNARY = {
@@ -104,10 +104,10 @@ class _Lowering:
             )
         jaxpr, scores = self._body.jaxpr, self._scores
         alone = jaxpr.replace(invars=jaxpr.invars[scores:], outvars=[var])
-        body = flat(ClosedJaxpr(alone, self._body.consts))
+        body = inlined(ClosedJaxpr(alone, self._body.consts))
         is_float = np.issubdtype(_type(var).dtype, np.floating)
         dtype = "float32" if is_float else "int32"
-        made = Outside(body, str(body.jaxpr), self._mod, axes, dtype)
+        made = XlaArray(body, str(body.jaxpr), self._mod, axes, dtype)
         register = self._writer.array(made)
         if _type(var).dtype != np.bool_:
             return register

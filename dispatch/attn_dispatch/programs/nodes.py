@@ -58,7 +58,7 @@ Value = Register | Predicate | int | float | bool
 
 
 @dataclass(frozen=True)
-class Outside:
+class XlaArray:
     """An array that XLA computes: a value of a program, for the axes that it depends on."""
 
     body: ClosedJaxpr = field(compare=False, repr=False)
@@ -78,7 +78,7 @@ class RowKeys:
 
     which: str
     """"first" or "end"."""
-    border: Outside | None = None
+    border: XlaArray | None = None
     """What a mask_mod has on that side; the narrower of both counts."""
     dtype: str = "int32"
 
@@ -97,7 +97,7 @@ class HeadSlopes:
 
 
 HEAD_SLOPES = HeadSlopes()
-Read = Outside | RowKeys | HeadSlopes
+NodeArray = XlaArray | RowKeys | HeadSlopes
 """An array that nodes read."""
 
 
@@ -122,7 +122,7 @@ class Writer:
         self._is_past = is_past
         self._has_exact_floats = has_exact_floats
         self.lines: list[str] = []
-        self.outside: list[Read] = []
+        self.arrays: list[NodeArray] = []
         self._known: dict[tuple[str, ...], Register] = {}
         self._text_of: dict[Register, tuple[str, ...]] = {}
         self._integers: dict[Register, Register] = {}
@@ -184,24 +184,24 @@ class Writer:
                 return self.node("i", "sub", self.t, S)
         return None
 
-    def array(self, outside: Read) -> Register:
+    def array(self, array: NodeArray) -> Register:
         """A register for an array.
 
         What cuDNN reads right on an H200 (9.19, 9.28): by n, by t, and by b for each t; by s in the
         forward pass alone.
         """
-        if self.is_backward and "s" in outside.axes:
+        if self.is_backward and "s" in array.axes:
             raise Unsupported(
                 "an array is read by s, which cuDNN's backward pass does not do right"
             )
-        if {"b", "s"} <= {*outside.axes}:
+        if {"b", "s"} <= {*array.axes}:
             raise Unsupported("an array is read by b and s, which would be as large as the scores")
-        if "b" in outside.axes and isinstance(outside, Outside):
-            outside = replace(outside, axes="".join(x for x in "bnts" if x in outside.axes + "t"))
-        kind = "f" if outside.dtype == "float32" else "i"
-        if outside not in self.outside:
-            self.outside.append(outside)
-        return Register(f"o{self.outside.index(outside)}", kind)
+        if "b" in array.axes and isinstance(array, XlaArray):
+            array = replace(array, axes="".join(x for x in "bnts" if x in array.axes + "t"))
+        kind = "f" if array.dtype == "float32" else "i"
+        if array not in self.arrays:
+            self.arrays.append(array)
+        return Register(f"o{self.arrays.index(array)}", kind)
 
     def computed(self, x: Value, kind: str) -> Register:
         """x as the first operand of a node has to be."""

@@ -16,7 +16,7 @@ _MAY_BE_NAN = {
 
 
 @dataclass(frozen=True)
-class Program:
+class ModProgram:
     """A function of scalars, traced. Two are equal where they compute the same in the same way.
 
     Its inputs: of a score_mod first the score; then b, n, t, s; then the arrays that it was given
@@ -37,7 +37,7 @@ class Program:
         return " ".join(str(self.body.jaxpr).split())
 
 
-def is_finite(program: Program | None) -> bool:
+def is_finite(program: ModProgram | None) -> bool:
     """Whether it makes finite numbers of finite ones, as far as its operations tell."""
     return program is None or not any(map(_may_be_nan, program.body.jaxpr.eqns))
 
@@ -51,14 +51,14 @@ def _may_be_nan(equation: JaxprEqn) -> bool:
     return name in _MAY_BE_NAN
 
 
-def axes_of(program: Program) -> str:
+def axes_of(program: ModProgram) -> str:
     """Of "bnts" those that the result depends on."""
     depends = dependence(program)
     out = program.body.jaxpr.outvars[0]
     return "".join(x for x in INDICES if isinstance(out, Var) and x in depends[out])
 
 
-def reads_by_key(program: Program) -> bool:
+def reads_by_key(program: ModProgram) -> bool:
     """Whether an array is read at a place that depends on s."""
     depends = dependence(program)
     return any(
@@ -68,7 +68,7 @@ def reads_by_key(program: Program) -> bool:
     )
 
 
-def dependence(program: Program) -> dict[Var, frozenset[str]]:
+def dependence(program: ModProgram) -> dict[Var, frozenset[str]]:
     """Which of score, b, n, t and s each value of a body depends on."""
     jaxpr = program.body.jaxpr
     takes_score = len(jaxpr.invars) > len(INDICES) + len(program.arrays)

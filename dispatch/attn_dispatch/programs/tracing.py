@@ -15,15 +15,15 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AbstractMesh, get_abstract_mesh, use_abstract_mesh
 
-from attn_dispatch.programs.flat import (
+from attn_dispatch.programs.inlining import (
     NO_MESH,
-    flat,
     has_constants,
     has_rules,
-    is_of_one_device,
+    inlined,
     plain_type,
+    varies_by_device,
 )
-from attn_dispatch.programs.program import INDICES, Program
+from attn_dispatch.programs.program import INDICES, ModProgram
 
 _EXAMPLE = {
     "score_mod": "def score_mod(score, b, n, t, s): return score - 0.5 * jnp.abs(t - s)",
@@ -46,7 +46,7 @@ _OF_PYTHON = (
 class Mod:
     """A program, and its arrays in their order."""
 
-    program: Program
+    program: ModProgram
     arrays: tuple[jax.Array, ...]
 
 
@@ -65,7 +65,7 @@ def trace(
       ValueError: it is no such function; says how to write one.
     """
     if not callable(function):
-        raise ValueError(f"{name}: expected a function or None, got {_told(name, function)}")
+        raise ValueError(f"{name}: expected a function or None, got {_described(name, function)}")
     if not isinstance(arguments, Sequence):
         raise ValueError(f"{name}_args: expected a tuple of arrays, got {arguments!r}")
     takes_score = name == "score_mod"
@@ -101,7 +101,7 @@ def trace(
             f"Python object: {text}"
         )
     shapes = tuple((x.shape, x.dtype.name) for x in arrays)
-    return Mod(Program(text, shapes, jaxpr, body), arrays)
+    return Mod(ModProgram(text, shapes, jaxpr, body), arrays)
 
 
 def _without_constants(
@@ -112,7 +112,7 @@ def _without_constants(
     captured: list[Any] = []
     while True:
         captured += closed.consts
-        closed = flat(closed, keeps_rules=keeps_rules)
+        closed = inlined(closed, keeps_rules=keeps_rules)
         if not closed.consts:
             break
     if has_constants(closed.jaxpr):
@@ -212,7 +212,7 @@ def _where(error: Exception) -> str:
     return f" (at {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
-def _told(name: str, value: Any) -> str:
+def _described(name: str, value: Any) -> str:
     """What was given for a function: of an array not its numbers."""
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return repr(value)
@@ -222,7 +222,7 @@ def _told(name: str, value: Any) -> str:
 
 def _check_rules(name: str, closed: ClosedJaxpr) -> None:
     """A rule that was traced with an array of one device cannot be traced again without it."""
-    if is_of_one_device(closed.jaxpr):
+    if varies_by_device(closed.jaxpr):
         raise ValueError(
             f"{name}: expected no custom derivative beside a captured array that differs between "
             f"the devices of shard_map; pass the array in {name}_args"
@@ -258,4 +258,4 @@ def _derivative_text(closed: ClosedJaxpr, scalars: int) -> str:
     except Exception as error:
         # It can still be computed: a loop whose length is not known has no gradient, for one.
         return f"no gradient: {type(error).__name__}"
-    return str(flat(derivative).jaxpr)
+    return str(inlined(derivative).jaxpr)

@@ -29,7 +29,7 @@ def with_wide_reads(closed: ClosedJaxpr) -> Callable[..., Any]:
         values |= zip(closed.jaxpr.invars, inputs, strict=True)
 
         def value(x: Var | Literal) -> Any:
-            return x.val if isinstance(x, Literal) else _as_said(values[x], x)
+            return x.val if isinstance(x, Literal) else _in_program_dtype(values[x], x)
 
         for equation in closed.jaxpr.eqns:
             given = [value(x) for x in equation.invars]
@@ -40,13 +40,13 @@ def with_wide_reads(closed: ClosedJaxpr) -> Callable[..., Any]:
             if not equation.primitive.multiple_results:
                 results = [results]
             made = zip(equation.outvars, results, strict=True)
-            values |= {var: _as_said(x, var) for var, x in made}
+            values |= {var: _in_program_dtype(x, var) for var, x in made}
         return value(closed.jaxpr.outvars[0])
 
     return evaluate
 
 
-def _as_said(x: Any, var: Var) -> Any:
+def _in_program_dtype(x: Any, var: Var) -> Any:
     """A value in the dtype that the program has it in."""
     dtype = var.aval.dtype  # pyright: ignore[reportAttributeAccessIssue]
     return x.astype(dtype) if is_narrow(dtype) and x.dtype != dtype else x

@@ -1,1 +1,1 @@
-"""What a call means, for every implementation alike: who may attend to whom, what is padding."""
+"""What a call means, for every implementation: which pairs attend, which rows are padding."""

@@ -1,14 +1,13 @@
-"""A scale that is an array, traced or one number for each head: a query that is scaled beforehand.
+"""A scale that is an array (traced, or one number per head), folded into the query.
 
-Kernels take the scale as a number. What a call with an array means is also said by a number and
-another query:
+Kernels take the scale as one static number, so the query is multiplied by the rest:
 
     scale · q · k = number · (scale / number · q) · k
 
-The number is 1/√H, so that a scale near it leaves the size of the query, and of its gradient, as
-they are, and a scale equal to it changes nothing. The product is made in float32 and rounded to
-the query's dtype: the one error that a static scale has not. JAX differentiates it, with respect
-to scale too.
+The number is 1/√H: a scale near it keeps the magnitude of the query and of its gradient, and a
+scale equal to it changes nothing. The product is computed in float32 and rounded to the query's
+dtype, an error that a static scale does not have. JAX differentiates it, also with respect to
+scale.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from jax.core import Tracer
 
 
 def with_number_as_scale(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call with scale and query replaced, if its scale is an array.
+    """The arguments of a call; if scale is an array, with scale and query replaced.
 
     Raises:
       ValueError: with expected and got, if scale is not floating, or neither [] nor [N].
@@ -32,7 +31,7 @@ def with_number_as_scale(arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments
     no_scale = arguments | {"scale": None}
     if query is None or jnp.ndim(query) < 3:
-        return no_scale  # which is wrong, whatever the scale
+        return no_scale  # such a query is refused later, whatever the scale
     query = jnp.asarray(query)
     num_heads, head_dim = query.shape[-2:]
     if scale.shape not in ((), (num_heads,)):
@@ -50,5 +49,5 @@ def with_number_as_scale(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_array(scale: Any) -> bool:
-    """Whether it is no number that is known: those are static, which is exact."""
+    """Whether the scale is traced or has axes. A known number stays static, which is exact."""
     return isinstance(scale, Tracer) or getattr(scale, "ndim", 0) > 0

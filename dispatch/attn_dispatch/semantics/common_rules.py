@@ -1,4 +1,4 @@
-"""The rules that the kernels of several vendors have in common."""
+"""Rules that the kernels of several vendors share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPE = Rule[Any](
     "cast query, key and value to bfloat16",
     facts=lambda c: {"dtype": c.dtype},
 )
-"""Of an AttentionSpec, or of a vendor's own description of a call, which has a dtype too."""
+"""For an AttentionSpec or a vendor's description of a call: both have a dtype."""
 
 MAX_SEGMENTS = Rule[AttentionSpec](
     "max_segments",
@@ -32,10 +32,10 @@ EMPTY = Rule[AttentionSpec](
 
 ROW_BIAS_GRADIENT = Rule[AttentionSpec](
     "row_bias_gradient",
-    # They cancel, and kernels have rounded each of them to 16 bits by then.
+    # The terms cancel, and kernels round each of them to 16 bits before they are summed.
     lambda s: "bias" in s.wanted.gradients and s.shape("bias")[3] == 1,
     "the gradient of a bias that is the same for all keys would be inaccurate",
-    lambda s: _without_it(s),
+    lambda s: _remedy_without_bias(s),
 )
 
 DROPOUT_KEYS = Rule[AttentionSpec](
@@ -46,8 +46,8 @@ DROPOUT_KEYS = Rule[AttentionSpec](
 )
 
 
-def _without_it(spec: AttentionSpec) -> str:
-    """Softmax cancels such a bias, unless there is a sink, but for lse."""
+def _remedy_without_bias(spec: AttentionSpec) -> str:
+    """Without sinks, softmax cancels such a bias: only lse depends on it."""
     if spec.has("sinks") or spec.has("lse_grad"):
         return ""
     return "leave that bias out, or jax.lax.stop_gradient of it: it changes lse alone"

@@ -1,4 +1,4 @@
-"""The dropout key of a kernel that draws its mask by itself, from one seed."""
+"""The dropout key of a kernel that draws its mask itself, from one seed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from attn_dispatch.call.spec import AttentionSpec
 
 
 def first_dropout_key(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """The JAX key that seeds the kernel, which has one for each call.
+    """The JAX key that seeds the kernel; a call has one.
 
-    Such a kernel counts rows and heads from its own first: devices that share out a call would
-    all draw one mask, if each did not draw from a key of its own.
+    The kernel counts rows and heads from 0 on every device. If a call is split over devices, each
+    therefore needs a different key: with the same key all would draw the same mask.
     """
     key = jax.random.wrap_key_data(operands["dropout_key"][0], impl=spec.meaning.dropout_impl)
     if "dropout_start" not in operands:

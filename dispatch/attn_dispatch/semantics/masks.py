@@ -1,4 +1,4 @@
-"""Which keys a query may attend, formed for some of the queries at a time."""
+"""Which keys each query may attend to, for a block of queries at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def allowed(
     operands: Mapping[str, jax.Array],
     positions: Positions,
 ) -> jax.Array | None:
-    """Whether each query may attend each key, of all queries or of some.
+    """Whether each query may attend to each key.
 
-    Operands and positions are cut to those queries (and batch rows, and heads). Returns bool
-    [1|B, 1|N, 1|T, 1|S] of what is left, or None where every pair is allowed.
+    For a block, operands and positions are cut to its batch rows, heads and queries. Returns bool
+    [1|B, 1|N, 1|T, 1|S], or None where every pair is allowed.
     """
     conditions: list[jax.Array] = []
     if positions.query_ids is not None and positions.key_ids is not None:
@@ -35,7 +35,7 @@ def allowed(
         if right is not None:
             conditions.append(keys <= diagonal + right)
         if spec.has("window"):
-            # What is wider than both lengths together hides nothing; the sums fit int32.
+            # A window as wide as both lengths together hides nothing. The cut keeps sums in int32.
             widest = spec.seq_len_q + spec.seq_len_kv
             sides = jnp.minimum(operands["window"], widest)[:, :, None, None, None]
             conditions += [keys >= diagonal - sides[:, 0], keys <= diagonal + sides[:, 1]]

@@ -1,4 +1,4 @@
-"""Attention to two sets of keys from attention to each: what lse is for."""
+"""Attention over several sets of keys, merged from the out and lse of each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_MOST_ONE_BY_ONE = 16
-"""Parts that are added up one after the other, in one kernel; sums over an axis are one each."""
+_MAX_UNROLLED_PARTS = 16
+"""Up to so many parts are added one by one, in one fused kernel; a sum over an axis is a kernel."""
 
 
 def merged(
@@ -23,10 +23,10 @@ def merged(
         lse = log(exp(lse_a) + exp(lse_b))
         out = out_a · exp(lse_a - lse) + out_b · exp(lse_b - lse)
 
-    A row without keys, whose lse is -inf, does not count, whatever its out is.
+    A row without keys, whose lse is -inf, contributes nothing, whatever its out is.
 
     Raises:
-      ValueError: shapes that do not go together.
+      ValueError: the shapes do not match.
     """
     shapes = [jnp.shape(x) for x in (out_a, lse_a, out_b, lse_b)]
     rows = shapes[0][:-1]
@@ -43,11 +43,11 @@ def merged(
 
 
 def merged_parts(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same of all parts along axis 1: out [B, parts, ..., V] and lse [B, parts, ...].
+    """All parts along axis 1 merged: out [B, parts, ..., V] and lse [B, parts, ...].
 
-    out is of lse's dtype then. What has no keys in any part is 0 and -inf.
+    The merged out has lse's dtype. Rows without keys in any part get out 0 and lse -inf.
     """
-    if (parts := lse.shape[1]) <= _MOST_ONE_BY_ONE:
+    if (parts := lse.shape[1]) <= _MAX_UNROLLED_PARTS:
         each, lse = shares([lse[:, i] for i in range(parts)])
         return functools.reduce(jnp.add, (_weighted(out[:, i], x) for i, x in enumerate(each))), lse
     top = lse.max(axis=1, keepdims=True)
@@ -58,10 +58,11 @@ def merged_parts(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def shares(lse: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
-    """The share of each of a few parts in the softmax over all of them, and the lse of all.
+    """Each part's share in the softmax over all parts, and the lse of all.
 
-    `lse` has the lse of each part, or a single score. It is written part by part, which XLA makes
-    one kernel of. Without keys in any part the shares are 0 and lse is -inf; their gradients are 0.
+    `lse` has one entry per part: its lse, or a single score. The sums are written part by part, so
+    that XLA fuses them into one kernel. Without keys in any part the shares are 0 and lse is -inf;
+    their gradients are 0.
     """
     top = functools.reduce(jnp.maximum, lse)
     weights = [_weight(x, top) for x in lse]
@@ -69,24 +70,24 @@ def shares(lse: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
     return [x / jnp.where(total == 0, 1, total) for x in weights], _lse(top, total)
 
 
-# A derivative is multiplied by 0 where a result is replaced, and 0 · inf and 0 · NaN are NaN: so
-# what would be -inf or NaN is replaced before it is computed with.
+# Where jnp.where replaces a result, its derivative is multiplied by 0, and 0 · inf and 0 · NaN are
+# NaN. So -inf and NaN are replaced before anything is computed with them.
 
 
 def _weight(lse: jax.Array, top: jax.Array) -> jax.Array:
-    """exp(lse - top), 0 for a part without keys. The results do not depend on what `top` is."""
-    is_dead = lse == -jnp.inf
+    """exp(lse - top), 0 for a part without keys. `top` only avoids overflow and cancels later."""
+    is_empty = lse == -jnp.inf
     top = lax.stop_gradient(jnp.where(top == -jnp.inf, 0, top))
-    return jnp.where(is_dead, 0, jnp.exp(jnp.where(is_dead, 0, lse) - top))
+    return jnp.where(is_empty, 0, jnp.exp(jnp.where(is_empty, 0, lse) - top))
 
 
 def _lse(top: jax.Array, total: jax.Array) -> jax.Array:
-    is_dead = total == 0
-    lse = lax.stop_gradient(top) + jnp.log(jnp.where(is_dead, 1, total))
-    return jnp.where(is_dead, -jnp.inf, lse)
+    is_empty = total == 0
+    lse = lax.stop_gradient(top) + jnp.log(jnp.where(is_empty, 1, total))
+    return jnp.where(is_empty, -jnp.inf, lse)
 
 
 def _weighted(out: jax.Array, share: jax.Array) -> jax.Array:
-    """out [..., V] times share [...]; 0 where that is 0, whatever out is."""
+    """out [..., V] times share [...]; 0 where share is 0, even if out is NaN."""
     share = share[..., None]
     return jnp.where(share == 0, 0, out) * share

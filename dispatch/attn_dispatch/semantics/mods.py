@@ -10,32 +10,32 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from attn_dispatch.call.options import mod_operands
-from attn_dispatch.programs.nodes import Outside
-from attn_dispatch.programs.program import Program, reads_by_key
+from attn_dispatch.programs.known_forms import depends_on_distance_alone
+from attn_dispatch.programs.nodes import XlaArray
+from attn_dispatch.programs.program import ModProgram, reads_by_key
 from attn_dispatch.programs.wide_reads import is_narrow, with_wide_reads
-from attn_dispatch.programs.words import goes_by_distance
 from attn_dispatch.semantics.pair_indices import PairIndices
 
-_MOST_COPIED = 2**24
-"""Elements of the copies of an array for all keys."""
+_MAX_COPIED_ELEMENTS = 2**24
+"""The most elements that the copies of an array, one per key, may have together."""
 
 
 def arrays_of(
-    mod: str, program: Program, operands: Mapping[str, jax.Array]
+    mod: str, program: ModProgram, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """What a mod reads, each [C, ...]."""
+    """The arrays that a mod reads, each [C, ...]."""
     return tuple(operands[name] for name in mod_operands(mod, len(program.arrays)))
 
 
 def may_attend(
-    program: Program, indices: PairIndices, arrays: Sequence[jax.Array], axes: str = "bnts"
+    program: ModProgram, indices: PairIndices, arrays: Sequence[jax.Array], axes: str = "bnts"
 ) -> jax.Array:
-    """What a mask_mod says, bool [1|B, 1|N, 1|T, 1|S]; the same along axes that are not given."""
+    """The mask of a mask_mod, bool [1|B, 1|N, 1|T, 1|S]; length 1 along axes not in `axes`."""
     return _of_pairs(program.jaxpr, _pairs(indices, axes), indices, arrays)
 
 
 def added(
-    program: Program,
+    program: ModProgram,
     indices: PairIndices,
     arrays: Sequence[jax.Array],
     axes: str,
@@ -43,15 +43,15 @@ def added(
     is_learned: bool = False,
     is_packed: bool = False,
 ) -> jax.Array:
-    """What a score_mod makes of a score of 0, float32 [1|B, 1|N, 1|T, 1|S].
+    """What a score_mod adds to the score: its result for 0, float32 [1|B, 1|N, 1|T, 1|S].
 
     Args:
       is_learned: whether gradients of the arrays will be wanted.
-      is_packed: whether positions begin anew inside of a row.
+      is_packed: whether positions restart inside a row.
     """
     nothing = jnp.zeros((1, 1, 1, 1), program.jaxpr.in_avals[0].dtype)
     has_copies = is_learned and reads_by_key(program)
-    by_distance = not is_packed and {"t", "s"} <= {*axes} and goes_by_distance(program)
+    by_distance = not is_packed and {"t", "s"} <= {*axes} and depends_on_distance_alone(program)
     pairs = _distances(indices, axes) if by_distance else _pairs(indices, axes)
     found = _of_pairs(program.jaxpr, (nothing, *pairs), indices, arrays, has_copies=has_copies)
     found = found.astype(jnp.float32)
@@ -61,7 +61,7 @@ def added(
 
 
 def modified(
-    program: Program,
+    program: ModProgram,
     score: jax.Array,
     indices: PairIndices,
     arrays: Sequence[jax.Array],
@@ -69,13 +69,13 @@ def modified(
     *,
     is_learned: bool = False,
 ) -> jax.Array:
-    """Scores as a score_mod makes them, of the same shape and dtype.
+    """Scores after a score_mod, in the same shape and dtype.
 
     Args:
       score: [B, N, T, S].
       is_learned: whether gradients of the arrays will be wanted.
-      may_attend: where it is given, the other pairs are computed with a key that the query may
-        attend: they may be NaN else, and in a gradient 0 · NaN is NaN.
+      may_attend: if given, masked pairs are computed for a key that the query may attend to.
+        Otherwise they may be NaN, and in a gradient 0 · NaN is NaN.
     """
     pairs = _pairs(indices)
     if may_attend is not None:
@@ -90,7 +90,7 @@ def modified(
 
 
 def _pairs(indices: PairIndices, axes: str = "bnts") -> tuple[jax.Array, ...]:
-    """b, n, t and s, each [1|B, 1|N, 1|T, 1|S]; 0 for those that are not given."""
+    """b, n, t and s, each [1|B, 1|N, 1|T, 1|S]; 0 for those not in `axes`."""
     found = {
         "b": indices.b[:, None, :, None],
         "n": indices.n[:, :, None, None],
@@ -103,8 +103,8 @@ def _pairs(indices: PairIndices, axes: str = "bnts") -> tuple[jax.Array, ...]:
 
 
 def _distances(indices: PairIndices, axes: str) -> tuple[jax.Array, ...]:
-    """As `_pairs`, but one pair for each distance s - t, along the last axis: first 0 and up, then,
-    after one that is left out, those below 0."""
+    """Like `_pairs`, but with one pair for each distance s - t along the last axis: 0 … S - 1, then
+    an unused place, then -(T - 1) … -1."""
     queries, keys = indices.t.shape[1], indices.s.shape[1]
     b, n, _, _ = _pairs(indices, axes)
     place = jnp.arange(queries + keys, dtype=jnp.int32)[None, None, None, :]
@@ -113,12 +113,12 @@ def _distances(indices: PairIndices, axes: str) -> tuple[jax.Array, ...]:
 
 
 def _along_diagonals(x: jax.Array, queries: int, keys: int) -> jax.Array:
-    """[·, ·, 1, T + S] of `_distances` as [·, ·, T, S].
+    """Values by distance, [·, ·, 1, T + S] as in `_distances`, spread over all pairs [·, ·, T, S].
 
-    Each row is the one before it, moved on by one: rows that are one shorter than what is repeated
-    begin there. Nothing is looked up, so a gradient is a plain sum, where a lookup's would have all
-    pairs of a distance add to one number: T5's table, of two heads and 8,192 tokens, trains 1.7
-    times as fast (H200).
+    Each row is the previous one shifted by one. Repeating the T + S values and cutting the result
+    into rows of T + S - 1 shifts them so. Nothing is looked up, so the gradient is a plain sum; the
+    gradient of a lookup would add all pairs of a distance to one number. T5's table, with two heads
+    and 8,192 tokens, trains 1.7 times as fast (H200).
     """
     b, n, _, length = x.shape
     rows = jnp.broadcast_to(x, (b, n, queries, length)).reshape(b, n, queries * length)
@@ -126,8 +126,8 @@ def _along_diagonals(x: jax.Array, queries: int, keys: int) -> jax.Array:
     return rows[..., :keys]
 
 
-def outside(array: Outside, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:
-    """A value of a program that a kernel reads, [1|B, 1|N, 1|T, 1|S]."""
+def xla_array(array: XlaArray, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:
+    """The values of an array that a kernel reads, [1|B, 1|N, 1|T, 1|S]."""
     return _of_pairs(array.body, _pairs(indices, array.axes), indices, arrays)
 
 
@@ -139,10 +139,11 @@ def _of_pairs(
     *,
     has_copies: bool = False,
 ) -> jax.Array:
-    """With `has_copies` each key reads small arrays from a copy of its own.
+    """A program's values for these pairs, [1|B, 1|N, 1|T, 1|S].
 
-    What many pairs add to the gradient of one entry a GPU adds up one after the other: with T5's
-    table of 32 entries, 8,192 tokens and two heads took 193 ms in training, and take 3 (H200).
+    With `has_copies`, each key reads a separate copy of the small arrays. A GPU adds what many
+    pairs contribute to the gradient of one entry one after the other: training with T5's table of
+    32 entries, 8,192 tokens and two heads took 193 ms, and takes 3 ms with copies (H200).
     """
     shape = jnp.broadcast_shapes(*(x.shape for x in pairs))
     is_shared = [x.shape[0] == 1 for x in arrays]
@@ -157,7 +158,7 @@ def _of_pairs(
     keys = max(x.shape[3] for x in pairs)
     # A batch may be a symbol, in an exported module.
     entries = [prod(x.shape[1:]) for x in arrays]
-    is_copied = [has_copies and keys > 1 and keys * x <= _MOST_COPIED for x in entries]
+    is_copied = [has_copies and keys > 1 and keys * x <= _MAX_COPIED_ELEMENTS for x in entries]
     for i, shared in enumerate(is_shared):
         if is_copied[i]:
             axis = 0 if shared else 1
@@ -170,7 +171,7 @@ def _of_pairs(
 
     function: Callable[..., jax.Array] = with_wide_reads(body) if has_copies else of_one
     mapped = []
-    # Each vmap takes the first of the axes that are left, so the last one is made first.
+    # Each vmap maps the first of the remaining axes, so the last axis is wrapped first.
     for axis in reversed(range(4)):
         axes = [None if x.shape[axis] == 1 else 0 for x in pairs]
         axes += [
@@ -181,5 +182,5 @@ def _of_pairs(
             function = jax.vmap(function, tuple(axes))
             mapped.append(axis)
     inputs = [x.reshape(tuple(n for n in x.shape if n != 1)) for x in pairs]
-    result = jnp.asarray(function(*inputs, *rows))  # a program may say no more than a number
+    result = jnp.asarray(function(*inputs, *rows))  # a program may return a Python number
     return result.reshape(tuple(n if i in mapped else 1 for i, n in enumerate(shape)))

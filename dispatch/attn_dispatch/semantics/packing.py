@@ -1,10 +1,10 @@
-"""Packed sequences: where in a batch row each of them lies, however the caller has said so.
+"""Packed sequences: the range of places of each sequence in its batch row.
 
 Segment ids and `cu_seqlens` (int32 [B, M + 1]: sequence m of a batch row takes the places
-cu_seqlens[m] … cu_seqlens[m + 1] - 1) are made ranges of places here, for every implementation.
-What is wrong in them has none: row_ids.py.
+cu_seqlens[m] … cu_seqlens[m + 1] - 1) are both turned into ranges, for every implementation.
+Invalid sequences get empty ranges (row_ids.py).
 
-Nothing here has two axes of length: everything is [B, T], [B, S] or [B, M].
+No array here has two length axes: all are [B, T], [B, S] or [B, M].
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.row_ids import (
     RowIds,
     cu_seqlens_of,
+    invalid_sequences,
     row_lengths,
     search,
-    wrong_sequences,
 )
 
 
 @dataclass(frozen=True)
 class SequenceRanges:
-    """The M sequences of every batch row as ranges of places, all inside of the arrays.
+    """The M sequences of every batch row as ranges of places, all inside the arrays.
 
     Sequence m of a batch row has the queries starts_q[m] … starts_q[m] + lengths_q[m] - 1, and keys
-    likewise. Starts ascend and ranges do not overlap; one that is empty starts where the next one
+    likewise. Starts ascend and ranges do not overlap; an empty range starts where the next one
     does, or at the end of the row.
     """
 
@@ -42,7 +42,7 @@ class SequenceRanges:
     starts_kv: jax.Array
     lengths_kv: jax.Array
     sequence_of_query: jax.Array
-    """int32 [B, T]; counted from 1, 0 where the query is padding."""
+    """int32 [B, T]: the query's sequence, counted from 1; 0 for padding."""
     sequence_of_key: jax.Array
     """int32 [B, S]."""
 
@@ -50,8 +50,8 @@ class SequenceRanges:
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> SequenceRanges:
         """The ranges of a call with cu_seqlens, with segment ids and max_segments, or without both.
 
-        Segment id m stands for sequence m - 1. A call without either has one sequence in each
-        batch row, cut to its lengths where there are any.
+        Segment id m stands for sequence m - 1. Without either, each batch row is one sequence of
+        the row's length.
         """
         ids = RowIds.of(spec, operands)
         queries = _ranges(spec, operands, "query", ids.query)
@@ -59,24 +59,24 @@ class SequenceRanges:
         return SequenceRanges(*queries, *keys, ids.query, ids.key)
 
     @property
-    def live_queries(self) -> jax.Array:
+    def real_queries(self) -> jax.Array:
         """bool [B, T]: the query belongs to a sequence."""
         return self.sequence_of_query > 0
 
     @property
-    def live_keys(self) -> jax.Array:
+    def real_keys(self) -> jax.Array:
         """bool [B, S]."""
         return self.sequence_of_key > 0
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of equal ids in rows of them, made searchable; for `RowIds` of one run each."""
+    """A searchable form of rows of ids in which each id's places are one run (see `RowIds`)."""
 
     ascending: jax.Array
-    """int32 [B, L]; the ids, each padding repeating the id before it."""
+    """int32 [B, L]: the ids, where padding repeats the id before it."""
     real_before: jax.Array
-    """int32 [B, L + 1]; how many of the first l places are not padding."""
+    """int32 [B, L + 1]: how many of the first l places are not padding."""
 
     @staticmethod
     def of(ids: jax.Array) -> Runs:
@@ -96,16 +96,16 @@ class Runs:
         return first, before(end) - before(first)
 
     def positions(self, ids: jax.Array) -> jax.Array:
-        """Of the places of these rows, whose ids are given again: where they stand in their run."""
+        """int32 [B, L]: each place's position in its run. `ids` are the same as in `of`."""
         return lax.broadcasted_iota(jnp.int32, (1, ids.shape[1]), 1) - self.find(ids)[0]
 
     def count(self, ids: jax.Array) -> jax.Array:
-        """For each id [B, M]: how many places have it."""
+        """The number of places of each id [B, M]."""
         return self.find(ids)[1]
 
 
 def flat_starts(starts: jax.Array, length: int) -> jax.Array:
-    """[B · M + 1]: where sequences start [B, M], once rows of `length` lie one after the other."""
+    """[B · M + 1]: the sequences' starts [B, M] after rows of `length` are laid end to end."""
     batch = starts.shape[0]
     first = length * jnp.arange(batch, dtype=jnp.int32)[:, None]
     return jnp.append((first + starts).reshape(-1), jnp.int32(batch * length))
@@ -117,7 +117,7 @@ def _ranges(
     """Starts and lengths [B, M] of the sequences whose ids are `of_place`."""
     if spec.has("cu_seqlens_q"):
         cu_seqlens = cu_seqlens_of(spec, operands, side)
-        lengths = jnp.where(wrong_sequences(spec, operands), 0, jnp.diff(cu_seqlens, axis=1))
+        lengths = jnp.where(invalid_sequences(spec, operands), 0, jnp.diff(cu_seqlens, axis=1))
         return cu_seqlens[:, :-1], lengths
     if spec.has("query_segment_ids"):
         sequences = spec.meaning.max_segments

@@ -1,4 +1,4 @@
-"""Shape changes that leave attention's meaning alone: head dims padded, dead rows trimmed."""
+"""Padding that does not change what attention computes: wider head dims, rows put back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pad_last(x: jax.Array, size: int) -> jax.Array:
 
 
 def padded_bytes(spec: AttentionSpec, head_dim: int, head_dim_v: int) -> int:
-    """Bytes of the copies of a call's arrays, and of its gradients, with these head dims."""
+    """Bytes of the copies of a call's arrays and gradients that are padded to these head dims."""
     queries = spec.batch * spec.seq_len_q * spec.num_heads
     keys = spec.batch * spec.seq_len_kv * spec.num_kv_heads
     times = 2 if spec.is_backward else 1  # gradients as well, and out with out_grad

@@ -1,4 +1,4 @@
-"""Keys and values in pages as the arrays that they stand for."""
+"""Keys and values in pages, gathered into ordinary arrays."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec, Operand
 
-Arrays = Mapping[str, jax.Array]
+Operands = Mapping[str, jax.Array]
 
 _IN_PAGES = ("key_pages", "value_pages", "page_table")
 
 
 def gathered_spec(spec: AttentionSpec) -> AttentionSpec:
-    """The call with key and value in the place of pages and table."""
+    """The spec of the same call on ordinary key and value arrays."""
     rows = (spec.batch, spec.seq_len_kv, spec.num_kv_heads)
     key = Operand("key", (*rows, spec.head_dim), spec.dtype)
     value = Operand("value", (*rows, spec.head_dim_v), spec.dtype)
@@ -33,15 +33,15 @@ def gathered_spec(spec: AttentionSpec) -> AttentionSpec:
     return AttentionSpec(options, operands)
 
 
-def gathered(spec: AttentionSpec, operands: Arrays) -> dict[str, jax.Array]:
-    """The operands of `gathered_spec`: every key that the table has room for is copied.
+def gathered(spec: AttentionSpec, operands: Operands) -> dict[str, jax.Array]:
+    """The operands of `gathered_spec`: all keys that the table has room for, copied.
 
-    What stands past a length is anything, of some page or other.
+    Keys past a length are unspecified: they come from any page.
     """
     table = _table_to_gather(spec, operands)
     found = {name: x for name, x in operands.items() if name not in _IN_PAGES}
     if not spec.promises.is_checked:
-        # Without a table this is how a row is said to be wrong.
+        # Without a page table, a length of -1 marks the row as invalid.
         lengths = operands["key_value_seq_lengths"]
         found["key_value_seq_lengths"] = jnp.where(lacks_pages(spec, operands), -1, lengths)
     for name in ("key", "value"):
@@ -51,11 +51,11 @@ def gathered(spec: AttentionSpec, operands: Arrays) -> dict[str, jax.Array]:
 
 
 def keys_at(
-    spec: AttentionSpec, operands: Arrays, places: jax.Array
+    spec: AttentionSpec, operands: Operands, places: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The keys and values [B, L, K, ·] at some places [B, L] of each row, paged or not.
+    """The keys and values [B, L, K, ·] at `places` [B, L] of each row, paged or not.
 
-    Of a place that is not there, those of another; of one in a page behind the window 0.
+    Places outside the row read another place of it. Places in a page behind the window are 0.
     """
     if not spec.is_paged:
         rows = jnp.arange(spec.batch, dtype=jnp.int32)[:, None]
@@ -68,9 +68,9 @@ def keys_at(
     return key, value
 
 
-def lacks_pages(spec: AttentionSpec, operands: Arrays) -> jax.Array:
-    """bool [B]: the row's table has a page that is not there, and that one of its queries needs:
-    before the row's length, and not behind its window."""
+def lacks_pages(spec: AttentionSpec, operands: Operands) -> jax.Array:
+    """bool [B]: the row's table lacks a page that a query needs, one before the row's length and
+    not behind its window."""
     table, pages = operands["page_table"], spec.shape("key_pages")[1]
     is_missing = (table < 0) | (table >= pages)
     return (is_missing & _is_reached(spec, operands)).any(axis=1)
@@ -82,11 +82,11 @@ def flat_pages(pages: jax.Array) -> jax.Array:
     return pages.reshape(pools * number, *pages.shape[2:])
 
 
-def flat_table(spec: AttentionSpec, operands: Arrays) -> jax.Array:
-    """The page table [B, M] int32 of all pools' pages one after the other.
+def flat_table(spec: AttentionSpec, operands: Operands) -> jax.Array:
+    """The page table [B, M] int32 for `flat_pages`, the pages of all pools end to end.
 
-    Entries past a length, and behind the window, name the pool's first page, whatever they were:
-    kernels may read them. Of a call on whole pages they are as they are given.
+    Kernels may read entries past a length and behind the window, so these name the pool's first
+    page. In a call on whole pages they stay as given.
     """
     pools, pages = spec.shape("key_pages")[:2]
     first = pages * (jnp.arange(spec.batch, dtype=jnp.int32) // (spec.batch // pools))
@@ -96,10 +96,10 @@ def flat_table(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     return jnp.clip(table, 0, pages - 1) + first[:, None]
 
 
-def first_reached(spec: AttentionSpec, operands: Arrays) -> jax.Array | None:
-    """int32 [B]: no query of the row attends to a key before this one; None without a window.
+def first_reached(spec: AttentionSpec, operands: Operands) -> jax.Array | None:
+    """int32 [B]: the first key that some query of the row may attend to; None without a window.
 
-    The diagonal ends at the last query and the last key; below 0 all keys may be reached.
+    The diagonal ends at the last query and the last key. A value below 0 means the first key.
     """
     if spec.has("window"):
         left = jnp.minimum(operands["window"][:, 0], spec.seq_len_q + spec.seq_len_kv)
@@ -111,19 +111,19 @@ def first_reached(spec: AttentionSpec, operands: Arrays) -> jax.Array | None:
     return operands["key_value_seq_lengths"] - queries - left
 
 
-def _is_reached(spec: AttentionSpec, operands: Arrays) -> jax.Array:
-    """bool [B, M]: the page has keys before the row's length and not behind its window."""
+def _is_reached(spec: AttentionSpec, operands: Operands) -> jax.Array:
+    """bool [B, M]: the page has keys before the row's length that are not behind its window."""
     begins = spec.page_size * jnp.arange(spec.shape("page_table")[1], dtype=jnp.int32)[None]
     is_reached = begins < operands["key_value_seq_lengths"][:, None]
     first = first_reached(spec, operands)
     return is_reached if first is None else is_reached & (begins + spec.page_size > first[:, None])
 
 
-def _table_to_gather(spec: AttentionSpec, operands: Arrays) -> jax.Array:
-    """As `flat_table`; with a window the one after the last page where no query reaches.
+def _table_to_gather(spec: AttentionSpec, operands: Operands) -> jax.Array:
+    """`flat_table`; with a window, entries that no query reaches point one past the last page.
 
-    What is behind a window counts as keys that are masked: there another sequence's NaN would go
-    through.
+    Gathering there gives 0. Keys behind a window are masked, but the NaN of another sequence would
+    get through.
     """
     table = flat_table(spec, operands)
     if first_reached(spec, operands) is None:
@@ -132,9 +132,9 @@ def _table_to_gather(spec: AttentionSpec, operands: Arrays) -> jax.Array:
 
 
 def _at_pages(
-    spec: AttentionSpec, operands: Arrays, name: str, table: jax.Array, *inside: jax.Array
+    spec: AttentionSpec, operands: Operands, name: str, table: jax.Array, *inside: jax.Array
 ) -> jax.Array:
-    """The pages of keys or values, or places in them, that a table to gather names; 0 for none."""
+    """The pages of keys or values that `table` names, or places in them; 0 past the last page."""
     page = table + (spec.meaning.value_page if name == "value" else 0)
     pages = flat_pages(operands[f"{name}_pages"]).at[(page, *inside)]
     if spec.band[0] is None and not spec.has("window"):

@@ -1,4 +1,4 @@
-"""Which pair of a query and a key a mod computes for: b, n, t and s, as arrays."""
+"""The indices b, n, t and s of the pairs that a mod computes for, as arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attn_dispatch.call.spec import AttentionSpec
 
 @dataclass(frozen=True)
 class PairIndices:
-    """The indices of all pairs; int32, a batch axis of 1 standing for all batch rows."""
+    """The indices of all pairs, int32. A batch axis of 1 stands for all batch rows."""
 
     copies: jax.Array
     """[B]: which row of a mod's arrays belongs to a batch row."""
@@ -34,7 +34,7 @@ class PairIndices:
         key_positions: jax.Array,
         query_ids: jax.Array | None = None,
     ) -> PairIndices | None:
-        """Those of a call; None without mods."""
+        """The indices of a call; None without mods."""
         if not spec.has("mods_start"):
             return None
         copies, b, n = _rows_and_heads(spec, operands)
@@ -52,12 +52,12 @@ class PairIndices:
         queries: tuple[int, int],
         keys: int,
     ) -> PairIndices:
-        """Those of a call with mods whose sequences are batch rows, of any call 1 or more for each.
+        """The indices for a kernel that takes each sequence as a batch row.
 
         Args:
-          sequences: how many sequences a batch row holds.
-          queries: t of the first one, and how many there are.
-          keys: how many there are.
+          sequences: the number of sequences in a batch row of the call.
+          queries: t of the first query, and the number of queries.
+          keys: the number of keys.
         """
         copies, b, n = _rows_and_heads(spec, operands)
         b = jnp.repeat(b, sequences, axis=0)
@@ -71,7 +71,7 @@ class PairIndices:
         return PairIndices(jnp.repeat(copies, sequences), b, n, t, s)
 
     def part(self, take: Callable[[jax.Array, str], jax.Array]) -> PairIndices:
-        """Those of some batch rows, heads and queries."""
+        """The indices of one block of batch rows, heads and queries."""
         return PairIndices(
             take(self.copies, "b"),
             take(self.b, "bt"),
@@ -84,7 +84,7 @@ class PairIndices:
 def _rows_and_heads(
     spec: AttentionSpec, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """For each batch row: whose arrays it reads [B], b [B, 1] and n [1|B, N]."""
+    """For each batch row: which copy of the arrays it reads [B], b [B, 1] and n [1|B, N]."""
     start = operands["mods_start"]
     count = start.shape[0]
     rows = jnp.arange(spec.batch, dtype=jnp.int32)

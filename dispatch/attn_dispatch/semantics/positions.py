@@ -1,7 +1,7 @@
-"""Where queries and keys stand: what lengths, segments and alignment say before any pair is formed.
+"""Positions of queries and keys, from lengths, segments and causal alignment.
 
-Everything here is [B, T] or [B, S], never [T, S]: it is computed once per call, and `masks.py`
-forms pairs from a part of it at a time.
+All arrays here are [B, T] or [B, S], never [T, S]: they are computed once per call, and `masks.py`
+forms the pairs of a block from them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from attn_dispatch.semantics.row_ids import RowIds, is_packed, row_lengths
 
 @dataclass(frozen=True)
 class Positions:
-    """Segment ids and positions of all queries and keys; int32, None where nothing needs them.
+    """Segment ids and positions of all queries and keys, int32; None where nothing needs them.
 
     A batch axis of 1 stands for "the same in every batch row".
     """
 
     query_ids: jax.Array | None
-    """[B, T]; 0 is padding, and what is wrong. Lengths without segments make one, with id 1."""
+    """[B, T]: the segment id; 0 for padding and invalid rows. Lengths alone make one segment, 1."""
     key_ids: jax.Array | None
     """[B, S]."""
     diagonal: jax.Array | None
-    """[1|B, T]; i + offset: the key position that query i of its segment lines up with."""
+    """[1|B, T]: i + offset, the key position that query i of its segment lines up with."""
     key_positions: jax.Array | None
-    """[1|B, S]; position of the key inside its segment."""
+    """[1|B, S]: the key's position inside its segment."""
     indices: PairIndices | None = None
-    """What score_mod and mask_mod are told of a pair."""
+    """The indices that score_mod and mask_mod are called with."""
 
     @staticmethod
     def of(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Positions:
@@ -56,7 +56,7 @@ class Positions:
         return Positions(query_ids, key_ids, diagonal, keys, indices)
 
     def part(self, take: Callable[[jax.Array, str], jax.Array]) -> Positions:
-        """The same of some batch rows and queries: take(x, axes), axes being "bt" or "bs"."""
+        """The positions of one block; take(x, axes) cuts an array, with axes "bt" or "bs"."""
 
         def part(x: jax.Array | None, axes: str) -> jax.Array | None:
             return None if x is None else take(x, axes)
@@ -70,7 +70,7 @@ class Positions:
         )
 
     def distance(self) -> jax.Array:
-        """|i + offset - j| as ALiBi takes it, int32 [1|B, 1, T, S]: for few rows at a time."""
+        """ALiBi's |i + offset - j|, int32 [1|B, 1, T, S]; meant for a block of few rows."""
         assert self.diagonal is not None and self.key_positions is not None
         return jnp.abs(self.diagonal[:, None, :, None] - self.key_positions[:, None, None, :])
 
@@ -91,8 +91,8 @@ def _iota(length: int) -> jax.Array:
 def _ids(
     spec: AttentionSpec, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    """Segment ids with all padding made 0; (None, None) where there is none."""
-    # A traced window may be wrong, and its batch row is padding then.
+    """Segment ids, 0 in padding; (None, None) if the call has no padding."""
+    # A traced window may be invalid, which makes its batch row padding.
     if not (is_packed(spec) or _has_lengths(spec) or spec.has("window")):
         return None, None
     ids = RowIds.of(spec, operands)
@@ -105,7 +105,7 @@ def _inside_segments(
     query_ids: jax.Array,
     key_ids: jax.Array,
 ) -> Positions:
-    """Positions counted inside each segment, and each segment's own bottom-right offset."""
+    """Positions counted inside each segment, with the bottom-right offset of each segment."""
     is_any_order = spec.has("query_segment_ids") and spec.meaning.max_segments is None
     of = Ranks.of if is_any_order else Runs.of
     queries, keys = of(query_ids), of(key_ids)

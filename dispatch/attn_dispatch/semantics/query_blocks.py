@@ -1,12 +1,11 @@
-"""Ragged queries on pages as two padded calls: one of single queries, one of blocks of several.
+"""Ragged queries on pages as two padded calls: one of single queries, one of blocks of queries.
 
-A batch padded to its longest sequence computes what is padding, and a server's steps are mostly
-padding: many single queries beside a chunk of a prompt. Here the sequences that have one query are
-a batch of single queries, as in decoding; and the queries of the others are cut into blocks. A
-block is a batch row of its own, with the page table of its sequence and the keys up to those that
-its last query sees, so that causality from the bottom right is that of the whole sequence. How
-many blocks there may be is known from the number of tokens; those that there are not have no keys,
-and cost a kernel nothing.
+A batch padded to its longest sequence computes its padding too, and a server's steps are mostly
+padding: many single queries beside a chunk of a prompt. So the sequences with one query become a
+batch of single queries, as in decoding, and the queries of the others are cut into blocks. Each
+block is a batch row, with the page table of its sequence and the keys up to the last one that its
+last query sees, so that bottom-right causality is that of the whole sequence. The number of tokens
+bounds the number of blocks; unused blocks have no keys and cost a kernel nothing.
 """
 
 from __future__ import annotations
@@ -21,23 +20,24 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
 
-LEAST_SIZE = 32
+MIN_BLOCK_SIZE = 32
 _TILE = 128
-"""Queries, of all heads that share a kv head together, that kernels take at a time."""
+"""Rows of a kernel's tile: queries times the query heads that share a kv head."""
 
-FEW = 16
-"""Sequences of no more queries are padded as they are: kernels take so many as heads of one."""
+MAX_UNCUT_QUERIES = 16
+"""Sequences of so many queries or fewer are padded: kernels take them as heads of one query."""
 
 _BY_ROW = ("alibi_slopes", "sinks")
 
 
-def goes_in_blocks(spec: AttentionSpec) -> bool:
-    """Whether a padded call of ragged queries may as well be two calls as here.
+def fits_query_blocks(spec: AttentionSpec) -> bool:
+    """Whether a padded call of ragged queries may be computed as these two calls.
 
-    A block has the diagonal of its sequence where that ends at the last key which its last query
-    sees, or where nothing goes by it; and mods count queries and batch rows from the first.
+    A block keeps the diagonal of its sequence only if the diagonal ends at the last key that its
+    last query sees, or if nothing depends on it. Mods count queries and batch rows from the first,
+    so they are excluded.
     """
-    if spec.seq_len_q <= FEW or spec.batch == 1 or spec.is_empty or spec.meaning.mods:
+    if spec.seq_len_q <= MAX_UNCUT_QUERIES or spec.batch == 1 or spec.is_empty or spec.meaning.mods:
         return False
     if spec.has("window"):
         return False
@@ -45,36 +45,37 @@ def goes_in_blocks(spec: AttentionSpec) -> bool:
     return is_open or spec.band[1] == 0
 
 
-def size_of_blocks(spec: AttentionSpec) -> int:
-    """Queries in a block of the padded call's queries.
+def block_size(spec: AttentionSpec) -> int:
+    """The number of queries in a block.
 
-    63 single queries beside a chunk of 512 take 497 µs in blocks of 32, 513 of 64 and 548 of 128
-    (64 rows of 4,096 keys, 32 heads on 8, 128 dims, H200, 9.19), and 1,877 with all keys gathered;
-    15 beside one of 2,048 take 805, 1,115 and 871, and 1,438.
+    63 single queries beside a chunk of 512 take 497 µs in blocks of 32, 513 µs in blocks of 64 and
+    548 µs in blocks of 128, and 1,877 µs with all keys gathered (64 rows of 4,096 keys, 32 heads on
+    8 kv heads, 128 dims, H200, cuDNN 9.19). 15 single queries beside a chunk of 2,048 take 805,
+    1,115 and 871 µs, and 1,438 µs gathered.
     """
-    return max(LEAST_SIZE, _TILE * spec.num_kv_heads // spec.num_heads)
+    return max(MIN_BLOCK_SIZE, _TILE * spec.num_kv_heads // spec.num_heads)
 
 
 @dataclass(frozen=True)
 class QueryBlocks:
-    """Which queries are in which block; rows are sequences."""
+    """Which queries are in which block. A row is a sequence."""
 
     ragged: RaggedQueries
     row: jax.Array
-    """int32 [blocks]: whose; anything where `count` is 0."""
+    """int32 [blocks]: the block's row; unspecified where `count` is 0."""
     first: jax.Array
-    """int32 [blocks]: the first of its queries, counted in the row."""
+    """int32 [blocks]: the block's first query, counted inside the row."""
     count: jax.Array
-    """int32 [blocks]: how many there are."""
+    """int32 [blocks]: the block's number of queries."""
     first_block: jax.Array
-    """int32 [B]: of each row."""
+    """int32 [B]: the row's first block."""
     is_single: jax.Array
     """bool [B]: the row has one query."""
     size: int
 
     @staticmethod
     def of(ragged: RaggedQueries, size: int) -> QueryBlocks:
-        """Blocks of so many queries for all rows that have several."""
+        """Blocks of up to `size` queries, for all rows that have several queries."""
         rows, tokens = ragged.lengths.shape[0], ragged.sequence.shape[0]
         most_rows = min(rows, tokens // 2)
         number = most_rows + (tokens - most_rows) // size
@@ -90,18 +91,18 @@ class QueryBlocks:
         return QueryBlocks(ragged, row, first, count, ends - blocks, lengths == 1, size)
 
     def calls(
-        self, arguments: Mapping[str, Any], is_wrong: jax.Array, *, is_causal: bool
+        self, arguments: Mapping[str, Any], is_invalid: jax.Array, *, is_causal: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The arguments of the call of single queries and of the call of blocks.
 
         Args:
-          arguments: of the ragged call, by name, cu_seqlens_q and what belongs to it left out.
-          is_wrong: bool [B]: rows that are NaN, of which nothing is read.
-          is_causal: whether queries see different keys.
+          arguments: the ragged call's arguments by name, without cu_seqlens_q and max_seqlen_q.
+          is_invalid: bool [B], the rows whose results are NaN; their keys are not read.
+          is_causal: whether queries of a row see different keys.
         """
         query = jnp.asarray(arguments["query"])
         table = jnp.asarray(arguments["page_table"])
-        keys = jnp.where(is_wrong, 0, jnp.asarray(arguments["key_value_seq_lengths"]))
+        keys = jnp.where(is_invalid, 0, jnp.asarray(arguments["key_value_seq_lengths"]))
         single, blocks = dict(arguments), dict(arguments)
         single["query"] = jnp.take(query, self.ragged.starts[:, None], axis=0, mode="clip")
         single["key_value_seq_lengths"] = jnp.where(self.is_single, keys, 0)
@@ -111,7 +112,7 @@ class QueryBlocks:
         seen = keys[self.row]
         if is_causal:
             seen -= self.ragged.lengths[self.row] - self.first - self.count
-        is_one = (self.count > 0) & ~is_wrong[self.row]
+        is_one = (self.count > 0) & ~is_invalid[self.row]
         blocks["key_value_seq_lengths"] = jnp.where(is_one, jnp.maximum(seen, 0), 0)
         blocks["query_seq_lengths"] = self.count
         for name in _BY_ROW:
@@ -120,14 +121,15 @@ class QueryBlocks:
         return single, blocks
 
     def packed(
-        self, single: jax.Array, blocks: jax.Array, is_wrong: jax.Array, padding: float
+        self, single: jax.Array, blocks: jax.Array, is_invalid: jax.Array, padding: float
     ) -> jax.Array:
-        """[B, 1, ...] and [blocks, size, ...] as [tokens, ...], `padding` where no sequence is.
+        """The results of both calls as [tokens, ...].
 
         Args:
-          single, blocks: results of the two calls.
-          is_wrong: bool [B]: of these rows it is NaN.
-          padding: 0 or -inf.
+          single: [B, 1, ...], the results of the call of single queries.
+          blocks: [blocks, size, ...], the results of the call of blocks.
+          is_invalid: bool [B], the rows whose results are NaN.
+          padding: the value for tokens of no sequence, 0 or -inf.
         """
         tokens = jnp.arange(self.ragged.sequence.shape[0], dtype=jnp.int32)
         row = jnp.maximum(self.ragged.sequence, 0)
@@ -140,6 +142,6 @@ class QueryBlocks:
         found = jnp.where(
             each(self.is_single[row]), single[row, 0], blocks[block, within % self.size]
         )
-        found = jnp.where(each(is_wrong[row]), jnp.asarray(jnp.nan, found.dtype), found)
+        found = jnp.where(each(is_invalid[row]), jnp.asarray(jnp.nan, found.dtype), found)
         is_of_one = each(self.ragged.sequence >= 0)
         return jnp.where(is_of_one, found, jnp.asarray(padding, found.dtype))

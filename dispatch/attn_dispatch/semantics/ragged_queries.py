@@ -1,4 +1,4 @@
-"""Queries of sequences that lie one after the other, as a padded batch of them and back."""
+"""Ragged queries, whose sequences lie end to end, to a padded batch and back."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from attn_dispatch.semantics.row_ids import ascending, search
 
 @dataclass(frozen=True)
 class RaggedQueries:
-    """Where the queries of each sequence stand among all of them."""
+    """The place of each sequence's queries among all queries."""
 
     starts: jax.Array
     """int32 [B]."""
     lengths: jax.Array
-    """int32 [B]; -1, which is wrong and makes NaN, where cu_seqlens are."""
+    """int32 [B]; -1, an invalid length that makes NaN, where cu_seqlens are invalid."""
     sequence: jax.Array
-    """int32 [tokens], from 0; -1 for what belongs to none."""
+    """int32 [tokens]: the sequence of each token, from 0; -1 for none."""
     longest: int
 
     @staticmethod
     def of(cu_seqlens: jax.Array, tokens: int, longest: int) -> RaggedQueries:
-        """Of cu_seqlens [B + 1] int32 that ascend from 0 to at most `tokens`."""
-        right = ascending(cu_seqlens[None], tokens)[0]
-        is_wrong = (right != cu_seqlens).any() | (cu_seqlens[0] != 0)
-        lengths = jnp.diff(right)
-        wrong = is_wrong | (lengths > longest)
+        """From cu_seqlens [B + 1] int32, which should ascend from 0 to at most `tokens`."""
+        repaired = ascending(cu_seqlens[None], tokens)[0]
+        is_invalid = (repaired != cu_seqlens).any() | (cu_seqlens[0] != 0)
+        lengths = jnp.diff(repaired)
+        is_invalid_row = is_invalid | (lengths > longest)
         places = jnp.arange(tokens, dtype=jnp.int32)[None]
-        index = search(right[None], places, "right")[0] - 1
-        is_of_one = index < right.shape[0] - 1
-        # All queries are a sequence's where nobody knows which: they are to be NaN.
-        sequence = jnp.where(is_of_one & (index >= 0), index, jnp.where(is_wrong, 0, -1))
-        return RaggedQueries(right[:-1], jnp.where(wrong, -1, lengths), sequence, longest)
+        index = search(repaired[None], places, "right")[0] - 1
+        is_of_one = index < repaired.shape[0] - 1
+        # With invalid cu_seqlens every token is given to a sequence, so that all of them are NaN.
+        sequence = jnp.where(is_of_one & (index >= 0), index, jnp.where(is_invalid, 0, -1))
+        return RaggedQueries(
+            repaired[:-1], jnp.where(is_invalid_row, -1, lengths), sequence, longest
+        )
 
     def padded(self, x: jax.Array) -> jax.Array:
-        """[tokens, ...] as [B, longest, ...]; what is padding is anything."""
+        """[tokens, ...] as [B, longest, ...]; padding is unspecified."""
         places = self.starts[:, None] + jnp.arange(self.longest, dtype=jnp.int32)[None]
         if not x.shape[0]:  # there is nothing to take
             return jnp.zeros((*places.shape, *x.shape[1:]), x.dtype)
         return jnp.take(x, places, axis=0, mode="clip")
 
     def packed(self, x: jax.Array, padding: float) -> jax.Array:
-        """[B, longest, ...] as [tokens, ...], `padding` where no sequence is."""
+        """[B, longest, ...] as [tokens, ...], with `padding` for tokens of no sequence."""
         sequence = jnp.maximum(self.sequence, 0)
         tokens = jnp.arange(self.sequence.shape[0], dtype=jnp.int32)
         within = jnp.clip(tokens - self.starts[sequence], 0, self.longest - 1)

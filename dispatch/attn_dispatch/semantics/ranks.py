@@ -1,4 +1,4 @@
-"""Positions inside segments whose places stand in any order: equal ids are one segment."""
+"""Positions inside segments whose places may stand in any order: equal ids are one segment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from attn_dispatch.semantics.row_ids import search
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rows of ids, sorted; what `Runs` says of ids that are one run each."""
+    """Rows of ids, sorted. `Runs` does the same for ids whose places are one run."""
 
     ascending: jax.Array
-    """int32 [B, L]."""
+    """int32 [B, L]: the sorted ids."""
     rank: jax.Array
-    """int32 [B, L]; where each place has gone, equal ids keeping their order."""
+    """int32 [B, L]: where sorting puts each place; equal ids keep their order."""
 
     @staticmethod
     def of(ids: jax.Array) -> Ranks:
@@ -26,9 +26,9 @@ class Ranks:
         return Ranks(jnp.take_along_axis(ids, order, axis=1), rank)
 
     def positions(self, ids: jax.Array) -> jax.Array:
-        """Of the places of these rows, whose ids are given again: how many before have their id."""
+        """int32 [B, L]: how many earlier places have the same id. `ids` are the same as in `of`."""
         return self.rank - search(self.ascending, ids, "left")
 
     def count(self, ids: jax.Array) -> jax.Array:
-        """For each id [B, M]: how many places have it."""
+        """The number of places of each id [B, M]."""
         return search(self.ascending, ids, "right") - search(self.ascending, ids, "left")

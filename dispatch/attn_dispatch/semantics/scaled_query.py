@@ -1,11 +1,11 @@
 """Scales of 0 and below, for kernels that take a row's maximum before they multiply by the scale.
 
-There the maximum of a negative scale's scores is their minimum, and 0 · -inf is NaN. What such a
-call means is also said by a positive scale and another query, without an error:
+With a negative scale such a kernel would take the minimum for the maximum, and 0 · -inf is NaN. A
+positive scale and another query give the same scores, exactly:
 
     scale · q · k = |scale| · (-q) · k        0 · q · k = 1 · 0 · k
 
-The query's gradient is that of the other query, times -1 or 0; key's and value's are their own.
+The query's gradient is that of the other query times -1 or 0; those of key and value are unchanged.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ def positive_scale(spec: AttentionSpec) -> float:
 
 
 def scaled_query(spec: AttentionSpec, query: jax.Array) -> jax.Array:
-    """The query that goes with `positive_scale`; of its gradient makes the query's own."""
+    """The query that goes with `positive_scale`. Applied to its gradient, gives the query's."""
     if spec.meaning.scale > 0:
         return query
     return -query if spec.meaning.scale < 0 else jnp.zeros_like(query)
 
 
 def is_out_of_range(spec: AttentionSpec) -> bool:
-    """Whether the scale is a number that kernels do not multiply by right."""
+    """Whether the scale is too small or too large for kernels, which multiply in float32."""
     return not is_normal(positive_scale(spec))
 
 
 def is_normal(scale: float) -> bool:
-    """Whether float32 holds it as a normal number, with room for a factor of log2(e).
+    """Whether the scale is a normal float32 number even after multiplication by log2(e).
 
-    A kernel that flushes it to 0, or to infinity, makes NaN of it.
+    A kernel that flushes it to 0 or infinity would return NaN.
     """
     return _SMALLEST <= scale <= _LARGEST

@@ -1,4 +1,4 @@
-"""The gradient of sinks, from what a forward pass leaves behind: a sink's value is 0.
+"""The gradient of sinks, from the residuals of a forward pass. A sink's value vector is 0.
 
 d sink = Σ exp(sink - lse) · (dlse - delta)        delta = Σ out · dout
 """
@@ -14,13 +14,13 @@ from attn_dispatch.call.spec import AttentionSpec
 
 
 def sinks_grad(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """Like sinks, [1|B, N], of a backward call."""
+    """The gradient of sinks, [1|B, N], in a backward call."""
     lse = operands["lse"]
     row_grad = -delta_of(operands)
     if spec.has("lse_grad"):
         row_grad = row_grad + operands["lse_grad"]
     sinks = operands["sinks"].astype(jnp.float32)[:, :, None]
-    # What stands in a row that attends nothing may be NaN.
+    # Padding rows may hold NaN.
     grad = jnp.where(lse == -jnp.inf, 0, jnp.exp(sinks - lse) * row_grad).sum(axis=2)
     if spec.shape("sinks")[0] == 1:
         grad = grad.sum(axis=0, keepdims=True)

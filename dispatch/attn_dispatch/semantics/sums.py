@@ -1,4 +1,4 @@
-"""The gradient of an array that was broadcast: a sum over where it was."""
+"""The gradient of a broadcast array: a sum over the axes it was broadcast along."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def sum_like(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """x summed, in float32 or wider, over the axes that have length 1 in `shape` and stay as 1."""
+    """x summed, in float32 or wider, over the axes of length 1 in `shape`, which are kept."""
     axes = tuple(i for i, size in enumerate(shape) if size == 1)
     if not axes:
         return x

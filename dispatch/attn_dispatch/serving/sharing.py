@@ -12,12 +12,12 @@ from jax.typing import ArrayLike
 from attn_dispatch.serving.tables import (
     NO_PAGE,
     PageTables,
-    counted,
-    cut,
     grow,
+    raise_if_known_failed,
     recovered,
-    refuse_failed,
-    unless,
+    unchanged_if_failed,
+    with_count_changed,
+    with_lengths,
 )
 
 
@@ -42,7 +42,7 @@ def share_prefix(
         was given back. In traced code nothing is raised of values, nothing changes, and `failed` is
         True from then on.
     """
-    refuse_failed(tables)
+    raise_if_known_failed(tables)
     is_impossible = _check_pair(tables, source, target, tokens)
     pages = _whole_pages(tables, source, tokens)
     is_gone = (pages > 0) & (tables.table[source, jnp.maximum(pages - 1, 0)] < 0)
@@ -51,7 +51,9 @@ def share_prefix(
             f"tokens: expected a prefix whose last page slot {int(jnp.asarray(source))} has, got "
             f"{int(jnp.asarray(tokens))}: that page was given back behind a window"
         )
-    return unless(is_impossible | is_gone, tables, _shared(tables, source, target, pages))
+    return unchanged_if_failed(
+        is_impossible | is_gone, tables, _shared(tables, source, target, pages)
+    )
 
 
 def _whole_pages(tables: PageTables, source: ArrayLike, tokens: ArrayLike) -> jax.Array:
@@ -64,14 +66,14 @@ def _shared(
     tables: PageTables, source: ArrayLike, target: ArrayLike, pages: jax.Array
 ) -> PageTables:
     """The target with so many pages of the source, in the place of its own."""
-    tables = cut(tables, tables.lengths.at[target].set(0))
+    tables = with_lengths(tables, tables.lengths.at[target].set(0))
     is_shared = jnp.arange(tables.table.shape[1]) < pages
     row = jnp.where(is_shared, tables.table[source], NO_PAGE)
     return replace(
         tables,
         table=tables.table.at[target].set(row),
         lengths=tables.lengths.at[target].set(pages * tables.page_size),
-        references=counted(tables.references, row, is_shared, 1),
+        references=with_count_changed(tables.references, row, is_shared, 1),
     )
 
 
@@ -96,13 +98,13 @@ def fork(
       OutOfPages: as for `grow`.
       ValueError: these are no two slots.
     """
-    refuse_failed(tables)
+    raise_if_known_failed(tables)
     is_impossible = _check_pair(tables, source, target, 0)
     length = tables.lengths[source]
     shared = _shared(recovered(tables), source, target, _whole_pages(tables, source, length))
     rest = length - shared.lengths[target]
     grown = grow(shared, jnp.zeros_like(tables.lengths).at[target].set(rest))
-    grown = unless(is_impossible | grown.failed, tables, grown)
+    grown = unchanged_if_failed(is_impossible | grown.failed, tables, grown)
     last = jnp.maximum(tables.pages_of(length) - 1, 0)
     from_page, to_page = (jnp.maximum(grown.table[x, last], 0) for x in (source, target))
     is_copied = (rest > 0) & ~grown.failed

@@ -95,8 +95,8 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
         is raised, nothing changes, and `failed` is True from then on.
       ValueError: tokens are not [B].
     """
-    refuse_failed(tables)
-    tokens = _of_slots("tokens", tables, tokens)
+    raise_if_known_failed(tables)
+    tokens = _checked_integers_by_slot("tokens", tables, tokens)
     lengths = tables.lengths + tokens
     have, want = tables.pages_of(tables.lengths), tables.pages_of(lengths)
     needed = want - have
@@ -107,7 +107,7 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
     free_pages = _free_pages(tables)
     taken = jnp.take(free_pages, order, mode="clip")
     table = jnp.where(is_new, taken, tables.table)
-    references = counted(tables.references, taken, is_new, 1)
+    references = with_count_changed(tables.references, taken, is_new, 1)
     too_long = (want > tables.table.shape[1]).any()
     is_impossible = too_long | (needed.sum() > tables.free_pages) | (tokens < 0).any()
     if not isinstance(is_impossible, Tracer) and is_impossible:
@@ -124,7 +124,7 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
             f"{tables.references.shape[0]}, got {int(needed.sum())}"
         )
     grown = replace(tables, table=table, lengths=lengths, references=references)
-    return unless(is_impossible, tables, grown)
+    return unchanged_if_failed(is_impossible, tables, grown)
 
 
 def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
@@ -140,8 +140,8 @@ def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
         have too, or that `free_behind` has given back, where nothing could be written. In traced
         code nothing is raised of values, nothing changes, and `failed` is True from then on.
     """
-    refuse_failed(tables)
-    tokens = _of_slots("tokens", tables, tokens)
+    raise_if_known_failed(tables)
+    tokens = _checked_integers_by_slot("tokens", tables, tokens)
     lengths = jnp.clip(tables.lengths - tokens, 0, tables.lengths)
     last = jnp.maximum(tables.pages_of(lengths) - 1, 0)
     page = jnp.take_along_axis(tables.table, last[:, None], axis=1)[:, 0]
@@ -161,7 +161,7 @@ def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
             f"tokens: expected a number after which each sequence ends in a page of its own; slot "
             f"{slot} would keep {int(lengths[slot])} keys, and end inside {where}"
         )
-    return unless(is_impossible, tables, cut(tables, lengths))
+    return unchanged_if_failed(is_impossible, tables, with_lengths(tables, lengths))
 
 
 def free(tables: PageTables, slots: ArrayLike) -> PageTables:
@@ -171,7 +171,7 @@ def free(tables: PageTables, slots: ArrayLike) -> PageTables:
       tables: the state.
       slots: bool [B], True for those to end.
     """
-    return cut(tables, jnp.where(slots_given(tables, slots), 0, tables.lengths))
+    return with_lengths(tables, jnp.where(checked_slots(tables, slots), 0, tables.lengths))
 
 
 def raise_if_failed(tables: PageTables) -> None:
@@ -197,13 +197,13 @@ def recovered(tables: PageTables) -> PageTables:
     return replace(tables, failed=jnp.zeros((), bool))
 
 
-def refuse_failed(tables: PageTables) -> None:
+def raise_if_known_failed(tables: PageTables) -> None:
     """Raise what traced code could not, where that is known."""
     if not isinstance(tables.failed, Tracer):
         raise_if_failed(tables)
 
 
-def cut(tables: PageTables, lengths: jax.Array) -> PageTables:
+def with_lengths(tables: PageTables, lengths: jax.Array) -> PageTables:
     """The sequences with these lengths, which are not longer than they are."""
     have, keep = tables.pages_of(tables.lengths), tables.pages_of(lengths)
     column = jnp.arange(tables.table.shape[1], dtype=jnp.int32)[None]
@@ -212,11 +212,11 @@ def cut(tables: PageTables, lengths: jax.Array) -> PageTables:
         tables,
         table=jnp.where(is_dropped, NO_PAGE, tables.table),
         lengths=lengths,
-        references=counted(tables.references, tables.table, is_dropped, -1),
+        references=with_count_changed(tables.references, tables.table, is_dropped, -1),
     )
 
 
-def counted(
+def with_count_changed(
     references: jax.Array, pages: jax.Array, is_counted: jax.Array, change: int
 ) -> jax.Array:
     """References with those pages that count, and are there, of any shape, changed."""
@@ -231,7 +231,7 @@ def _free_pages(tables: PageTables) -> jax.Array:
     return jnp.zeros(number, jnp.int32).at[at].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
 
 
-def unless(failed: Any, before: PageTables, after: PageTables) -> PageTables:
+def unchanged_if_failed(failed: Any, before: PageTables, after: PageTables) -> PageTables:
     """The state after something, or that before it, with `failed`, where it could not be done, or
     something before it could not."""
     failed = before.failed | failed
@@ -243,7 +243,7 @@ def unless(failed: Any, before: PageTables, after: PageTables) -> PageTables:
     return replace(kept, failed=failed)
 
 
-def slots_given(tables: PageTables, slots: ArrayLike) -> jax.Array:
+def checked_slots(tables: PageTables, slots: ArrayLike) -> jax.Array:
     """Slots by their mask, bool [B]."""
     slots = jnp.asarray(slots)
     if slots.dtype != jnp.bool_ or slots.shape != tables.lengths.shape:
@@ -254,7 +254,7 @@ def slots_given(tables: PageTables, slots: ArrayLike) -> jax.Array:
     return slots
 
 
-def _of_slots(name: str, tables: PageTables, x: ArrayLike) -> jax.Array:
+def _checked_integers_by_slot(name: str, tables: PageTables, x: ArrayLike) -> jax.Array:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer) or x.shape != tables.lengths.shape:
         raise ValueError(

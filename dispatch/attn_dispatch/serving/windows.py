@@ -11,10 +11,10 @@ from jax.typing import ArrayLike
 from attn_dispatch.serving.tables import (
     NO_PAGE,
     PageTables,
-    counted,
-    refuse_failed,
-    slots_given,
-    unless,
+    checked_slots,
+    raise_if_known_failed,
+    unchanged_if_failed,
+    with_count_changed,
 )
 
 
@@ -40,7 +40,7 @@ def free_behind(
       ValueError: window or slots are something else. In traced code nothing is raised of a window
         below 0, nothing changes, and `failed` is True from then on.
     """
-    refuse_failed(tables)
+    raise_if_known_failed(tables)
     expected = f"the left side alone, integers [] or {list(tables.lengths.shape)}"
     if window is None:
         raise ValueError(f"window: expected {expected}, got None")
@@ -56,10 +56,10 @@ def free_behind(
     first = tables.lengths - window.astype(jnp.int32)
     is_freed = (ends <= first.reshape(-1, 1)) & (tables.table >= 0)
     if slots is not None:
-        is_freed &= slots_given(tables, slots)[:, None]
+        is_freed &= checked_slots(tables, slots)[:, None]
     freed = replace(
         tables,
         table=jnp.where(is_freed, NO_PAGE, tables.table),
-        references=counted(tables.references, tables.table, is_freed, -1),
+        references=with_count_changed(tables.references, tables.table, is_freed, -1),
     )
-    return unless(is_impossible, tables, freed)
+    return unchanged_if_failed(is_impossible, tables, freed)

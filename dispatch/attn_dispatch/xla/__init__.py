@@ -31,13 +31,13 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU
 from attn_dispatch.reason import Reason, Rule, broken
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sums import sum_like
-from attn_dispatch.semantics.wrong import marked
 from attn_dispatch.xla.blocks import Block, BlockSizes, for_each_block
 from attn_dispatch.xla.paged import forward_of_pages, keys_bytes, spec_of_part
-from attn_dispatch.xla.scores import Call, heads_first
+from attn_dispatch.xla.scores import BlockedCall, heads_first
 
 NAME = "xla"
 PLATFORM = None
@@ -95,8 +95,8 @@ _RULES = (
 def _sums_in_any_order(spec: AttentionSpec, device: Device) -> bool:
     if not spec.meaning.deterministic_backward or device.platform == "cpu":
         return False
-    is_told = "deterministic_ops" in os.environ.get("XLA_FLAGS", "")
-    return any(map(is_mod_operand, spec.wanted.gradients)) and not is_told
+    is_ordered = "deterministic_ops" in os.environ.get("XLA_FLAGS", "")
+    return any(map(is_mod_operand, spec.wanted.gradients)) and not is_ordered
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
@@ -180,10 +180,10 @@ def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax
     ids = Positions.of(spec, operands).query_ids
     if ids is not None:
         # In the derivative, 0 · NaN would be NaN.
-        live = ids[:, :, None, None] > 0
-        operands["query"] = jnp.where(live, operands["query"], 0)
+        real = ids[:, :, None, None] > 0
+        operands["query"] = jnp.where(real, operands["query"], 0)
 
-    def rows_again(call: Call, block: Block, q: jax.Array) -> Results:
+    def rows_again(call: BlockedCall, block: Block, q: jax.Array) -> Results:
         return jax.checkpoint(lambda: _rows(call, block, q, is_differentiated=True))()
 
     out, lse = _forward(spec, CPU, operands, rows_again)
@@ -194,7 +194,7 @@ def _forward(
     spec: AttentionSpec,
     device: Device,
     operands: Mapping[str, jax.Array],
-    rows_of: Callable[[Call, Block, jax.Array], Results],
+    rows_of: Callable[[BlockedCall, Block, jax.Array], Results],
 ) -> tuple[jax.Array, ...]:
     if spec.is_empty:
         nothing = {"out": 0, "lse": -jnp.inf, "row_max": -jnp.inf, "keep": True}
@@ -202,8 +202,8 @@ def _forward(
             name: jnp.full(r.shape, nothing[name], r.dtype)
             for name, r in zip(spec.result_names, spec.results, strict=True)
         }
-        return tuple(marked(spec, operands, results).values())
-    call = Call.of(spec, device, operands)
+        return tuple(nan_where_invalid(spec, operands, results).values())
+    call = BlockedCall.of(spec, device, operands)
     q = heads_first(operands["query"])
 
     def step(block: Block, results: Results) -> Results:
@@ -215,18 +215,20 @@ def _forward(
     empty["out"] = heads_first(empty["out"])
     results = for_each_block(step, empty, spec, call.sizes)
     results["out"] = heads_first(results["out"])
-    results = marked(spec, operands, results)
+    results = nan_where_invalid(spec, operands, results)
     return tuple(results[name] for name in spec.result_names)
 
 
-def _rows(call: Call, block: Block, q: jax.Array, *, is_differentiated: bool = False) -> Results:
+def _rows(
+    call: BlockedCall, block: Block, q: jax.Array, *, is_differentiated: bool = False
+) -> Results:
     """The results of one block of queries, [B, N, R, ...]; q are all of them, heads first."""
     scores = call.scores(block)
     score, _ = scores.masked(block.take(q, "bnt"), is_differentiated=is_differentiated)
     # The softmax is the same whatever is taken off the scores: it needs no derivative.
     row_max = lax.stop_gradient(score).max(axis=-1)
-    is_dead = row_max == -jnp.inf
-    top = jnp.where(is_dead, 0, row_max)
+    is_padding = row_max == -jnp.inf
+    top = jnp.where(is_padding, 0, row_max)
     if scores.sinks is not None:
         top = jnp.maximum(top, lax.stop_gradient(scores.sinks))
     # XLA may round a score otherwise here than for the maximum, which it must not exceed. Of a
@@ -236,10 +238,10 @@ def _rows(call: Call, block: Block, q: jax.Array, *, is_differentiated: bool = F
     total = p.sum(axis=-1)
     if scores.sinks is not None:
         total = total + jnp.exp(scores.sinks - top)
-    total = jnp.where(is_dead, 1, total)
+    total = jnp.where(is_padding, 1, total)
     # Dividing after the product keeps p near 1, where float16 is finest.
     out = scores.sum_over_keys(scores.drop(p), scores.v) / total[..., None]
-    lse = jnp.where(is_dead, -jnp.inf, top + jnp.log(total))
+    lse = jnp.where(is_padding, -jnp.inf, top + jnp.log(total))
     rows = {"out": out, "lse": lse, "row_max": row_max}
     if call.spec.wanted.needs_keep:
         rows["keep"] = scores.kept
@@ -252,7 +254,7 @@ def backward(
     """The gradients that `spec.wanted.gradients` names, each like its operand."""
     if spec.is_empty:
         return tuple(jnp.zeros(r.shape, r.dtype) for r in spec.results)
-    call = Call.of(spec, device, operands)
+    call = BlockedCall.of(spec, device, operands)
     saved = _Residuals.of(call)
     wanted = spec.wanted.gradients
 
@@ -358,25 +360,25 @@ class _Residuals:
     """Wide [B, N, T], or [1, 1, 1] with 0."""
 
     @staticmethod
-    def of(call: Call) -> _Residuals:
+    def of(call: BlockedCall) -> _Residuals:
         operands, ids, wide = call.operands, call.positions.query_ids, call.wide
         lse = operands["lse"].astype(wide)
         if ids is not None:
             lse = jnp.where(ids[:, None, :] > 0, lse, -jnp.inf)
-        is_live = lse != -jnp.inf
+        is_real = lse != -jnp.inf
 
-        def live(name: str) -> jax.Array:
-            return jnp.where(is_live[..., None], heads_first(operands[name]), 0)
+        def real(name: str) -> jax.Array:
+            return jnp.where(is_real[..., None], heads_first(operands[name]), 0)
 
         lse_grad = jnp.zeros((1, 1, 1), wide)
         if call.spec.has("lse_grad"):
-            lse_grad = jnp.where(is_live, operands["lse_grad"].astype(wide), 0)
+            lse_grad = jnp.where(is_real, operands["lse_grad"].astype(wide), 0)
         return _Residuals(
-            live("query"), live("out_grad"), jnp.where(is_live, lse, jnp.inf), lse_grad
+            real("query"), real("out_grad"), jnp.where(is_real, lse, jnp.inf), lse_grad
         )
 
 
-def _zero_grads(call: Call, wanted: tuple[str, ...]) -> Results:
+def _zero_grads(call: BlockedCall, wanted: tuple[str, ...]) -> Results:
     """Where the blocks leave their gradients: rows in the final dtype, sums over blocks wide.
 
     The sum of a bias's rows over batch or heads is "bias_rows", for those of one block at a time.

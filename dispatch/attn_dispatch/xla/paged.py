@@ -15,15 +15,15 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.pages import flat_pages, flat_table, gathered, gathered_spec
 
-Arrays = Mapping[str, jax.Array]
-Forward = Callable[[AttentionSpec, Arrays], tuple[jax.Array, ...]]
+Operands = Mapping[str, jax.Array]
+Forward = Callable[[AttentionSpec, Operands], tuple[jax.Array, ...]]
 
 GATHERED_BYTES = 2**27
 """Most bytes of keys and values that are gathered at a time; a single batch row may have more."""
 
 
 def forward_of_pages(
-    spec: AttentionSpec, operands: Arrays, forward: Forward
+    spec: AttentionSpec, operands: Operands, forward: Forward
 ) -> tuple[jax.Array, ...]:
     """The results of a paged call, by `forward` of calls that are not."""
     part = spec_of_part(spec)
@@ -64,7 +64,7 @@ def keys_bytes(part: AttentionSpec) -> int:
     )
 
 
-def _paged(spec: AttentionSpec, operands: Arrays) -> AttentionSpec:
+def _paged(spec: AttentionSpec, operands: Operands) -> AttentionSpec:
     """The paged call of some of the batch rows."""
     shapes = tuple(replace(x, shape=operands[x.name].shape) for x in spec.operands)
     return replace(spec, operands=shapes)

@@ -36,7 +36,7 @@ _AXES = {
 """Leading axes of the operands that scores are made of."""
 
 
-Pull = Callable[[jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
+ScoreGradient = Callable[[jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
 """From the gradient of scores as the softmax sees them, 0 where a pair may not attend, to that of
 scale · q · k, and to those of what score_mod reads, by name."""
 
@@ -47,7 +47,7 @@ def heads_first(x: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class Call:
+class BlockedCall:
     """What every block of one call shares."""
 
     spec: AttentionSpec
@@ -64,7 +64,7 @@ class Call:
     """Of what goes into matrix products."""
 
     @staticmethod
-    def of(spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]) -> Call:
+    def of(spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]) -> BlockedCall:
         wide = jnp.dtype(spec.lse_dtype)
         # XLA's CPU matrix products in 16 bits are slow, and in float16 wrong under jit.
         narrow = wide if device.platform == "cpu" else jnp.dtype(spec.dtype)
@@ -73,7 +73,7 @@ class Call:
         if sizes.parts(spec) == (1, 1):
             whole_keys = _keys(operands, positions, narrow)
         head_keys = dropout_head_keys(spec, operands)
-        return Call(spec, operands, positions, sizes, head_keys, whole_keys, wide, narrow)
+        return BlockedCall(spec, operands, positions, sizes, head_keys, whole_keys, wide, narrow)
 
     def scores(self, block: Block) -> Scores:
         """Those of one block."""
@@ -107,7 +107,7 @@ def _keys(
 class Scores:
     """The scores of one block, and what they are made of, all cut to the block."""
 
-    call: Call
+    call: BlockedCall
     block: Block
     operands: Mapping[str, jax.Array]
     positions: Positions
@@ -124,7 +124,9 @@ class Scores:
             return None
         return self.operands["sinks"].astype(self.call.wide)[:, :, None]
 
-    def masked(self, q: jax.Array, *, is_differentiated: bool = False) -> tuple[jax.Array, Pull]:
+    def masked(
+        self, q: jax.Array, *, is_differentiated: bool = False
+    ) -> tuple[jax.Array, ScoreGradient]:
         """Scores of the rows q, wide [B, N, R, S], -inf where not allowed; and how to go back.
 
         With `is_differentiated` JAX may differentiate them, too.
@@ -144,13 +146,13 @@ class Scores:
 
     def _modified(
         self, score: jax.Array, may_attend: jax.Array | None, safe: jax.Array | None
-    ) -> tuple[jax.Array, Pull]:
+    ) -> tuple[jax.Array, ScoreGradient]:
         """Scores after the soft cap and score_mod, and how to go back from there."""
         options, factor = self.call.spec.options, None
         cap, program = options.meaning.logits_soft_cap, options.meaning.score_mod
         if cap is not None:
-            bent = jnp.tanh(score / cap)
-            score, factor = cap * bent, 1 - bent * bent
+            tanh = jnp.tanh(score / cap)
+            score, factor = cap * tanh, 1 - tanh * tanh
 
         def through_cap(grad: jax.Array) -> jax.Array:
             return grad if factor is None else grad * factor

@@ -24,11 +24,11 @@ from attn_dispatch.core.rewrites.rewrite import (
     without_band,
 )
 from attn_dispatch.programs.program import is_finite
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sums import sum_like
-from attn_dispatch.semantics.wrong import marked
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class BandAsMask:
         if spec.is_backward and spec.has("window"):
             given |= _without_wrong_rows(spec, operands)
         results = calls.kernel(inner, for_(inner, given))
-        return results if spec.is_backward else marked(spec, operands, results)
+        return results if spec.is_backward else nan_where_invalid(spec, operands, results)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class SequencesAsMask:
         for name, is_spoiled in spoiled.items():
             if name in results:
                 results[name] = jnp.where(is_spoiled, jnp.nan, results[name])
-        return results if spec.is_backward else marked(spec, operands, results)
+        return results if spec.is_backward else nan_where_invalid(spec, operands, results)
 
 
 @dataclass(frozen=True)

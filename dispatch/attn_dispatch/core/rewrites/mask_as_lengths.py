@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.mods_as_arrays import operands_of
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
-from attn_dispatch.programs.key_ranges import KeyRange, key_range, outside_of
+from attn_dispatch.programs.key_ranges import KeyRange, key_range, xla_array_of
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.semantics.row_ids import is_packed
@@ -47,7 +47,7 @@ class MaskModAsLengths:
         end, indices = key_range(program).row_end, Positions.of(spec, operands).indices
         assert end is not None and indices is not None
         read = mods.arrays_of("mask_mod", program, operands)
-        lengths = mods.outside(outside_of(end, program), indices, read)[:, 0, 0, 0]
+        lengths = mods.xla_array(xla_array_of(end, program), indices, read)[:, 0, 0, 0]
         lengths = jnp.broadcast_to(jnp.clip(lengths, 0, spec.seq_len_kv), (spec.batch,))
         return calls.kernel(inner, for_(inner, operands | {"key_value_seq_lengths": lengths}))
 

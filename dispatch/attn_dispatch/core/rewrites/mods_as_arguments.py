@@ -11,7 +11,7 @@ from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.mods_as_arrays import operands_of, parts_of
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
-from attn_dispatch.programs.words import Slopes
+from attn_dispatch.programs.known_forms import AlibiSlopes
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
 
@@ -79,7 +79,7 @@ class ScoreModAsSlopes:
 
         def slopes(moving: Arrays) -> jax.Array:
             read = mods.arrays_of("score_mod", program, operands | moving)
-            of_heads = found.sign * mods.outside(found.values, indices, read)[:, :, 0, 0]
+            of_heads = found.sign * mods.xla_array(found.values, indices, read)[:, :, 0, 0]
             return jnp.broadcast_to(of_heads, shape).astype(jnp.float32)
 
         made, pull = jax.vjp(slopes, moving)
@@ -89,6 +89,6 @@ class ScoreModAsSlopes:
         return results
 
 
-def _slopes(spec: AttentionSpec) -> Slopes | None:
+def _slopes(spec: AttentionSpec) -> AlibiSlopes | None:
     found = parts_of(spec)
     return None if found is None or found.soft_cap is not None else found.slopes

@@ -22,8 +22,8 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     is_affordable,
 )
-from attn_dispatch.programs.program import Program, axes_of
-from attn_dispatch.programs.words import Parts, parts
+from attn_dispatch.programs.known_forms import KnownForm, known_form
+from attn_dispatch.programs.program import ModProgram, axes_of
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.semantics.row_ids import is_packed
@@ -140,13 +140,13 @@ class SumAsBias:
         return results
 
 
-def _bias_dtype(spec: AttentionSpec, found: Parts) -> str:
+def _bias_dtype(spec: AttentionSpec, found: KnownForm) -> str:
     """float32, or the call's 16 bits where all that is added was read in them."""
     is_narrow = found.dtype == spec.dtype and not spec.has("bias")
     return spec.dtype if is_narrow else "float32"
 
 
-def _shape(spec: AttentionSpec, program: Program) -> tuple[int, int, int, int]:
+def _shape(spec: AttentionSpec, program: ModProgram) -> tuple[int, int, int, int]:
     """Of what a mod computes, 1 along the axes that it is the same for."""
     axes = axes_of(program)
     has_rows = "b" in axes or (is_packed(spec) and not {"t", "s"}.isdisjoint(axes))
@@ -158,10 +158,10 @@ def _shape(spec: AttentionSpec, program: Program) -> tuple[int, int, int, int]:
     )
 
 
-def parts_of(spec: AttentionSpec) -> Parts | None:
+def parts_of(spec: AttentionSpec) -> KnownForm | None:
     """What the call's score_mod does, if it has one that is a sum or a soft cap."""
     program = spec.meaning.score_mod
-    return None if program is None else parts(program)
+    return None if program is None else known_form(program)
 
 
 def operands_of(spec: AttentionSpec, mod: str) -> tuple[str, ...]:

@@ -46,10 +46,10 @@ class OneDiagonal:
     moves_dropout: bool = True
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        o, (left, right) = spec.options, spec.band
-        if not spec.is_backward or is_packed(spec) or spec.is_empty or o.mods:
+        left, right = spec.band
+        if not spec.is_backward or is_packed(spec) or spec.is_empty or spec.meaning.mods:
             return None
-        if o.causal_alignment != "bottom_right" or any(map(spec.has, _CANNOT_GO)):
+        if spec.meaning.causal_alignment != "bottom_right" or any(map(spec.has, _CANNOT_GO)):
             return None
         # A query before the first key sees none. With keys on its right it might see some.
         if left is None or right != 0:

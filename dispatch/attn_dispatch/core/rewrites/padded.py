@@ -22,9 +22,9 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     is_affordable,
 )
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.packing import SequenceRanges
 from attn_dispatch.semantics.row_ids import is_packed, longest_sequence, most_sequences
-from attn_dispatch.semantics.wrong import marked
 
 _QUERY_ROWS = ("query", "out", "out_grad")
 _KEY_ROWS = ("key", "value")
@@ -108,7 +108,7 @@ class PackedAsPadded:
                 results[name] = jnp.swapaxes(keys.columns(by_row), 1, 2)
             elif x.shape[0] > spec.shape(name)[0]:
                 results[name] = x.reshape(spec.batch, number, -1).sum(axis=1)
-        return results if spec.is_backward else marked(spec, operands, results)
+        return results if spec.is_backward else nan_where_invalid(spec, operands, results)
 
 
 @dataclass(frozen=True)

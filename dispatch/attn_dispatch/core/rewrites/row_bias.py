@@ -23,9 +23,9 @@ from attn_dispatch.core.rewrites.rewrite import (
     gradients_without,
 )
 from attn_dispatch.core.rewrites.sinks import with_sinks
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.sinks_grad import delta_of, sinks_grad
 from attn_dispatch.semantics.sums import sum_like
-from attn_dispatch.semantics.wrong import marked
 
 _NO_WEIGHT = 1e30
 """As lse of a row that attends nothing: exp(score - lse) is 0."""
@@ -67,7 +67,7 @@ class RowBias:
             if name in results:
                 results[name] = jnp.where(is_dead, -jnp.inf, results[name] + shift)
         # A dead row that is wrong as well is NaN.
-        results = marked(spec, operands, results)
+        results = nan_where_invalid(spec, operands, results)
         return with_sinks(results, operands["sinks"]) if spec.has("sinks") else results
 
 

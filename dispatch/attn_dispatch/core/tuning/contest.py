@@ -95,7 +95,7 @@ def _is_not_tuned(spec: AttentionSpec) -> bool:
 def _check_surroundings(device: Device) -> None:
     if winners.winners_file() is None:
         raise RuntimeError(
-            f"{settings.kept_nowhere(winners.FILE)}: what tuning finds would be lost"
+            f"{settings.why_no_cache_path(winners.FILE)}: what tuning finds would be lost"
         )
     if not device.is_present:
         raise RuntimeError(f"tuning runs calls on the device, and there is no {device} here")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from attn_dispatch.terminal.progress import waiting
+from attn_dispatch.console import waiting
 
 Say = Callable[[str], None]
 

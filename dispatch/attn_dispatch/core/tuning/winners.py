@@ -26,9 +26,9 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading, writing
 from attn_dispatch.files.locking import locked
-from attn_dispatch.programs.program import Program
-from attn_dispatch.settings import kept_at
-from attn_dispatch.terminal.wrong import said
+from attn_dispatch.programs.program import ModProgram
+from attn_dispatch.settings import cache_path
+from attn_dispatch.text import said
 
 FILE = "ATTN_DISPATCH_WINNERS"
 """The environment variable that names the file; "off" keeps and reads none."""
@@ -90,7 +90,7 @@ def described(spec: AttentionSpec) -> dict[str, Any]:
             value = getattr(part, field.name)
             if field.name not in _NO_PART and value != field.default:
                 # Of a mod all its operations, which its text has.
-                is_mod = isinstance(value, Program)
+                is_mod = isinstance(value, ModProgram)
                 found[field.name] = _digest(value.text) if is_mod else value
     if spec.is_backward:
         found["gradients"] = spec.wanted.gradients
@@ -168,7 +168,7 @@ def not_writable(file: Path) -> str:
 
 def winners_file() -> Path | None:
     """Where winners are kept, which need not exist; None if they are not."""
-    return kept_at(FILE, "winners.json")
+    return cache_path(FILE, "winners.json")
 
 
 def _kept(file: Path) -> dict[str, Winner] | None:

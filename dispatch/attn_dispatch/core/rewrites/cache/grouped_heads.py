@@ -19,8 +19,8 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.merge import merged_parts
-from attn_dispatch.semantics.wrong import marked
 
 _BY_HEAD = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
 
@@ -105,7 +105,7 @@ class HeadsAsQueries:
             return x.reshape(b, t, spec.num_heads, *x.shape[4:])
 
         found = {"out": back(out).astype(spec.dtype), "lse": jnp.swapaxes(back(lse), 1, 2)}
-        return marked(spec, operands, found)
+        return nan_where_invalid(spec, operands, found)
 
 
 def _group(spec: AttentionSpec) -> int:

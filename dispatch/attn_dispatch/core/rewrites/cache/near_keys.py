@@ -20,9 +20,9 @@ from attn_dispatch.core.rewrites.rewrite import (
     keys_as_rows,
     without_band,
 )
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
-from attn_dispatch.semantics.wrong import marked
 
 _LEAST_SAVED = 4
 """How many times as many keys there are at least: a copy reads and writes what a kernel reads."""
@@ -36,19 +36,24 @@ class NearKeys:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        o, (left, right) = spec.options, spec.band
+        left, right = spec.band
         if spec.is_backward or left is None or is_packed(spec):
             return None
-        if not spec.has("key_value_seq_lengths") or o.causal_alignment != "bottom_right":
+        if not spec.has("key_value_seq_lengths") or spec.meaning.causal_alignment != "bottom_right":
             return None
-        if any(map(spec.has, _BY_PAIR)) or o.mods or right not in (None, 0) or spec.is_empty:
+        if (
+            any(map(spec.has, _BY_PAIR))
+            or spec.meaning.mods
+            or right not in (None, 0)
+            or spec.is_empty
+        ):
             return None
         reached, least = left + spec.seq_len_q, _LEAST_SAVED
         if spec.seq_len_q > MOST:
             if not spec.is_paged:
                 return None  # an array goes packed, as it is
             least = 1  # else all of them are copied
-        if o.needs_keep or reached * least > spec.seq_len_kv:
+        if spec.wanted.needs_keep or reached * least > spec.seq_len_kv:
             return None
         rows = (spec.batch, reached, spec.num_kv_heads)
         arrays = {
@@ -68,4 +73,4 @@ class NearKeys:
         key, value = keys_at(spec, operands, places)
         near = {"key": key, "value": value, "key_value_seq_lengths": keys - first}
         results = calls.kernel(inner, for_(inner, {**operands, **near}))
-        return marked(spec, operands, results)
+        return nan_where_invalid(spec, operands, results)

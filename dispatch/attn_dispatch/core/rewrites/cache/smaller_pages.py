@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.blocks import Blocks
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
-from attn_dispatch.semantics.wrong import marked
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 
 
 @dataclass(frozen=True)
@@ -30,4 +30,4 @@ class SmallerPages:
         given = {**operands, **blocks.pools(spec, operands), **table}
         results = calls.kernel(inner, for_(inner, given))
         # Its own pages are all there: which are not, the table of the call itself says.
-        return marked(spec, operands, results)
+        return nan_where_invalid(spec, operands, results)

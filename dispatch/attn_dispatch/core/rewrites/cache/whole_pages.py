@@ -34,11 +34,11 @@ from attn_dispatch.core.rewrites.rewrite import (
     keys_as_rows,
     without_band,
 )
+from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.padding import pad_last, round_up
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
-from attn_dispatch.semantics.wrong import marked
 
 _BY_PAIR = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
 
@@ -125,7 +125,7 @@ class WholePages:
         lse = jnp.where((t < ends.queries[:, None])[..., None], lse, -jnp.inf)
         out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
         results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
-        return marked(spec, operands, results)
+        return nan_where_invalid(spec, operands, results)
 
 
 @dataclass(frozen=True)
@@ -142,15 +142,20 @@ class _Plan:
 
     @staticmethod
     def of(spec: AttentionSpec) -> _Plan | None:
-        o, (left, right) = spec.options, spec.band
-        if spec.is_backward or spec.is_empty or o.whole_pages or is_packed(spec):
+        left, right = spec.band
+        if spec.is_backward or spec.is_empty or spec.promises.whole_pages or is_packed(spec):
             return None
         if not spec.has("key_value_seq_lengths") or any(map(spec.has, _BY_PAIR)):
             return None
-        if o.mods or o.needs_max or o.needs_keep or 0 in (spec.head_dim, spec.head_dim_v):
+        if (
+            spec.meaning.mods
+            or spec.wanted.needs_max
+            or spec.wanted.needs_keep
+            or 0 in (spec.head_dim, spec.head_dim_v)
+        ):
             return None
         is_open = (left, right) == (None, None)
-        if not is_open and o.causal_alignment != "bottom_right":
+        if not is_open and spec.meaning.causal_alignment != "bottom_right":
             return None
         if right is not None and right < 0:
             return None

@@ -1,1 +1,0 @@
-"""Commands that are nobody else's: info, explain, mask, completion."""

@@ -1,0 +1,34 @@
+"""The terminal as rich sees it, where rich is installed and someone looks, and a spinner there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def console(*, is_stderr: bool = False) -> Any:
+    """rich's console; None without rich, in a file or a pipe, and on a terminal that can do
+    nothing but print. It leaves colours out where NO_COLOR says so."""
+    stream = sys.stderr if is_stderr else sys.stdout
+    if stream is None or not stream.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    found = Console(stderr=is_stderr, highlight=False)
+    return found if found.is_terminal else None
+
+
+@contextmanager
+def waiting(what: str, *, is_stderr: bool = True) -> Iterator[Callable[[str], None]]:
+    """Something of unknown length; what this yields takes a text that tells how far it is."""
+    shown_on = console(is_stderr=is_stderr)
+    if shown_on is None:
+        yield lambda text: None
+        return
+    with shown_on.status(what, spinner="dots") as status:
+        yield lambda text: status.update(f"{what}: {text}")

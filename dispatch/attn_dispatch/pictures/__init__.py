@@ -1,1 +1,0 @@
-"""Who attends to whom in a call: as text, and as a picture."""

@@ -1,0 +1,136 @@
+"""A jaxpr made again: without calls, without what has no effect, and without a mesh around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import AbstractMesh, use_abstract_mesh
+
+# One program serves on every mesh: the operations of scalars have no shardings.
+NO_MESH = AbstractMesh((), ())
+
+_RULES = {"custom_jvp_call", "custom_vjp_call"}
+_CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint"} | _RULES
+_INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+# What JAX adds under shard_map, where one of two arrays is the same on all devices.
+_SHARD_MAP_CASTS = {"pvary", "pcast"}
+
+
+def inlined(closed: ClosedJaxpr, *, keeps_rules: bool = False) -> ClosedJaxpr:
+    """The same function of its inputs and, after them, of its constants; what calls do in line.
+
+    Loops and branches are flat inside as well.
+
+    Args:
+      keeps_rules: leave custom derivatives in it; else its derivatives are those of its operations.
+    """
+    jaxpr, number = closed.jaxpr, len(closed.in_avals)
+    kept = _RULES if keeps_rules else set[str]()
+    types = [plain_type(x.aval) for x in (*jaxpr.invars, *jaxpr.constvars)]
+    with use_abstract_mesh(NO_MESH):
+        return jax.make_jaxpr(lambda *xs: _evaluate(jaxpr, xs[number:], xs[:number], kept))(*types)
+
+
+def has_rules(jaxpr: Jaxpr) -> bool:
+    """Whether there are custom derivatives in it."""
+    return not _RULES.isdisjoint(_operations(jaxpr))
+
+
+def has_constants(jaxpr: Jaxpr) -> bool:
+    """Whether functions inside hold arrays that are no operands."""
+    inner = [x for eqn in jaxpr.eqns for value in eqn.params.values() for x in _jaxprs(value)]
+    return any(x.consts or has_constants(x.jaxpr) for x in inner)
+
+
+def varies_by_device(jaxpr: Jaxpr) -> bool:
+    """Whether it has been traced under shard_map with an array that varies over the devices."""
+    return not _SHARD_MAP_CASTS.isdisjoint(_operations(jaxpr))
+
+
+def _operations(jaxpr: Jaxpr) -> Iterator[str]:
+    """The names of its operations, and of those inside them."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for value in equation.params.values():
+            for inner in _jaxprs(value):
+                yield from _operations(inner.jaxpr)
+
+
+def plain_type(aval: Any) -> jax.ShapeDtypeStruct:
+    """Its type without what a mesh adds to that."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _evaluate(
+    jaxpr: Jaxpr,
+    constants: Sequence[Any],
+    inputs: Sequence[Any],
+    kept: set[str],
+    *,
+    is_called: bool = False,
+) -> list[Any]:
+    values: dict[Var, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+    values |= zip(jaxpr.invars, inputs, strict=True)
+
+    def value(x: Var | Literal) -> Any:
+        return x.val if isinstance(x, Literal) else values[x]
+
+    for equation in _needed(jaxpr):
+        given = [value(x) for x in equation.invars]
+        # It stays an operation of the line that it was written in, or called: what is in
+        # functions of JAX was traced for whoever came first.
+        line = None if is_called else equation.source_info.traceback
+        with source_info_util.user_context(line):
+            results = _result(equation, given, kept)
+        values |= zip(equation.outvars, results, strict=True)
+    return [value(x) for x in jaxpr.outvars]
+
+
+def _result(equation: JaxprEqn, given: list[Any], kept: set[str]) -> Sequence[Any]:
+    primitive, params = equation.primitive, equation.params
+    if primitive.name in _SHARD_MAP_CASTS:
+        return given
+    if primitive.name in _CALLS - kept:
+        inner = next(params[name] for name in _INNER if name in params)
+        (inner,) = _jaxprs(inner)
+        return _evaluate(inner.jaxpr, inner.consts, given, kept, is_called=True)
+    if primitive.name not in kept:
+        params = {name: _inlined_inside(x, bool(kept)) for name, x in params.items()}
+    results = primitive.bind(*given, **primitive.get_bind_params(params))
+    return results if primitive.multiple_results else [results]
+
+
+def _inlined_inside(value: Any, keeps_rules: bool) -> Any:
+    """A parameter of a loop or a branch, if it is a function, flat."""
+    if isinstance(value, ClosedJaxpr) and not value.consts:
+        return inlined(value, keeps_rules=keeps_rules)
+    if type(value) is tuple:
+        return tuple(_inlined_inside(x, keeps_rules) for x in value)
+    return value
+
+
+def _jaxprs(value: Any) -> Iterator[ClosedJaxpr]:
+    """The functions in a parameter."""
+    if isinstance(value, ClosedJaxpr):
+        yield value
+    elif isinstance(value, Jaxpr):
+        yield ClosedJaxpr(value, ())
+    elif isinstance(value, tuple | list):
+        for x in value:
+            yield from _jaxprs(x)
+
+
+def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    """The operations that the results depend on."""
+    wanted = {x for x in jaxpr.outvars if isinstance(x, Var)}
+    needed = []
+    for equation in reversed(jaxpr.eqns):
+        if wanted.isdisjoint(equation.outvars):
+            continue
+        needed.append(equation)
+        wanted |= {x for x in equation.invars if isinstance(x, Var)}
+    return needed[::-1]

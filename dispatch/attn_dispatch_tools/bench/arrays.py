@@ -1,0 +1,85 @@
+"""The arrays of a cell, the same numbers in every layout that packages want them in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch_tools.bench.cells import Cell
+
+Given = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+"""query, key, value and the gradient of the output."""
+
+BATCH, ROWS, ROW, PADDED = "batch", "rows", "row", "padded"
+"""Layouts: [B, T, N, H]; packed [rows, N, H], [1, rows, N, H], and a batch of the sequences, padded
+with zeros to `Cell.longest`."""
+
+
+class Arrays:
+    """Made when they are first asked for, and kept as long as this is."""
+
+    def __init__(self, cell: Cell):
+        self.cell = cell
+        self._made: dict[str, Given] = {}
+
+    def given(self, layout: str) -> Given:
+        """query, key, value and out_grad, normally distributed, in bfloat16."""
+        if layout not in self._made:
+            self._made[layout] = self._laid_out(layout)
+        return self._made[layout]
+
+    @cached_property
+    def cu_seqlens(self) -> jax.Array:
+        """[documents + 1], int32."""
+        return jnp.asarray(np.cumsum((0, *self.cell.lengths)), jnp.int32)
+
+    @cached_property
+    def segment_ids(self) -> jax.Array:
+        """[1, rows], int32, from 1 on."""
+        ids = np.repeat(np.arange(len(self.cell.lengths)) + 1, self.cell.lengths)
+        return jnp.asarray(ids, jnp.int32)[None]
+
+    @cached_property
+    def lengths(self) -> jax.Array:
+        """[documents], int32."""
+        return jnp.asarray(self.cell.lengths, jnp.int32)
+
+    def without_padding(self, results: Sequence[jax.Array], layout: str) -> list[jax.Array]:
+        """Results as [rows, heads, dim], in the order that all layouts share."""
+        flat = [x.reshape(-1, *x.shape[-2:]) for x in results]
+        return [x[self._places] for x in flat] if layout == PADDED else flat
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """Where each row is in the padded batch."""
+        starts = np.arange(len(self.cell.lengths)) * self.cell.longest
+        return np.concatenate(
+            [start + np.arange(n) for start, n in zip(starts, self.cell.lengths, strict=True)]
+        )
+
+    def _laid_out(self, layout: str) -> Given:
+        cell = self.cell
+        if layout == ROW:
+            q, k, v, out_grad = (x[None] for x in self.given(ROWS))
+            return q, k, v, out_grad
+        if layout == PADDED:
+            q, k, v, out_grad = (self._padded(x) for x in self.given(ROWS))
+            return q, k, v, out_grad
+        leading = (cell.seq_len,) if layout == ROWS else (cell.batch, cell.seq_len)
+        heads = (cell.num_heads, cell.num_kv_heads, cell.num_kv_heads, cell.num_heads)
+        dims = (cell.head_dim, cell.head_dim, cell.head_dim_v, cell.head_dim_v)
+        keys = jax.random.split(jax.random.key(0), 4)
+        q, k, v, out_grad = (
+            jax.random.normal(key, (*leading, n, dim), jnp.bfloat16)
+            for key, n, dim in zip(keys, heads, dims, strict=True)
+        )
+        return q, k, v, out_grad
+
+    def _padded(self, x: jax.Array) -> jax.Array:
+        documents, longest = len(self.cell.lengths), self.cell.longest
+        zeros = jnp.zeros((documents * longest, *x.shape[1:]), x.dtype)
+        return zeros.at[self._places].set(x).reshape(documents, longest, *x.shape[1:])

@@ -1,0 +1,189 @@
+"""The `attn-dispatch bench` command."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import itertools
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+from attn_dispatch.files import writing
+from attn_dispatch.text import counted, said
+from attn_dispatch_tools.bench import peers as all_of_them
+from attn_dispatch_tools.bench import report as reports
+from attn_dispatch_tools.bench.cells import WORK, Cell
+from attn_dispatch_tools.bench.grids import GRIDS
+from attn_dispatch_tools.bench.measure import Options
+from attn_dispatch_tools.bench.report import Report
+from attn_dispatch_tools.bench.run import present, run
+from attn_dispatch_tools.bench.screen import show, watched
+from attn_dispatch_tools.bench.table import markdown
+from attn_dispatch_tools.reports.environment import file_name
+from attn_dispatch_tools.reports.html_page import NO_MATPLOTLIB, page
+from attn_dispatch_tools.terminal.folder import made_folder
+from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.number_arguments import positive
+
+_DESCRIPTION = """\
+Measure attention beside every other package that is installed: wall time, device time, memory and
+what the first call costs. All take turns in one run, torch in a process of its own. A package that
+is absent or refuses a call is listed with its reason.
+
+The JSON file is saved after each cell; one of an earlier run is left alone. --plot makes plots and
+a table of such files.
+"""
+_EXAMPLES = (
+    "attn-dispatch bench --out results",
+    "attn-dispatch bench --grid dense --cells 'd128*' --peer ours --peer 'jax.nn*'",
+    "attn-dispatch bench --plot results/bench.json --out plots",
+)
+
+
+def add_parser(commands: Commands, help: str) -> None:
+    """Add `bench` to the parser of `attn-dispatch`."""
+    parser = add_command(
+        commands, "bench", main,
+        help=help,
+        description=_DESCRIPTION, examples=_EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument(
+        "--grid", action="append", choices=[*GRIDS], dest="grids", metavar="GRID",
+        help=f"{', '.join(GRIDS)}; may be repeated (default: all, in this order)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cells", metavar="GLOB", default="*", help="only cells named like this: 'd128*16k'"
+    )
+    parser.add_argument(
+        "--peer", action="append", metavar="GLOB", dest="peers",
+        help="only peers named like this: 'ours*'; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--direction", action="append", choices=[*WORK], dest="directions",
+        help="may be repeated (default: forward, and forward_backward)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=positive(int), metavar="N",
+        help="measurements of each (default: until each has followed each other equally often)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=positive(float), default=Options.seconds, metavar="S",
+        help="length of one measurement (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--time-limit", type=positive(float), metavar="S",
+        help="begin nothing after so many seconds; what there is is saved",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-device-time", action="store_false", dest="device_time", help="leave out the profiler"
+    )
+    parser.add_argument(
+        "--torch-python", metavar="PATH", help="the Python that torch is installed for, if another"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(), metavar="FOLDER",
+        help="where the JSON file, or plots and the table, are written (default: here)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--plot", type=Path, nargs="+", metavar="FILE",
+        help="measure nothing; make plots and a table of these JSON files",
+    )  # fmt: skip
+    parser.add_argument(
+        "--html", action="store_true",
+        help="also one HTML file with the table and all plots inside",
+    )  # fmt: skip
+
+
+def main(args: argparse.Namespace) -> None:
+    """Measure or plot; ends the process with status 1 if nothing was measured, 130 if it was
+    interrupted."""
+    try:
+        if args.plot:
+            plot(args.plot, made_folder(args.out), is_html=args.html)
+            return
+        if args.html:
+            _plots_module()  # before everything has been measured
+            page("")
+        started = time.monotonic()
+        cells = _cells(args)
+        directions = args.directions or ["forward", "forward_backward"]
+        chosen = all_of_them.named(args.peers or ["*"], all_of_them.all_peers(args.torch_python))
+        folder = made_folder(args.out)
+    except (ModuleNotFoundError, OSError, ValueError) as error:
+        sys.exit(f"error: {said(error)}")
+    limit = float("inf") if args.time_limit is None else args.time_limit
+    options = Options(args.rounds, args.seconds, args.device_time, started + limit)
+    here, facts = present(chosen)
+    asked = ("rounds", "seconds", "time_limit", "device_time", "cells")
+    report = Report(facts, {x: getattr(args, x) for x in asked})
+    grids = "+".join(dict.fromkeys(cell.grid for cell in cells))
+    kind = "bench" if grids == "+".join(GRIDS) else f"bench-{grids}"
+    path = _unused(folder / f"{file_name(kind, facts)}.json")
+    versions = f"cuDNN {facts['cudnn']}, JAX {facts['jax']}"
+    print(f"{facts['device']}, {versions}: {counted(len(cells), 'cell')}")
+    for name, reason in facts["absent"].items():
+        print(f"absent: {name}: {reason}")
+    print(f"each line: {' / '.join(directions)}, - where there is no number", flush=True)
+    for _ in watched(run(cells, here, directions, options, report, path), len(cells)):
+        pass
+    show(report)
+    if report.not_measured:
+        print(f"{report.stopped}: {len(report.not_measured)} cells were not measured")
+    if path.exists():
+        print(path)
+        if args.html:
+            plot([path], folder, is_html=True)
+    if report.stopped == "interrupted":
+        sys.exit(130)
+    sys.exit(0 if report.peers else 1)
+
+
+def plot(files: list[Path], folder: Path, *, is_html: bool = False) -> None:
+    """Plots (SVG) and the table (Markdown) of JSON files, and if asked for both as one HTML file;
+    prints what was written.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is missing, or for HTML rich.
+      ValueError: a file is not one of `attn-dispatch bench`, or they are of different machines.
+    """
+    report = reports.read(files)
+    try:
+        table, name = markdown(report), file_name("bench", report.environment)
+        written = _plots_module().draw(report, folder)
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        named = ", ".join(map(str, files))
+        raise ValueError(
+            f"expected JSON files of `attn-dispatch bench`, got {named} ({error!r})"
+        ) from error
+    path = folder / f"{name}.md"
+    writing.replace(path, table.encode())
+    if is_html:
+        whole = path.with_suffix(".html")
+        writing.replace(whole, page(table, written).encode())
+        written.append(whole)
+    for x in (*written, path):
+        print(x)
+
+
+def _plots_module() -> ModuleType:
+    try:
+        from attn_dispatch_tools.bench import plots
+    except ImportError:
+        raise ModuleNotFoundError(NO_MATPLOTLIB) from None
+    return plots
+
+
+def _cells(args: argparse.Namespace) -> list[Cell]:
+    grids = dict.fromkeys(args.grids or GRIDS)
+    cells = [x for grid in grids for x in GRIDS[grid] if fnmatch.fnmatchcase(x.name, args.cells)]
+    if not cells:
+        raise ValueError(f"no cell of {', '.join(grids)} is named like {args.cells!r}")
+    return cells
+
+
+def _unused(path: Path) -> Path:
+    """The path, numbered where there are results of an earlier run: of other cells, or as long."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(x for x in itertools.chain([path], numbered) if not x.exists())

@@ -1,0 +1,95 @@
+"""The grids: what is measured, and in which order.
+
+In each grid the cells that say most come first, because a run may be stopped by its time limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attn_dispatch_tools.bench.cells import Cell
+
+_TOKENS = 16384
+_LENGTHS = (8192, 2048, 16384, 4096, 1024, 512)
+
+MIXES: dict[str, tuple[tuple[int, ...], int]] = {
+    "16 documents, even": (tuple(range(184, 1976, 112)), 4096),
+    "16 documents, long tail": (
+        (4096, 2731, 1910, 1502, 1213, 980, 812, 690, 586, 480, 393, 310, 249, 190, 147, 95), 4096
+    ),
+    "64 short documents": (tuple(range(67, 451, 6)), 512),
+}  # fmt: skip
+"""Lengths of documents in 16,384 tokens, and the context that they are declared to fit in."""
+
+
+def _small() -> Iterator[Cell]:
+    """Calls whose kernels are shorter than what it takes to call them."""
+    for batch, seq_len, heads, dim, is_causal in (
+        (1, 128, 8, 64, False),
+        (1, 128, 8, 64, True),
+        (1, 512, 8, 64, True),
+        (8, 128, 8, 64, False),
+        (1, 1024, 16, 128, True),
+    ):
+        family = f"{heads} heads d{dim} {'causal' if is_causal else 'full'}"
+        yield Cell("small", family, batch, seq_len, heads, heads, dim, dim, is_causal)
+
+
+def _gqa() -> Iterator[Cell]:
+    """One row of the batch, as in NVIDIA's own tables."""
+    for seq_len in (8192, 2048, 16384):
+        yield Cell("gqa", "d128 causal, 64/8 heads", 1, seq_len, 64, 8, 128, 128)
+
+
+def _packed() -> Iterator[Cell]:
+    for name, (lengths, longest) in MIXES.items():
+        yield Cell(
+            "packed", name, 1, sum(lengths), 32, 8, 128, 128, lengths=lengths, longest=longest
+        )
+
+
+def _window() -> Iterator[Cell]:
+    for family, heads, kv_heads in (("d128", 16, 16), ("d128, 32/8 heads", 32, 8)):
+        family += " window 1024"
+        yield Cell("window", family, 1, 16384, heads, kv_heads, 128, 128, window=1024)
+
+
+def _mla() -> Iterator[Cell]:
+    """Multi-head latent attention in training: keys wider than values."""
+    for seq_len in (8192, 2048, 16384):
+        yield Cell("mla", "192/128 causal", _TOKENS // seq_len, seq_len, 16, 16, 192, 128)
+
+
+def _d192() -> Iterator[Cell]:
+    for seq_len in (8192, 2048, 16384):
+        for is_causal in (True, False):
+            family = f"d192 {'causal' if is_causal else 'full'}"
+            yield Cell("d192", family, _TOKENS // seq_len, seq_len, 8, 8, 192, 192, is_causal)
+
+
+def _dense() -> Iterator[Cell]:
+    """FlashAttention's: 16,384 tokens, and heads · dim = 2,048 in each."""
+    for seq_len in _LENGTHS:
+        for dim in (128, 64, 256):
+            for is_causal in (True, False):
+                heads, family = 2048 // dim, f"d{dim} {'causal' if is_causal else 'full'}"
+                batch = _TOKENS // seq_len
+                yield Cell("dense", family, batch, seq_len, heads, heads, dim, dim, is_causal)
+
+
+def _long() -> Iterator[Cell]:
+    for seq_len in (32768, 131072, 65536, 16384):
+        yield Cell("long", "d128 causal, long", 1, seq_len, 16, 16, 128, 128)
+
+
+GRIDS: dict[str, tuple[Cell, ...]] = {
+    "small": tuple(_small()),
+    "gqa": tuple(_gqa()),
+    "packed": tuple(_packed()),
+    "window": tuple(_window()),
+    "mla": tuple(_mla()),
+    "d192": tuple(_d192()),
+    "dense": tuple(_dense()),
+    "long": tuple(_long()),
+}
+assert all(sum(lengths) == _TOKENS for lengths, _ in MIXES.values())

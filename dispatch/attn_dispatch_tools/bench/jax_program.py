@@ -1,0 +1,107 @@
+"""A call from JAX, compiled, with what its first run costs and what memory it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import jax
+
+from attn_dispatch.core.tuning.timing import seconds_per_call
+from attn_dispatch_tools.bench.arrays import Arrays
+from attn_dispatch_tools.bench.device_time import busy_seconds
+
+
+class JaxProgram:
+    """See `peers.peer.Program`."""
+
+    def __init__(
+        self,
+        function: Callable[..., jax.Array],
+        layout: str,
+        extra: Sequence[jax.Array],
+        direction: str,
+        arrays: Arrays,
+    ):
+        self._arrays, self._layout, self._direction = arrays, layout, direction
+        step, self._given = _step(function, arrays.given(layout), tuple(extra), direction)
+        self._jitted = jax.jit(step)
+        times = [time.perf_counter()]
+        traced = self._jitted.trace(*self._given)
+        times.append(time.perf_counter())
+        lowered = traced.lower()
+        times.append(time.perf_counter())
+        # Kept: as long as it is, JAX finds it for calls of the jitted function too.
+        self._compiled = lowered.compile()
+        times.append(time.perf_counter())
+        jax.block_until_ready(self._compiled(*self._given))
+        times.append(time.perf_counter())
+        steps = [1e3 * (b - a) for a, b in pairwise(times)]
+        names = ("trace", "lower", "compile", "run")
+        self.facts: dict[str, Any] = {
+            "first_call_ms": {"total": sum(steps)} | dict(zip(names, steps, strict=True)),
+            "memory_bytes": _memory_bytes(self._compiled),
+        }
+
+    def seconds(self, calls: int) -> float:
+        return seconds_per_call(self._jitted, self._given, calls)
+
+    def device_seconds(self, calls: int) -> tuple[float | None, str]:
+        def run() -> None:
+            result = None
+            for _ in range(calls):
+                result = self._jitted(*self._given)
+            jax.block_until_ready(result)
+
+        run()
+        total, reason = busy_seconds(run)
+        return None if total is None else total / calls, reason
+
+    def results(self) -> list[jax.Array]:
+        """The output, the gradients, or both, as [rows, heads, dim] without padding."""
+        found = jax.tree.leaves(self._jitted(*self._given))
+        return self._arrays.without_padding(found, self._layout)
+
+
+def _step(
+    function: Callable[..., jax.Array],
+    given: Sequence[jax.Array],
+    extra: tuple[jax.Array, ...],
+    direction: str,
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What is jitted, and its arguments."""
+    *qkv, out_grad = given
+
+    def pull_of(*operands: jax.Array):
+        qkv, extra = operands[:3], operands[3:]
+        return jax.vjp(lambda *qkv: function(*qkv, *extra), *qkv)
+
+    def forward(*operands: jax.Array):
+        return function(*operands)
+
+    def backward(pull: Callable[..., Any], out_grad: jax.Array):
+        return pull(out_grad)
+
+    def forward_backward(out_grad: jax.Array, *operands: jax.Array):
+        out, pull = pull_of(*operands)
+        return out, *pull(out_grad)
+
+    if direction == "forward":
+        return forward, (*qkv, *extra)
+    if direction == "forward_backward":
+        return forward_backward, (out_grad, *qkv, *extra)
+    # What the forward pass leaves comes in as arguments, so that it is not computed again.
+    return backward, (jax.jit(lambda *x: pull_of(*x)[1])(*qkv, *extra), out_grad)
+
+
+def _memory_bytes(compiled: Any) -> int | None:
+    """Results and XLA's temporary buffers, a custom call's workspace among them.
+
+    Not what a kernel allocates for itself, or takes from XLA's pool while it runs.
+    """
+    found = compiled.memory_analysis()
+    if found is None:
+        return None
+    return found.temp_size_in_bytes + found.output_size_in_bytes

@@ -1,0 +1,106 @@
+"""dew-flash-attn's own functions; where only its FlashAttention-3 library is there, its kernels.
+
+The package loads FlashAttention-2's library as well when it is imported, and cannot be imported
+without. Then the kernels are called with nothing before or after them, which is what its own
+function does at these head dims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+
+from attn_dispatch.devices.target import default_device
+from attn_dispatch.flash import kernels, library
+from attn_dispatch.flash.call import FlashCall
+from attn_dispatch.flash.generations import FA3
+from attn_dispatch_tools.bench.arrays import ROWS, Arrays
+from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer, why_absent
+
+
+class DewFlashAttn(JaxPeer):
+    name = "dew-flash-attn"
+    distributions = library.DISTRIBUTIONS
+    module = "dew_flash_attn"
+
+    def absent(self) -> str:
+        reason = why_absent(self.module, self.distributions[0])
+        if not reason or reason.startswith("not installed"):
+            return reason
+        other = library.unusable_reason()
+        if not other and default_device().arch != "sm90":
+            other = "its other library is for sm90"
+        other = other or library.loading_failure(FA3)
+        return f"{reason}; {other}" if other else ""
+
+    def notes(self, cell: Cell, arrays: Arrays) -> dict[str, Any]:
+        public = not why_absent(self.module, self.distributions[0])
+        return {"called": "its public function" if public else "its FlashAttention-3 kernels"}
+
+    def call(self, cell: Cell, arrays: Arrays) -> Call:
+        if cell.head_dim != cell.head_dim_v:
+            raise NotImplementedError("value must be as wide as query")
+        if why_absent(self.module, self.distributions[0]):
+            return _kernels(cell, arrays)
+        package = self.package()
+        options = {"is_causal": cell.is_causal, "window_size": (-1, -1)}
+        if cell.window is not None:
+            options = {"is_causal": False, "window_size": (cell.window - 1, 0)}
+        if not cell.lengths:
+            return Call(partial(package.flash_mha, **options))
+
+        def packed(q: jax.Array, k: jax.Array, v: jax.Array, cu: jax.Array) -> jax.Array:
+            return package.flash_mha_varlen(q, k, v, cu, cell.longest, **options)
+
+        return Call(packed, ROWS, (arrays.cu_seqlens,))
+
+
+def _kernels(cell: Cell, arrays: Arrays) -> Call:
+    library.register(FA3)
+    facts = FlashCall(
+        backward=False,
+        dtype="bfloat16",
+        batch=cell.batch,
+        is_packed=bool(cell.lengths),
+        sequences=len(cell.lengths) or cell.batch,
+        gap=0,
+        rows_q=cell.seq_len,
+        rows_kv=cell.seq_len,
+        longest_q=cell.longest or cell.seq_len,
+        longest_kv=cell.longest or cell.seq_len,
+        num_heads=cell.num_heads,
+        num_kv_heads=cell.num_kv_heads,
+        head_dim=cell.head_dim,
+        head_dim_v=cell.head_dim_v,
+        is_causal=cell.is_causal and cell.window is None,
+        window_left=-1 if cell.window is None else cell.window - 1,
+        window_right=0 if cell.is_causal else -1,
+    )
+    scale = cell.head_dim**-0.5
+
+    @jax.custom_vjp
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array, *cu: jax.Array) -> jax.Array:
+        return kernels.forward(facts, (q, k, v), cu * 2, scale)[0]
+
+    def forward(q: jax.Array, k: jax.Array, v: jax.Array, *cu: jax.Array):
+        out, lse = kernels.forward(facts, (q, k, v), cu * 2, scale)
+        return out, (q, k, v, out, lse, cu)
+
+    def backward(residuals: Any, out_grad: jax.Array):
+        *operands, cu = residuals
+        grads = kernels.backward(
+            replace(facts, backward=True), (out_grad, *operands), cu * 2, scale
+        )
+        return *grads, *(None for _ in cu)
+
+    attention.defvjp(forward, backward)
+    if not cell.lengths:
+        return Call(attention)
+    return Call(attention, ROWS, (arrays.cu_seqlens,))
+
+
+PEERS = (DewFlashAttn(),)

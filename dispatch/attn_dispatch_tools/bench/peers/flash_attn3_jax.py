@@ -1,0 +1,40 @@
+"""flash_attn3_jax: FlashAttention-3, whose wheels have head dim 128 alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+
+from attn_dispatch_tools.bench.arrays import ROWS, Arrays
+from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer
+
+
+class FlashAttn3Jax(JaxPeer):
+    name = "flash_attn3_jax"
+    distributions = ("flash-attn3-jax",)
+    module = "flash_attn3_jax"
+
+    def call(self, cell: Cell, arrays: Arrays) -> Call:
+        if (cell.head_dim, cell.head_dim_v) != (128, 128):
+            # Its kernels would be missing when the call runs, after memory was taken for it.
+            raise NotImplementedError("its wheels are built for head dim 128 alone")
+        package = self.package()
+        options: dict[str, Any] = {"is_causal": cell.is_causal, "window_size": (-1, -1)}
+        if cell.window is not None:
+            options = {"is_causal": False, "window_size": (cell.window - 1, 0)}
+        if not cell.lengths:
+            return Call(partial(package.flash_mha, **options))
+
+        def packed(q: jax.Array, k: jax.Array, v: jax.Array, cu: jax.Array) -> jax.Array:
+            longest = cell.longest
+            return package.flash_mha_varlen(
+                q, k, v, cu, cu, max_seqlen_q=longest, max_seqlen_k=longest, **options
+            )
+
+        return Call(packed, ROWS, (arrays.cu_seqlens,))
+
+
+PEERS = (FlashAttn3Jax(),)

@@ -1,0 +1,58 @@
+"""jax.nn.dot_product_attention, on cuDNN and on XLA."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+
+from attn_dispatch_tools.bench.arrays import PADDED, Arrays
+from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer
+
+_MOST_SCORES = 8 << 30
+"""Bytes. XLA holds every score in float32; beyond this a run would only show how memory ends."""
+
+
+class JaxNn(JaxPeer):
+    """Packed sequences as a padded batch with lengths: it has nothing else for them."""
+
+    def __init__(self, implementation: str):
+        self.name = f"jax.nn: {implementation}"
+        self.implementation: Any = implementation
+
+    def version(self) -> str:
+        return f"jax {jax.__version__}"
+
+    def absent(self) -> str:
+        platform = jax.devices()[0].platform
+        if self.implementation == "cudnn" and platform != "gpu":
+            return f"cuDNN runs on NVIDIA GPUs, and this is {platform}"
+        return ""
+
+    def call(self, cell: Cell, arrays: Arrays) -> Call:
+        options: dict[str, Any] = {
+            "is_causal": cell.is_causal, "implementation": self.implementation
+        }  # fmt: skip
+        if self.implementation == "xla":
+            batch, longest = cell.batch, cell.seq_len
+            if cell.lengths:
+                batch, longest = len(cell.lengths), cell.longest
+            needed = 4 * batch * cell.num_heads * longest**2
+            if needed > _MOST_SCORES:
+                raise NotImplementedError(f"its scores would take {needed >> 30} GiB")
+        if cell.window is not None:
+            options["local_window_size"] = (cell.window - 1, 0)
+        if not cell.lengths:
+            return Call(partial(jax.nn.dot_product_attention, **options))
+
+        def padded(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+            return jax.nn.dot_product_attention(
+                q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, **options
+            )
+
+        return Call(padded, PADDED, (arrays.lengths,))
+
+
+PEERS = (JaxNn("cudnn"), JaxNn("xla"))

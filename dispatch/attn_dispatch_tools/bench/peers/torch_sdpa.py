@@ -1,0 +1,174 @@
+"""PyTorch's scaled_dot_product_attention, which takes its turns in a process of its own.
+
+In one process JAX and torch would load two cuDNNs, and share what neither gives back.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from attn_dispatch.files import reading
+from attn_dispatch_tools.bench.arrays import Arrays
+from attn_dispatch_tools.bench.cells import Cell
+
+_WORKER = Path(__file__).with_name("torch_worker.py")
+_PATIENCE = 300
+"""Seconds that an answer may take."""
+
+
+class Worker:
+    """The process, started when it is first asked for."""
+
+    def __init__(self, python: str | None):
+        self._python = python
+        self._process: subprocess.Popen[bytes] | None = None
+        self._about: dict[str, Any] | None = None
+        self._ids = itertools.count()
+
+    def about(self) -> dict[str, Any]:
+        """Its "version", or the "reason" why it is of no use here."""
+        if self._about is None:
+            self._about = self._started()
+        return self._about
+
+    def ask(self, **asked: Any) -> dict[str, Any]:
+        """The answer.
+
+        Raises:
+          RuntimeError: it has a reason instead, or there is none.
+        """
+        process = self._process
+        if process is None or process.stdin is None:
+            raise RuntimeError("its process has ended")
+        try:
+            process.stdin.write((json.dumps(asked) + "\n").encode())
+            process.stdin.flush()
+        except OSError:
+            self.close()
+            raise RuntimeError("its process has ended") from None
+        answer = self._answer(process)
+        if "reason" in answer:
+            raise RuntimeError(answer["reason"])
+        return answer
+
+    def new_id(self) -> str:
+        return str(next(self._ids))
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _started(self) -> dict[str, Any]:
+        python = self._python or sys.executable
+        if self._python is None and importlib.util.find_spec("torch") is None:
+            return {"reason": "not installed: pip install torch, or name its --torch-python"}
+        try:
+            self._process = subprocess.Popen(
+                [python, str(_WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            )
+        except OSError as error:
+            return {"reason": f"{python} cannot be started: {error.strerror}"}
+        try:
+            about = self._answer(self._process)
+        except RuntimeError as error:
+            about = {"reason": str(error)}
+        if "reason" in about:
+            self.close()
+        return about
+
+    def _answer(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+        assert process.stdout is not None
+        line, until = b"", time.monotonic() + _PATIENCE
+        while not line.endswith(b"\n"):
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+                self.close()
+                raise RuntimeError(f"no answer within {_PATIENCE} seconds")
+            part = process.stdout.read(1 << 16)
+            if not part:
+                self.close()
+                raise RuntimeError("its process has ended")
+            line += part
+        try:
+            answer = reading.json_value(line.decode())
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            self.close()
+            raise RuntimeError(f"its process answered {line[:80]!r}")
+        return answer
+
+
+class _TorchProgram:
+    """See `peers.peer.Program`."""
+
+    def __init__(self, worker: Worker, backend: str, cell: Cell, direction: str):
+        self._worker, self._id = worker, worker.new_id()
+        self.facts: dict[str, Any] = worker.ask(
+            do="prepare", id=self._id, backend=backend, cell=cell.to_json(), direction=direction
+        )
+
+    def seconds(self, calls: int) -> float:
+        return self._worker.ask(do="seconds", id=self._id, calls=calls)["seconds"]
+
+    def device_seconds(self, calls: int) -> tuple[float | None, str]:
+        try:
+            asked = self._worker.ask(do="device_seconds", id=self._id, calls=calls)
+        except RuntimeError as error:
+            return None, str(error)
+        return asked["seconds"], ""
+
+    def results(self) -> list[jax.Array] | None:
+        return None  # its numbers are not ours
+
+
+class TorchSdpa:
+    """One backend of it; both share a process."""
+
+    def __init__(self, backend: str, worker: Worker):
+        self.name = f"torch: {backend}"
+        self._backend, self._worker = backend, worker
+
+    def version(self) -> str:
+        return self._worker.about().get("version", "")
+
+    def absent(self) -> str:
+        return self._worker.about().get("reason", "")
+
+    def concerns(self, cell: Cell) -> bool:
+        return True
+
+    def notes(self, cell: Cell, arrays: Arrays) -> dict[str, Any]:
+        return {"called": "in a process of its own"}
+
+    def program(self, cell: Cell, direction: str, arrays: Arrays) -> _TorchProgram:
+        if cell.lengths:
+            raise NotImplementedError("scaled_dot_product_attention has no packed sequences")
+        if cell.window is not None:
+            raise NotImplementedError("scaled_dot_product_attention has no windows")
+        return _TorchProgram(self._worker, self._backend, cell, direction)
+
+    def release(self) -> None:
+        """Its programs' arrays."""
+        if not self.absent():
+            self._worker.ask(do="release")
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+def peers(python: str | None) -> tuple[TorchSdpa, ...]:
+    worker = Worker(python)
+    return TorchSdpa("cudnn", worker), TorchSdpa("flash", worker)

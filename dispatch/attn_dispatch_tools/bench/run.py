@@ -1,0 +1,96 @@
+"""A run: all cells, one after the other, saved after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attn_dispatch_tools.bench.arrays import Arrays
+from attn_dispatch_tools.bench.cells import Cell
+from attn_dispatch_tools.bench.measure import Options, measure
+from attn_dispatch_tools.bench.peers.peer import Peer, first_line
+from attn_dispatch_tools.bench.report import CellResults, Report
+from attn_dispatch_tools.reports.environment import environment
+
+_WARM_UP = Cell("warm up", "d128 causal", 1, 256, 8, 8, 128, 128)
+
+Measure = Callable[..., dict[str, dict[str, Any]]]
+
+
+def present(peers: Sequence[Peer]) -> tuple[list[Peer], dict[str, Any]]:
+    """Those that can be used here, and the environment with the versions of all and the reasons of
+    the others."""
+    absent = {peer.name: peer.absent() for peer in peers}
+    facts = environment()
+    facts["peers"] = {peer.name: peer.version() for peer in peers}
+    facts["absent"] = {name: reason for name, reason in absent.items() if reason}
+    return [peer for peer in peers if not absent[peer.name]], facts
+
+
+def run(
+    cells: Sequence[Cell],
+    peers: Sequence[Peer],
+    directions: Sequence[str],
+    options: Options,
+    report: Report,
+    path: Path,
+    measure: Measure = measure,
+) -> Iterator[CellResults]:
+    """Measures the cells into `report`, and yields each when it is saved at `path`.
+
+    A time limit ends it between two measurements, an interruption anywhere: either way the report
+    says so and is saved.
+    """
+    left = [f"{cell.grid}: {cell.name}" for cell in cells]
+    try:
+        _warm_up(peers)
+        for cell in cells:
+            if options.is_over():
+                report.stopped = "time limit"
+                break
+            found = CellResults(cell)
+            report.cells.append(found)
+            arrays = Arrays(cell)
+            for direction in directions:
+                if not options.is_over():
+                    found.results[direction] = measure(cell, direction, peers, arrays, options)
+            found.notes = _notes(cell, peers, arrays)
+            left.pop(0)
+            if options.is_over():
+                report.stopped = "time limit"
+            report.not_measured = [*left]
+            report.write(path)
+            yield found
+    except KeyboardInterrupt:
+        report.stopped = "interrupted"
+    finally:
+        for peer in peers:
+            peer.close()
+        report.not_measured = left
+        report.write(path)
+
+
+def _warm_up(peers: Sequence[Peer]) -> None:
+    """Everyone loads its libraries, so that no cell's first call pays for that."""
+    arrays = Arrays(_WARM_UP)
+    for peer in peers:
+        try:
+            if peer.concerns(_WARM_UP):
+                peer.program(_WARM_UP, "forward_backward", arrays)
+            peer.release()
+        except Exception:
+            continue  # the cells will tell
+
+
+def _notes(cell: Cell, peers: Sequence[Peer], arrays: Arrays) -> dict[str, dict[str, Any]]:
+    found = {}
+    for peer in peers:
+        if not peer.concerns(cell):
+            continue
+        try:
+            if notes := peer.notes(cell, arrays):
+                found[peer.name] = notes
+        except Exception as error:
+            found[peer.name] = {"reason": first_line(error)}
+    return found

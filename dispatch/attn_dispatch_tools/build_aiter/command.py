@@ -1,0 +1,187 @@
+"""The `attn-dispatch build-aiter` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.console import waiting
+from attn_dispatch.text import said
+from attn_dispatch_tools.build_aiter import flags, install, ninja, progress, toolchain, wheel
+from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.build_aiter.generate import Filters, Sources, generate
+from attn_dispatch_tools.build_aiter.ninja import Library
+from attn_dispatch_tools.terminal.folder import made_folder
+from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.number_arguments import at_least
+
+_DESCRIPTION = """\
+Build AITER's attention libraries for AMD GPUs from the sources in the amd-aiter wheel, together
+with the small library through which attn_dispatch calls them.
+
+All of it is some 6300 files for each architecture, half a minute each: hours on a large machine.
+A filter builds fewer of CK's kernels. A call that needs one of those left out fails when it runs,
+with a sentence that says so: attn_dispatch does not know which were built. AITER's ASM kernels are
+not compiled here and always complete.
+
+An interrupted build goes on where it was when the same command is given again.
+"""
+
+_FILTER_HELP = """\
+Kernels are named by what they are made for:
+
+  fmha_fwd_d128_bf16_batch_…_nlogits_nbias_mask_lse_ndropout_…
+  fmha_bwd_d128_bf16_group_…_nbias_ndbias_mask_ndropout_ndeterministic_…
+  fmha_fwd_splitkv_d128_bf16_batch_…_nlogits_nbias_nmask_lse_nsquant_pagedkv
+
+The last are those of serving, of keys in pages (npagedkv: of a cache for each row).
+d is the head dimension; batch or group (packed sequences); n before a feature is "without".
+--filter takes a part of such a name, with * for anything: 'd128_bf16',
+'d64_bf16_batch*_nbias_'.
+"""
+_EXAMPLES = (
+    "attn-dispatch build-aiter --arch gfx942",
+    "attn-dispatch build-aiter --arch gfx950 --filter d128_bf16 --jobs 32",
+)
+
+# For gfx942 with clang 22, on a core that does nothing else.
+_SECONDS = {"forward": 27, "backward": 37, "other": 20}
+_BYTES_PER_JOB = 2 << 30
+
+
+def add_parser(commands: Commands, help: str) -> None:
+    """Add `build-aiter` to the parser of `attn-dispatch`."""
+    parser = add_command(
+        commands, "build-aiter", main,
+        help=help,
+        description=_DESCRIPTION, notes=_FILTER_HELP, examples=_EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument(
+        "--arch",
+        action="append",
+        required=True,
+        choices=aiter_folder.ARCHS,
+        dest="archs",
+        help="gfx942 (MI300X, MI300A, MI325X) or gfx950 (MI350X, MI355X); may be repeated",
+    )
+    parser.add_argument(
+        "--filter", metavar="TEXT", help="only kernels with this in their name; see below"
+    )
+    parser.add_argument(
+        "--filter-forward",
+        metavar="PATTERN",
+        help="CK's own filter for forward kernels: a pattern for the whole name",
+    )
+    parser.add_argument(
+        "--filter-split-kv",
+        metavar="PATTERN",
+        help="the same for the forward kernels of serving",
+    )
+    parser.add_argument(
+        "--filter-backward",
+        metavar="PATTERN",
+        help="the same for backward kernels: before@after@main, a pattern for each kind",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=at_least(1),
+        metavar="N",
+        help="files compiled at once (default: the cores, as far as 2 GB for each allow)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where a folder for each architecture is made (default: $ATTN_DISPATCH_AITER, else "
+        "a folder of yours in which attn_dispatch looks by itself)",
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    """Build for each architecture; a failure ends the process with a sentence."""
+    try:
+        root = made_folder(args.out).resolve() if args.out else aiter_folder.root()
+        filters = Filters.parse(
+            args.filter, args.filter_forward, args.filter_backward, args.filter_split_kv
+        )
+        for arch in dict.fromkeys(args.archs):
+            build(arch, root / arch, filters, args.jobs or default_jobs())
+    except (BuildError, OSError, ValueError) as error:
+        sys.exit(f"error: {said(error)}")
+    except KeyboardInterrupt:
+        print("Interrupted; the same command goes on from here.", file=sys.stderr)
+        sys.exit(130)
+
+
+def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
+    """Generate, compile, link and install for one architecture."""
+    started = time.monotonic()
+    work = folder / "work"
+    source_wheel = wheel.find()
+    ninja.find_ninja()
+    adapter = wheel.adapter_folder()
+    tools = toolchain.find(arch, work)
+    print(f"AITER {aiter_folder.GENERATION} for {arch} with {tools.description}")
+    if tools.unknown_flags:
+        print(f"  flags of AITER's this compiler does not know: {' '.join(tools.unknown_flags)}")
+    if tools.compile_check_only:
+        print("  compile check only: without ROCm's headers the result must not be run")
+
+    with waiting("Generating the C++ files"):
+        forward, backward = generate(source_wheel, arch, filters, work)
+    environment = tuple(adapter / name for name in wheel.ENVIRONMENT)
+    sources = (*sorted(adapter.glob("aiter_adapter*.cc")), *environment)
+    print(_plan(forward, backward, len(sources) + 2 * len(environment), jobs))
+
+    include = source_wheel.include_flags
+    names = aiter_folder.libraries(arch)
+    own_flags = wheel.environment_flags(arch)
+    libraries = [
+        Library(name, files, (*include, *options), needs, ninja.WRAPPED, own_flags)
+        for name, files, options, needs in (
+            (names[0], (*forward.files, *environment), flags.FORWARD, ()),
+            (names[1], (*backward.files, *environment), flags.BACKWARD, ()),
+            (names[2], sources, (*flags.FORWARD, f"-I{adapter}"), names[:2]),
+        )
+    ]
+    ninja.write(work, tools, libraries)
+    with progress.steps("Compiling") as report:
+        ninja.run(work, jobs, report)
+
+    files = sum(len(library.sources) for library in libraries)
+    done = install.install(work, folder, arch, source_wheel, tools, filters, files)
+    minutes = (time.monotonic() - started) / 60
+    print(f"{folder}: {', '.join(names)} and {done.asm_kernels} ASM kernels; {minutes:.1f} minutes")
+    print(f"  {work} is no longer needed, unless you want to add kernels later")
+
+
+def _plan(forward: Sources, backward: Sources, adapter_files: int, jobs: int) -> str:
+    """How much will be built, and for how long that might take."""
+    kernels = forward.kernels + backward.kernels
+    others = len(forward.files) + len(backward.files) + adapter_files - kernels
+    in_all = forward.kernels_in_all + backward.kernels_in_all + others
+    minutes = (
+        forward.kernels * _SECONDS["forward"]
+        + backward.kernels * _SECONDS["backward"]
+        + others * _SECONDS["other"]
+    ) / (60 * jobs)
+    duration = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{minutes:.0f} minutes"
+    return (
+        f"  {kernels + others} of {in_all} files "
+        f"({forward.kernels} of {forward.kernels_in_all} forward kernels, "
+        f"{backward.kernels} of {backward.kernels_in_all} backward), "
+        f"roughly {duration} with {jobs} jobs if nothing is built yet"
+    )
+
+
+def default_jobs() -> int:
+    """One for each core of this process, as far as memory allows."""
+    cores = len(os.sched_getaffinity(0))
+    available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    free = int(available[1]) * 1024 if available else 0
+    return max(1, min(cores, free // _BYTES_PER_JOB))

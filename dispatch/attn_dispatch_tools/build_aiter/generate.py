@@ -1,0 +1,203 @@
+"""The C++ files of a build, written by the wheel's own generators.
+
+Paged prefill, which libmha_fwd.so also offers, is left empty: nothing here asks for it. See
+run_generator.py for what else is left out.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from attn_dispatch_tools.build_aiter.errors import BuildError
+from attn_dispatch_tools.build_aiter.wheel import Wheel
+
+# What CK calls the kernels made for an architecture; gfx950 has its own, others share gfx9's.
+_TARGETS = {"gfx942": "gfx9", "gfx950": "gfx950"}
+_EVERYTHING = {"fwd": "*", "bwd": "*@*@*", "fwd_splitkv": "*@*"}
+_NOTHING = {"batch_prefill": "none"}
+
+# What kernels that attend, and those that combine what these found, must have in common.
+_COMBINES = re.compile(r"fmha_fwd_splitkv_combine_(d\d+_\w+?_batch)_.*_unused_ps(dv)?_")
+_ATTENDS = re.compile(r"fmha_fwd_splitkv_(d\d+_\w+?_batch)_.*_vr_pssk(?:d(dv))?_")
+
+# Of what runs before and after ASM backward kernels, those that AITER's dispatch mentions.
+_PRE_POST_FILTER = "*@*_ndeterministic@*_nbias*_dropout*_ndeterministic*"
+_PRE_POST_GROUP = 8
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which of CK's kernels to build, as its generator takes it: fnmatch patterns."""
+
+    forward: str = _EVERYTHING["fwd"]
+    backward: str = _EVERYTHING["bwd"]
+    """Three patterns, separated by @: the kernels before, those after, and the main one."""
+    split_kv: str = "*"
+    """Of forward kernels that split the keys; with those that combine what they need of them."""
+
+    @classmethod
+    def parse(
+        cls,
+        both: str | None,
+        forward: str | None,
+        backward: str | None,
+        split_kv: str | None = None,
+    ) -> Filters:
+        """From --filter, a part of a kernel's name, and the patterns that override it."""
+        for text in (both, forward, backward, split_kv):
+            if text and "," in text:
+                raise BuildError(f"a filter cannot hold a comma, got {text!r}")
+        part = f"*{both}*" if both else "*"
+        return cls(forward or part, backward or f"*@*@{part}", split_kv or part)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What one library is built from, and how much CK offers."""
+
+    files: tuple[Path, ...]
+    kernels: int
+    """How many of CK's kernels are among the files."""
+    kernels_in_all: int
+
+
+def generate(wheel: Wheel, arch: str, filters: Filters, folder: Path) -> tuple[Sources, Sources]:
+    """Write the forward and the backward library's files into `folder`/forward and /backward.
+
+    A file that is as it should be is not touched, so that it is not compiled again.
+    """
+    run = _Generators(wheel, arch, folder)
+    with ThreadPoolExecutor() as pool:  # each runs processes that take seconds
+        jobs = (
+            pool.submit(run.forward, filters.forward, filters.split_kv),
+            pool.submit(run.backward, filters.backward),
+        )
+        forward, backward = (job.result() for job in jobs)
+    if not forward.kernels and not backward.kernels:
+        raise BuildError(
+            f"no kernel matches {filters.forward!r}, {filters.split_kv!r} or "
+            f"{filters.backward!r}; names look like fmha_fwd_d128_bf16_batch_…, "
+            "fmha_fwd_splitkv_d128_bf16_batch_… and fmha_bwd_d128_bf16_group_…"
+        )
+    return forward, backward
+
+
+@dataclass(frozen=True)
+class _Generators:
+    """The wheel's scripts, for one architecture."""
+
+    wheel: Wheel
+    arch: str
+    folder: Path
+
+    def forward(self, pattern: str, split_kv: str) -> Sources:
+        draft = self._draft("forward")
+        kernels = self._ck("fwd", pattern, draft)
+        kernels += self._ck("fwd_splitkv", f"*@{split_kv}", draft) - _drop_idle(draft)
+        for direction, nothing in _NOTHING.items():
+            self._ck(direction, nothing, draft)
+        script = self.wheel.csrc / "cpp_itfs" / "mha_fwd_generate.py"
+        self._run(script, "--receipt", "5", "--output_dir", str(draft))
+        self._run(self._asm("fwd"), "--output_dir", str(draft))
+        files = _put_in_place(draft, self.folder / "forward")
+        return Sources(files, kernels, self._count("fwd") + self._count("fwd_splitkv"))
+
+    def backward(self, pattern: str) -> Sources:
+        draft = self._draft("backward")
+        script = self.wheel.csrc / "py_itfs_cu" / "fmha_bwd_pre_post_kernel_generate.py"
+        self._run(script, "--filter", _PRE_POST_FILTER, "--output_dir", str(draft))
+        _join(draft)
+        kernels = self._ck("bwd", pattern, draft)
+        script = self.wheel.csrc / "cpp_itfs" / "mha_bwd_generate.py"
+        self._run(script, "--receipt", "3", "--output_dir", str(draft))
+        self._run(self._asm("bwd"), "--output_dir", str(draft))
+        files = _put_in_place(draft, self.folder / "backward")
+        return Sources(files, kernels, self._count("bwd"))
+
+    def _count(self, direction: str) -> int:
+        """How many kernels there are without a filter."""
+        path = self.folder / f"{direction}.txt"
+        self._run(*self._ck_command(direction, _EVERYTHING[direction]), "--list_blobs", str(path))
+        names = path.read_text(encoding="utf-8").split()
+        return sum(not name.endswith("_api.cpp") for name in names)
+
+    def _ck(self, direction: str, pattern: str, draft: Path) -> int:
+        """Run CK's generator; how many kernels it has written."""
+        before = len(list(draft.iterdir()))
+        self._run(*self._ck_command(direction, pattern), "--output_dir", str(draft))
+        return len(list(draft.iterdir())) - before - 1  # the dispatch among them is no kernel
+
+    def _ck_command(self, direction: str, pattern: str) -> Sequence[str | Path]:
+        return (
+            *(self.wheel.fmha / "generate.py", "--targets", _TARGETS[self.arch]),
+            *("--direction", direction, "--receipt", "600", "--filter", pattern),
+        )
+
+    def _asm(self, direction: str) -> Path:
+        return self.wheel.asm(self.arch) / f"fmha_v3_{direction}" / "codegen.py"
+
+    def _draft(self, name: str) -> Path:
+        draft = self.folder / f"{name}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        return draft
+
+    def _run(self, script: str | Path, *arguments: str | Path) -> None:
+        runner = str(Path(__file__).with_name("run_generator.py"))
+        # -B: nothing is written into the wheel's folders.
+        command = [sys.executable, "-B", runner, self.arch, str(script), *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(
+                f"AITER's generator {script} failed; is the amd-aiter wheel complete? It says: "
+                f"{done.stderr.strip()[-2000:]}"
+            )
+
+
+def _drop_idle(draft: Path) -> int:
+    """Remove the kernels that would combine what no kernel here attends to; how many those are."""
+    names = [path.name for path in draft.iterdir()]
+    needed = {found.groups() for name in names if (found := _ATTENDS.match(name))}
+    idle = [x for x in names if (found := _COMBINES.match(x)) and found.groups() not in needed]
+    for name in idle:
+        (draft / name).unlink()
+    return len(idle)
+
+
+def _join(draft: Path) -> None:
+    """Put eight small files into one.
+
+    There are some hundred, and compiling one is 90% reading the headers that they share. Each uses
+    the same names, which end in _0.
+    """
+    files = sorted(draft.glob("*.cpp"))
+    texts = [
+        re.sub(r"\b([a-z]\w*)_0\b", rf"\1_{index}", path.read_text(encoding="utf-8"))
+        for index, path in enumerate(files)
+    ]
+    for path in files:
+        path.unlink()
+    for start in range(0, len(texts), _PRE_POST_GROUP):
+        joined = draft / f"fmha_bwd_pre_post_{start // _PRE_POST_GROUP}.cpp"
+        joined.write_text("\n".join(texts[start : start + _PRE_POST_GROUP]), encoding="utf-8")
+
+
+def _put_in_place(draft: Path, folder: Path) -> tuple[Path, ...]:
+    """Make `folder` hold what `draft` does, without touching files that are the same."""
+    folder.mkdir(exist_ok=True)
+    names = {path.name for path in draft.iterdir()}
+    for stale in (path for path in folder.iterdir() if path.name not in names):
+        stale.unlink()
+    for name in names:
+        new, old = draft / name, folder / name
+        if not old.exists() or old.read_bytes() != new.read_bytes():
+            new.replace(old)
+    shutil.rmtree(draft)
+    return tuple(sorted(folder.glob("*.cpp")))

@@ -1,0 +1,62 @@
+"""What a build leaves for use: the libraries, the ASM kernels, and a record of both."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from attn_dispatch.aiter import folder as aiter_folder
+from attn_dispatch.aiter.folder import AiterBuild
+from attn_dispatch_tools.build_aiter.generate import Filters
+from attn_dispatch_tools.build_aiter.toolchain import Toolchain
+from attn_dispatch_tools.build_aiter.wheel import Wheel
+
+
+def install(
+    work: Path,
+    folder: Path,
+    arch: str,
+    wheel: Wheel,
+    toolchain: Toolchain,
+    filters: Filters,
+    files: int,
+) -> AiterBuild:
+    """Copy what was built in `work` into `folder`; the record of it is written last."""
+    aiter_folder.forget(folder)
+    for name in aiter_folder.libraries(arch):
+        _replace(work / name, folder / name)
+    build = AiterBuild(
+        generation=aiter_folder.GENERATION,
+        arch=arch,
+        wheel_version=wheel.version,
+        filter_forward=filters.forward,
+        filter_backward=filters.backward,
+        filter_split_kv=filters.split_kv,
+        compiler=toolchain.description,
+        compile_check_only=toolchain.compile_check_only,
+        files=files,
+        asm_kernels=len(_copy_asm_kernels(wheel.asm(arch), folder, arch)),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+    build.write(folder)
+    return build
+
+
+def _copy_asm_kernels(source: Path, folder: Path, arch: str) -> Sequence[Path]:
+    """The kernels, in the folder beside the libraries in which these look for them."""
+    target = Path(aiter_folder.asm_folder(folder, arch))
+    kernels = aiter_folder.asm_kernels(source)
+    for kernel in kernels:
+        copy = target / kernel.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        _replace(kernel, copy)
+    return kernels
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Copy, so that a process which has the old file open keeps it."""
+    draft = target.with_name(f"{target.name}.draft")
+    shutil.copyfile(source, draft)
+    draft.replace(target)

@@ -1,0 +1,132 @@
+"""The `attn-dispatch` command."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from importlib import import_module
+
+from attn_dispatch._version import __version__
+from attn_dispatch.text import said
+from attn_dispatch_tools.terminal.ending import dying_of_interrupts, run_process, run_to_the_end
+from attn_dispatch_tools.terminal.help import Formatter
+
+_DESCRIPTION = """\
+One attention call for JAX, by the best kernel for the device: cuDNN on NVIDIA, AITER on AMD, XLA
+everywhere else. `attn-dispatch COMMAND --help` has the options of a command, and examples.
+"""
+
+_COMMANDS = {
+    "info": ("commands.info", "devices, vendor libraries, and which implementations work"),
+    "explain": (
+        "commands.explain",
+        "what would run a call, here or on another device, and why not the rest",
+    ),
+    "mask": ("pictures.command", "who attends to whom, as text or as a picture"),
+    "verify": ("verify.command", "check an implementation on this device, case by case"),
+    "bench": (
+        "bench.command", "measure speed and memory beside other packages that are installed"
+    ),
+    "tune": ("commands.tune", "find out what runs calls fastest on this GPU, and keep it"),
+    "plan": ("commands.plan", "plan calls ahead, for processes that make them later"),
+    "build-aiter": ("build_aiter.command", "build AITER's libraries for AMD GPUs"),
+    "completion": (
+        "commands.completion", "a script with which your shell completes all of this"
+    ),
+}  # fmt: skip
+"""The module of each, and what the list of commands says of it."""
+
+_WITHOUT_SETTINGS = ("build-aiter", "completion")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the command."""
+    if arguments is None:
+        run_process(lambda: _run(sys.argv[1:]))
+    else:
+        run_to_the_end(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> None:
+    whole = parser(only=next((x for x in arguments if x in _COMMANDS), ""))
+    _check_command(whole, arguments)
+    chosen, unknown = whole.parse_known_args(_with_negative_values(arguments))
+    if unknown:
+        _unknown(chosen.command_parser, unknown)
+    if chosen.command not in _WITHOUT_SETTINGS:
+        _check_settings()
+    chosen.parser = parser  # completion scripts are made of it
+    chosen.run(chosen)
+
+
+def _check_settings() -> None:
+    """An environment variable with a wrong value is an error of every command that heeds it."""
+    from attn_dispatch.devices.target import device_for
+
+    try:
+        device_for("cpu")  # which looks at no device
+    except ValueError as error:
+        raise SystemExit(f"error: {said(error)}") from error
+
+
+def _check_command(whole: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """A misspelt command is an error that names the nearest one."""
+    if arguments and (name := arguments[0]) not in _COMMANDS and not name.startswith("-"):
+        near = difflib.get_close_matches(name, _COMMANDS, 1)
+        also = f"; did you mean {near[0]}?" if near else ""
+        whole.error(f"COMMAND: expected one of {', '.join(_COMMANDS)}; got {name!r}{also}")
+
+
+def _unknown(command: argparse.ArgumentParser, words: list[str]) -> None:
+    """Words that the command has no use for are an error that names the nearest option."""
+    near = difflib.get_close_matches(words[0], _options(command), 1)
+    also = f"; did you mean {near[0]}?" if near else ""
+    command.error(f"unrecognized arguments: {' '.join(words)}{also}")
+
+
+def _options(command: argparse.ArgumentParser) -> list[str]:
+    return re.findall(r"(?<=\[)--[a-z-]+", command.format_usage())
+
+
+def _with_negative_values(arguments: list[str]) -> list[str]:
+    """`--window -1,-1` as one word, which argparse else takes for two options."""
+    if not arguments or arguments[0] not in ("explain", "mask"):
+        return arguments
+    joined: list[str] = []
+    for word in arguments:
+        if re.match(r"-\d", word) and joined and re.fullmatch(r"--[a-z-]+", joined[-1]):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def names() -> list[str]:
+    """Of its commands, in the order of the help."""
+    return [*_COMMANDS]
+
+
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """That of the command, with all of its commands.
+
+    Args:
+      only: of the other commands it knows the names alone, and imports nothing: JAX takes most of
+        a second.
+    """
+    whole = argparse.ArgumentParser(
+        prog="attn-dispatch", description=_DESCRIPTION, formatter_class=Formatter
+    )
+    whole.add_argument("--version", action="version", version=__version__)
+    commands = whole.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands"
+    )
+    for name, (module, help) in _COMMANDS.items():
+        if only in (None, name):
+            with dying_of_interrupts():
+                found = import_module(f"attn_dispatch_tools.{module}")
+            found.add_parser(commands, help)
+        else:
+            commands.add_parser(name, help=help)
+    return whole

@@ -1,0 +1,158 @@
+"""The `attn-dispatch explain` command: what would run a call, said in a line of text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.api import explain
+from attn_dispatch.core import select
+from attn_dispatch.core.explanation import Explanation
+from attn_dispatch.text import said
+from attn_dispatch.warning import AttentionConventionWarning
+from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.text import filled, width
+from attn_dispatch_tools.written_calls import notation
+from attn_dispatch_tools.written_calls.flags import MASK_FLAGS, add_mask_flags, given
+from attn_dispatch_tools.written_calls.json_file import each_of
+
+_DESCRIPTION = """\
+Say which implementation would run a call, forward and backward, and why each of the others would
+not. No GPU is needed: name a --target.
+
+CALL is a line of arguments: arrays as dtype[shape], and anything else that
+attn_dispatch.dot_product_attention takes, as name=value in JSON. q, k and v are query, key and
+value; v is k's array if it is left out, k q's. Or CALL is a .json file of calls, as `attn-dispatch
+plan` reads it.
+"""
+_EXAMPLES = (
+    'attn-dispatch explain "q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]" \\\n'
+    "    --causal --target h100",
+    'attn-dispatch explain "q=bf16[1,8192,16,64]" --segments 8 --target mi300x',
+    'attn-dispatch explain "q=f16[8,512,12,64] bias=f16[12,512,512]" --target a100',
+    "attn-dispatch explain calls.json --target b200",
+)
+
+
+def add_parser(commands: Commands, help: str) -> None:
+    """Add `explain` to the parser of `attn-dispatch`."""
+    parser = add_command(
+        commands, "explain", main,
+        help=help,
+        description=_DESCRIPTION, examples=_EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument(
+        "call", nargs="+", metavar="CALL", help="arguments of a call, or a .json file"
+    )
+    parser.add_argument(
+        "--target", metavar="DEVICE",
+        help="h100, b200, rtx4090, mi300x, sm90, cpu, … (default: the device that is here)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--implementation", action="append", metavar="NAME",
+        help=f"only this one: {', '.join(select.names())}; may be repeated",
+    )  # fmt: skip
+    call = parser.add_argument_group("arguments of the call")
+    add_mask_flags(call)
+    call.add_argument(
+        "--segments", type=int, dest="max_segments", metavar="M",
+        help="packed rows: segment ids of queries and keys, and max_segments=M",
+    )  # fmt: skip
+    call.add_argument(
+        "--lengths", action="store_true", help="key_value_seq_lengths, one of each batch row"
+    )
+    call.add_argument("--scale", type=float, metavar="X", help="scale=X")
+    call.add_argument(
+        "--soft-cap", type=float, dest="logits_soft_cap", metavar="C", help="logits_soft_cap=C"
+    )
+    call.add_argument("--alibi", action="store_true", help="alibi_slopes, one for each head")
+    call.add_argument("--sinks", action="store_true", help="sinks, one for each head")
+    call.add_argument(
+        "--dropout", type=float, dest="dropout_rate", metavar="RATE",
+        help="dropout_rate=RATE, and a key",
+    )  # fmt: skip
+    call.add_argument(
+        "--deterministic", action="store_true", dest="deterministic_backward",
+        help="deterministic_backward=True",
+    )  # fmt: skip
+    call.add_argument("--lse", action="store_true", dest="return_lse", help="return_lse=True")
+
+
+_FLAGS = (
+    *MASK_FLAGS, "max_segments", "scale", "logits_soft_cap", "dropout_rate",
+    "deterministic_backward", "return_lse", "implementation",
+)  # fmt: skip
+
+
+def main(args: argparse.Namespace) -> None:
+    """Print the explanation; ends the process with status 1 if nothing can run a call."""
+    try:
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always", AttentionConventionWarning)
+            found = _explanations(args)
+    except (OSError, OverflowError, TypeError, ValueError) as error:
+        raise SystemExit(f"error: {said(error)}") from error
+    for warning in given:
+        print(filled(f"warning: {warning.message}"), file=sys.stderr)
+    look.show("\n\n".join(x.text(width()) for x in found), _MARKS)
+    singles = [x.single_queries for x in found if x.single_queries is not None]
+    if any(x.chosen_forward is None for x in (*found, *singles)):
+        raise SystemExit(1)
+
+
+_MARKS = {
+    r"(?m)^chosen .*": look.HEADING,
+    r"(?m)^(?:call|device|versions|mask_mod|forward|backward)\b": look.QUIET,
+    r"(?m)^(?:forward|backward) +\w+ +(runs:)": look.GOOD,
+    r"(?m)^(?:forward|backward) +\w+ +(cannot run:)$": look.NOT,
+}
+
+
+def _explanations(args: argparse.Namespace) -> list[Explanation]:
+    def explained(**arguments: Any) -> Explanation:
+        return explain(**arguments | _flags(args, arguments), target=args.target)
+
+    call = " ".join(args.call)
+    if call.endswith(".json"):
+        return [found for _, found in each_of(Path(call), explained)]
+    return [explained(**notation.arguments(call))]
+
+
+def _flags(args: argparse.Namespace, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What the options add to the arguments; arrays take their sizes from query and key."""
+    added = given(args, _FLAGS)
+    # Any: the loop below says what is no array.
+    query: Any = arguments.get("query")
+    key: Any = arguments.get("key")
+    for name, x in (("query", query), ("key", query if key is None else key)):
+        if not isinstance(x, jax.ShapeDtypeStruct) or len(x.shape) < 3:
+            raise ValueError(f"{name}: {notation.EXPECTED}, got {x!r}")
+    rows, heads = (-2, -3) if arguments.get("qkv_layout") == "BNTH" else (-3, -2)
+    batch = query.shape[:-3]
+
+    def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    if args.max_segments is not None:
+        added["query_segment_ids"] = array(jnp.int32, *batch, query.shape[rows])
+        if key is not None and key.shape[rows] != query.shape[rows]:
+            added["key_value_segment_ids"] = array(jnp.int32, *batch, key.shape[rows])
+    if args.lengths:
+        added["key_value_seq_lengths"] = array(jnp.int32, *batch)
+    if args.alibi:
+        added["alibi_slopes"] = array(jnp.float32, query.shape[heads])
+    if args.sinks:
+        added["sinks"] = array(jnp.float32, query.shape[heads])
+    rate = args.dropout_rate or arguments.get("dropout_rate")
+    if rate and "dropout_key" not in arguments:
+        added["dropout_key"] = jax.random.key(0)
+    if both := [name for name in added if name in arguments]:
+        raise ValueError(f"{both[0]}: expected it once, got it in the call and as an option")
+    return added

@@ -1,0 +1,122 @@
+"""The `attn-dispatch plan` command: plans made before they are needed, without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from attn_dispatch import settings
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.console import waiting
+from attn_dispatch.core import select
+from attn_dispatch.cudnn import plan_store
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.target import default_device, parse
+from attn_dispatch.reason import sentences
+from attn_dispatch.text import said
+from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.text import width, wrapped
+from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
+
+_DESCRIPTION = """\
+Plan attention calls and keep the plans in a folder, where the processes that make those calls find
+them: on a login node, or while an image is built. No GPU is needed. Each call is planned as it is,
+and as its forward and backward pass in training, for the gradients of all arrays that have one and
+none through lse. On several devices a call is planned as each of them has it: write down the shard.
+
+The processes must have the same cuDNN, attn_dispatch and CUDA driver versions, and the very kind of
+GPU that the target names; else they plan anew.
+
+"""
+_EXAMPLES = (
+    "attn-dispatch plan calls.json",
+    "attn-dispatch plan --target h200 --inference calls.json",
+)
+
+
+def add_parser(commands: Commands, help: str) -> None:
+    """Add `plan` to the parser of `attn-dispatch`."""
+    parser = add_command(
+        commands, "plan", main,
+        help=help,
+        description=_DESCRIPTION + FORMAT, examples=_EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument("file", type=Path, metavar="FILE", help="the calls, as JSON")
+    parser.add_argument(
+        "--target",
+        metavar="DEVICE",
+        help="the GPU to plan for, by a name like h200 or sm90 (default: the one here)",
+    )
+    parser.add_argument(
+        "--inference", action="store_true", help="leave out the plans that training needs"
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    """Plan the calls of the file; ends the process with status 1 if one is refused or not kept."""
+    folder = plan_store.plans_folder()
+    try:
+        device = default_device() if args.target is None else parse(args.target)
+        calls = calls_in(args.file)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {said(error)}") from error
+    if device.platform != "cuda":
+        raise SystemExit(
+            f"error: only cuDNN plans ahead, and this is {device}; name a --target like h200"
+        )
+    if folder is None:
+        raise SystemExit(
+            f"error: {settings.why_no_cache_path(plan_store.FOLDER)}: plans are not kept"
+        )
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="begun-"):
+            pass
+    except OSError as error:
+        raise SystemExit(f"error: plans cannot be kept in {folder}: {said(error)}") from error
+    print(f"plans for {device} are kept in {folder}")
+    is_refused = False
+    for written, spec in calls:
+        look.show(written, {r".+": look.HEADING})
+        wanted = {"as it is": spec}
+        if not args.inference:
+            training = spec.in_training(spec.options.differentiable)
+            wanted |= dict(zip(("training, forward", "training, backward"), training, strict=True))
+        for name, each in wanted.items():
+            start = time.perf_counter()
+            with waiting(f"planning {name}"):
+                answer, is_planned = _planned(each, device)
+            is_refused |= not is_planned
+            look.show(_said(name, time.perf_counter() - start, answer), _MARKS)
+    if reasons := plan_store.write_failures():
+        raise SystemExit(f"error: not all plans are kept: {'; '.join(reasons)}")
+    if is_refused:
+        raise SystemExit(1)
+
+
+def _said(name: str, seconds: float, answer: str) -> str:
+    """In one line, or the answer in lines of its own where the terminal is narrow."""
+    label = f"  {name:19s}{1e3 * seconds:6.0f} ms  "
+    is_wide = width() > 2 * len(label)
+    lines = wrapped(label, answer) if is_wide else [label.rstrip(), *wrapped("    ", answer)]
+    return "\n".join(lines)
+
+
+_MARKS = {
+    r"^ +(?:as it is|training, \w+)": look.QUIET,
+    r"(?m)(?: ms  |^    )(\w+:)": look.GOOD,
+    r"(?m)(?: ms  |^    )(refused:)": look.NOT,
+}
+
+
+def _planned(spec: AttentionSpec, device: Device) -> tuple[str, bool]:
+    """The engine, or why there is none."""
+    asked = spec.meaning.implementation or ("cudnn",)
+    verdicts = select.verdicts(spec.by(*asked), device)
+    for verdict in verdicts:
+        if verdict.plan is not None:
+            return f"{verdict.implementation}: {verdict.plan.engine}", True
+    return "refused: " + sentences(x for verdict in verdicts for x in verdict.reasons), False

@@ -1,0 +1,173 @@
+"""The `attn-dispatch tune` command: what runs calls fastest, found out before they are made."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from attn_dispatch import settings
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import select
+from attn_dispatch.core.tuning import contest, winners
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.target import default_device
+from attn_dispatch.files import reading
+from attn_dispatch.text import said
+from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
+
+_DESCRIPTION = """\
+Find out on the GPU of this machine what runs attention calls fastest, and keep it for whoever makes
+these calls later: every implementation that can run a call, and of cuDNN's engines those that it
+proposes and their like. Nothing is kept that gives other numbers than the untuned choice.
+
+FILE is a Python script, which runs with the arguments that follow, each call in it tuned when it is
+compiled; or a list of calls as JSON, each tuned in its forward and its backward pass.
+
+"""
+_EXAMPLES = (
+    "attn-dispatch tune train.py --steps 3",
+    "attn-dispatch tune --seconds 60 calls.json",
+)
+
+
+def add_parser(commands: Commands, help: str) -> None:
+    """Add `tune` to the parser of `attn-dispatch`."""
+    parser = add_command(
+        commands, "tune", main,
+        help=help,
+        description=_DESCRIPTION + FORMAT.replace("FILE holds", "As JSON, FILE holds"),
+        examples=_EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=_seconds, default=30.0, metavar="S",
+        help="try no more engines for a call and direction after so many (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--inference", action="store_true", help="of JSON: leave out the backward passes"
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a script, or calls as JSON")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script"
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    """Tune what the file has; ends the process with status 1 if of its calls none can be tuned."""
+    try:
+        if args.file.is_dir():
+            raise ValueError(f"{args.file}: expected a file, got a folder")
+        args.file.stat()
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {said(error)}") from error
+    kept = winners.winners_file()
+    if kept is None:
+        raise SystemExit(f"error: {settings.why_no_cache_path(winners.FILE)}: winners are not kept")
+    if reason := winners.not_writable(kept):
+        raise SystemExit(f"error: {reason}")
+    try:
+        if not _holds_calls(args.file):
+            reading.contents(args.file, is_kept=True)  # says why, if it cannot be run
+            calls = None
+        elif args.arguments:
+            unknown = " ".join(args.arguments)
+            raise ValueError(f"{args.file} holds calls; unknown: {unknown}")
+        else:
+            calls = calls_in(args.file)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {said(error)}") from error
+    _tell_where(kept)
+    if calls is None:
+        _tune_script(args, kept)
+        return
+    device = default_device()
+    with settings.tuning(args.seconds):
+        is_tuned = _tune_calls(calls, device, is_inference=args.inference)
+    if not is_tuned:
+        raise SystemExit(f"error: none of the calls can be tuned on this {device}")
+    if lost := winners.not_kept(kept):
+        are = "winner is" if lost == 1 else "winners are"
+        raise SystemExit(f"error: {lost} {are} not kept in {kept}")
+
+
+def _seconds(text: str) -> float:
+    try:
+        return settings.checked_seconds(float(text))
+    except ValueError:
+        expected = f"expected a positive number of seconds, got {text!r}"
+        raise argparse.ArgumentTypeError(expected) from None
+
+
+def _holds_calls(file: Path) -> bool:
+    """Whether it is JSON and not a script: by its name, or by how it begins. A pipe holds calls."""
+    if file.suffix.lower() in (".json", ".py"):
+        return file.suffix.lower() == ".json"
+    if not file.is_file():
+        return True
+    with open(file, "rb") as opened:
+        return opened.read(100).lstrip()[:1] in (b"[", b"{")
+
+
+def _tell_where(kept: Path) -> None:
+    print(f"winners are kept in {kept}", flush=True)
+
+
+def _tune_script(args: argparse.Namespace, kept: Path) -> None:
+    # The script may change its folder, and make calls in threads of its own.
+    os.environ[winners.FILE] = str(kept.absolute())
+    os.environ[settings.TUNING] = str(args.seconds)
+    before = _version(kept)
+    try:
+        _run(args.file, args.arguments)
+    finally:
+        if _version(kept) == before:
+            print(
+                "nothing was tuned: the script made no calls that are not tuned already, or none "
+                "that can be tuned here",
+                file=sys.stderr,
+            )
+
+
+def _version(file: Path) -> tuple[int, int]:
+    """What differs once the file is written anew."""
+    try:
+        facts = file.stat()
+    except OSError:
+        return 0, 0
+    return facts.st_ino, facts.st_mtime_ns
+
+
+def _run(file: Path, arguments: list[str]) -> None:
+    """As `python file arguments` would."""
+    sys.argv = [str(file), *arguments]
+    sys.path.insert(0, str(file.resolve().parent))
+    runpy.run_path(str(file), run_name="__main__")
+
+
+def _tune_calls(
+    calls: list[tuple[str, AttentionSpec]], device: Device, *, is_inference: bool
+) -> bool:
+    """Tune each; whether one of them has a winner now."""
+    has_winner = False
+    for written, spec in calls:
+        look.show(written, {r".+": look.HEADING})
+        training = spec.in_training(spec.options.differentiable)
+        wanted: list[AttentionSpec] = [spec] if is_inference else list(training)
+        for each in wanted:
+            if (kept := select.winner(each, device)) is not None:
+                look.show(f"kept already: {kept}", {"^kept already:": look.GOOD})
+                has_winner = True
+                continue
+            try:
+                found = contest.hold(each, device)
+            except RuntimeError as error:
+                raise SystemExit(f"error: {error}") from error
+            has_winner |= found is not None
+            if found is None:
+                why = "not tuned: there is nothing to choose from, or nothing of it ran"
+                look.show(why, {"^not tuned:": look.NOT})
+    return has_winner

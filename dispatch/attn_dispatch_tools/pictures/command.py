@@ -1,0 +1,212 @@
+"""The `attn-dispatch mask` command: who attends to whom, by the arguments of a call."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch import mods
+from attn_dispatch.api import dot_product_attention
+from attn_dispatch.text import said
+from attn_dispatch_tools.pictures.panel import Figure, Panel, shortened
+from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.text import width
+from attn_dispatch_tools.written_calls.flags import MASK_FLAGS, add_mask_flags, given
+
+_DESCRIPTION = """\
+Show who attends to whom in a call: a line for each query, a column for each key. x: the query
+attends to the key. .: it does not. _: one of the two is padding. In place of x stand with --alibi
+the distances that slopes multiply, and with a score_mod what it makes of a score of 0.
+"""
+_EXAMPLES = (
+    "attn-dispatch mask --seq 16 --causal --window 4",
+    "attn-dispatch mask --seq 5,8 --causal --bottom-right --lengths 4,6",
+    "attn-dispatch mask --seq 8 --segments 1,1,1,2,2,3,3,0 --causal --out mask.svg",
+    'attn-dispatch mask --seq 12 --mod "chunked_window(4)"',
+)
+_MOST = 512
+
+
+def add_parser(commands: Commands, help: str) -> None:
+    """Add `mask` to the parser of `attn-dispatch`."""
+    parser = add_command(
+        commands, "mask", main, help=help,
+        description=_DESCRIPTION, examples=_EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument(
+        "--seq", type=_numbers, required=True, metavar="T[,S]",
+        help="how many queries, and how many keys if that differs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="draw it to FILE.svg or FILE.png; needs matplotlib"
+    )
+    call = parser.add_argument_group("arguments of the call")
+    add_mask_flags(call)
+    call.add_argument(
+        "--lengths", type=_numbers, metavar="T[,S]",
+        help="real queries and keys: query_seq_lengths and key_value_seq_lengths",
+    )  # fmt: skip
+    call.add_argument(
+        "--segments", type=_numbers, metavar="IDS", help="1,1,2,2,0: query_segment_ids"
+    )
+    call.add_argument(
+        "--key-segments", type=_numbers, metavar="IDS", help="key_value_segment_ids, if others"
+    )
+    call.add_argument("--alibi", action="store_true", help="ALiBi's distances")
+    call.add_argument(
+        "--mod", type=_mod, metavar="MOD",
+        help="a ready-made mod, of numbers: 'chunked_window(4)', 'prefix_lm([3])', …",
+    )  # fmt: skip
+
+
+def main(args: argparse.Namespace) -> None:
+    """Print it, or draw it."""
+    try:
+        panel = _panel(args)
+        text = _text(panel)
+        if args.mod is not None and args.mod[0] == "score_mod":
+            text += f"; a number is what {args.mod[2]} makes of a score of 0"
+        if args.out is not None:
+            _draw(panel, args.out)
+    except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
+        raise SystemExit(f"error: {said(error)}") from error
+    if args.out is None:
+        look.show(text, _MARKS)
+    else:
+        print(args.out)
+
+
+_MARKS = {r"(?m)^ *\d+(?: +\d+)+$": look.QUIET, r"(?<=[\w. ])[._](?!\d)": look.QUIET}
+
+
+def _panel(args: argparse.Namespace) -> Panel:
+    queries, keys = _two("--seq", args.seq)
+    if not 0 < max(queries, keys) <= _MOST or min(queries, keys) < 1:
+        raise ValueError(f"--seq: expected 1 to {_MOST} queries and keys, got {queries} and {keys}")
+    call = given(args, MASK_FLAGS)
+    if args.lengths:
+        both = _two("--lengths", args.lengths)
+        call["query_seq_lengths"], call["key_value_seq_lengths"] = np.array(both)[:, None]
+    for name, ids, length in (
+        ("query", args.segments, queries), ("key_value", args.key_segments, keys)
+    ):  # fmt: skip
+        if ids:
+            if len(ids) != length:
+                raise ValueError(f"{name}_segment_ids: expected {length} ids, got {len(ids)}")
+            call[f"{name}_segment_ids"] = np.array([ids])
+    if args.alibi:
+        call["alibi_slopes"] = np.ones(1, np.float32)
+    if args.mod is not None:
+        kind, mod, _ = args.mod
+        call[kind] = mod
+    _check(queries, keys, call)
+    return Panel(_title(args, call), queries, keys, call)
+
+
+def _title(args: argparse.Namespace, call: dict[str, Any]) -> str:
+    """The call's arguments; ids are at the picture's sides."""
+    words = [f"{name}={call[name]!r}" for name in MASK_FLAGS if name in call]
+    lengths = [f"{name}={call[name][0]}" for name in call if name.endswith("_lengths")]
+    ids = [name for name in call if name.endswith("_segment_ids")]
+    others = ["alibi_slopes"] * args.alibi
+    if args.mod is not None:
+        kind, _, written = args.mod
+        others.append(f"{kind}={written}")
+    return ", ".join([*words, *lengths, *ids, *others]) or "no mask"
+
+
+def _check(queries: int, keys: int, call: dict[str, Any]) -> None:
+    """The errors of the call itself: a picture of a wrong one would show NaN as padding."""
+    query, key = (jax.ShapeDtypeStruct((1, x, 1, 1), jnp.float32) for x in (queries, keys))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        jax.eval_shape(lambda q, k: dot_product_attention(q, k, k, **call), query, key)
+
+
+def _text(panel: Panel) -> str:
+    """A line for each query, with its position; the head has the keys'."""
+    picture = panel.picture
+    mask, padding = np.asarray(picture.mask), np.asarray(picture.padding)
+    shown = np.full(mask.shape, "x", dtype=object)
+    if picture.numbers is not None:
+        shown = np.vectorize(shortened, otypes=[object])(np.asarray(picture.numbers))
+    shown = np.where(mask, shown, np.where(padding, "_", "."))
+    columns = [str(j) for j in range(panel.seq_len_kv)]
+    size = max(len(x) for x in (*shown.flat, columns[-1]))
+    label = len(str(panel.seq_len_q - 1))
+    head, between = " ".join(x.rjust(size) for x in columns), " "
+    if label + 1 + len(head) > width() and picture.numbers is None:
+        # A letter for each key, and every tenth named.
+        head, between, size = "".join(x.ljust(10) for x in columns[::10]).rstrip(), "", 1
+    lines = [" " * label + " " + head]
+    for i, row in enumerate(shown):
+        lines.append(str(i).rjust(label) + " " + between.join(x.rjust(size) for x in row))
+    counted = f"{mask.sum()} of {mask.size} pairs attend ({mask.mean():.0%})"
+    legend = ", _ is padding" if (padding & ~mask).any() else ""
+    return "\n".join([*lines, "", counted + legend])
+
+
+def _draw(panel: Panel, path: Path) -> None:
+    try:
+        from attn_dispatch_tools.pictures import drawing
+    except ImportError:
+        raise ModuleNotFoundError(
+            "pictures are drawn with matplotlib: pip install matplotlib"
+        ) from None
+    drawing.draw(Figure(path.stem, ((panel,),)), path)
+
+
+def _two(name: str, numbers: tuple[int, ...]) -> tuple[int, int]:
+    """Of queries and of keys; one number is both."""
+    if len(numbers) not in (1, 2):
+        raise ValueError(f"{name}: expected one number or two, got {len(numbers)}")
+    return numbers[0], numbers[-1]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(x) for x in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers like 5,8, got {text!r}") from None
+
+
+_OF_OTHERS = ("all_of", "any_of", "not_", "with_query_offset")
+"""What makes a mod of other mods, which are no numbers."""
+
+
+def _mod(text: str) -> tuple[str, Any, str]:
+    """(argument, mod, text) of "chunked_window(4)": a call of one of `mods` with numbers."""
+    expected = f"expected a mod like 'chunked_window(4)', got {text!r}"
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise argparse.ArgumentTypeError(expected)
+        values = [_value(x) for x in call.args]
+        by_name = {x.arg: _value(x.value) for x in call.keywords if x.arg}
+    except (MemoryError, RecursionError, SyntaxError, ValueError):  # of nested brackets as well
+        raise argparse.ArgumentTypeError(expected) from None
+    name = call.func.id
+    if name not in (known := [x for x in mods.__all__ if x not in _OF_OTHERS]):
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}, got {name!r}")
+    try:
+        mod = getattr(mods, name)(*values, **by_name)
+    except (TypeError, ValueError) as error:
+        told = str(error).removeprefix(f"{name}() ").removeprefix(f"{name}: ")
+        raise argparse.ArgumentTypeError(f"{name}: {told}") from None
+    has_score = len(inspect.signature(mod).parameters) == 5  # (score, b, n, t, s)
+    return "score_mod" if has_score else "mask_mod", mod, text
+
+
+def _value(node: ast.expr) -> Any:
+    """A number, or of a list of numbers the array of one batch row."""
+    value = ast.literal_eval(node)
+    return np.array(value) if isinstance(value, list | tuple) else value

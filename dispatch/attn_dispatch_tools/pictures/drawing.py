@@ -1,0 +1,125 @@
+"""Panels as pictures, by matplotlib."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Outline
+
+from attn_dispatch_tools.pictures.panel import Figure, Panel, Picture, shortened
+
+ATTENDS, HIDDEN, PADDING, INK = "#2a6fb0", "#dfe3e8", "#f6e3b4", "#222222"
+
+_STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "attn-dispatch",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 7,
+    "text.color": INK,
+}
+
+_CENTRED: dict[str, Any] = {"ha": "center", "va": "center_baseline", "size": 6}
+
+_CELL = 0.17
+"""Inches."""
+
+_DOTS_PER_INCH = 200
+_MOST_DOTS = 6000
+"""Along a side; a larger picture has fewer to the inch."""
+
+_MOST_NUMBERS = 2**14
+"""matplotlib takes 10 KB for each, and a second for some thousand."""
+_KINDS = (".svg", ".png")
+
+
+def draw(figure: Figure, path: Path) -> None:
+    """Write one figure, as SVG or PNG by the name of the file.
+
+    The same matplotlib draws the same bytes. The file also says in characters what it shows.
+
+    Raises:
+      ValueError: the name ends otherwise, or there are too many numbers to draw.
+    """
+    if path.suffix.lower() not in _KINDS:
+        raise ValueError(f"expected a file that ends with {' or '.join(_KINDS)}, got {path}")
+    widths = [max(_width(panel) for panel in column) for column in zip(*figure.rows, strict=True)]
+    heights = [max(panel.seq_len_q for panel in row) for row in figure.rows]
+    gap = 3  # cells before each panel, for titles and labels
+    width, height = (sum(sizes) + gap * len(sizes) + 0.5 for sizes in (widths, heights))
+    with matplotlib.rc_context(_STYLE):
+        canvas = Canvas(figsize=(width * _CELL, height * _CELL), facecolor="white")
+        axes = canvas.add_axes((0, 0, 1, 1))
+        axes.set(xlim=(0, width), ylim=(height, 0))
+        axes.axis("off")
+        top = gap
+        for row, row_height in zip(figure.rows, heights, strict=True):
+            left = gap / 2
+            for panel, column_width in zip(row, widths, strict=True):
+                _draw_panel(axes, panel, left, top)
+                left += column_width + gap
+            top += row_height + gap
+        said: dict[str, Any] = {"Description": figure.text()}
+        if path.suffix.lower() == ".svg":
+            said["Date"] = None
+        dots = min(_DOTS_PER_INCH, _MOST_DOTS / (max(width, height) * _CELL))
+        canvas.savefig(path, metadata=said, dpi=dots)
+
+
+def _width(panel: Panel) -> int:
+    """In cells; a title may be wider than what is under it."""
+    return max(panel.seq_len_kv, math.ceil(0.46 * len(panel.title)))
+
+
+def _draw_panel(axes: Any, panel: Panel, left: float, top: float) -> None:
+    picture = panel.picture
+    count = 0 if picture.numbers is None else int(picture.mask.sum())
+    if count > _MOST_NUMBERS:
+        raise ValueError(f"expected at most {_MOST_NUMBERS:,} numbers to draw, got {count:,}")
+    axes.text(left, top - 1.3, panel.title, va="bottom", weight="bold")
+    for color, cells in _cells(picture).items():
+        squares = [_square(left + j, top + i) for i, j in np.argwhere(cells)]
+        if squares:
+            outline = Outline.make_compound_path(*squares)
+            patch = PathPatch(outline, facecolor=color, edgecolor="white", linewidth=0.8)
+            axes.add_patch(patch).set_clip_on(False)
+    for i, label in enumerate(_labels(panel, "query")):
+        axes.text(left - 0.3, top + i + 0.5, label, **_CENTRED | {"ha": "right"})
+    for j, label in enumerate(_labels(panel, "key_value")):
+        axes.text(left + j + 0.5, top - 0.5, label, **_CENTRED)
+    if picture.numbers is None:
+        rows, columns = np.nonzero(picture.diagonal)
+        axes.scatter(left + columns + 0.5, top + rows + 0.5, s=4, color="white", linewidths=0,
+                     clip_on=False)  # fmt: skip
+        return
+    numbers = np.asarray(picture.numbers)
+    for i, j in np.argwhere(picture.mask):
+        number = shortened(numbers[i, j])
+        axes.text(left + j + 0.5, top + i + 0.5, number, color="white", **_CENTRED)
+
+
+def _cells(picture: Picture) -> dict[str, np.ndarray]:
+    """The cells of each colour."""
+    mask, padding = np.asarray(picture.mask), np.asarray(picture.padding)
+    return {ATTENDS: mask, PADDING: padding, HIDDEN: ~mask & ~padding}
+
+
+def _square(left: float, top: float) -> Outline:
+    corners = [(left, top), (left + 1, top), (left + 1, top + 1), (left, top + 1), (left, top)]
+    return Outline(corners, closed=True)
+
+
+def _labels(panel: Panel, side: str) -> list[str]:
+    """Segment ids as given, or positions where there are none."""
+    ids = panel.arguments.get(f"{side}_segment_ids")
+    if ids is None:  # one array serves both sides
+        both = (panel.arguments.get(f"{x}_segment_ids") for x in ("query", "key_value"))
+        ids = next((x for x in both if x is not None), None)
+    length = panel.seq_len_q if side == "query" else panel.seq_len_kv
+    return [str(x) for x in (range(length) if ids is None else ids[0])]

@@ -1,0 +1,1 @@
+"""What reports and pictures share: the facts of their machine, an HTML page, the look of plots."""

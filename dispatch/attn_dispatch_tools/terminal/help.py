@@ -1,0 +1,67 @@
+"""One style of help for all commands: description, options, examples."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from attn_dispatch_tools.terminal.text import width
+
+Commands = Any
+"""What `ArgumentParser.add_subparsers` returns; its class is private to argparse."""
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+    *,
+    help: str,
+    description: str,
+    examples: tuple[str, ...] = (),
+    notes: str = "",
+) -> argparse.ArgumentParser:
+    """A parser of one command, which `run` is called with.
+
+    Args:
+      help: one line, in the list of all commands.
+      description: paragraphs, which are filled to the terminal's width; indented lines stay.
+      examples: whole command lines, each at the end of the help.
+      notes: like description, before the examples.
+    """
+    shown = "".join(f"  {x}\n" for x in examples)
+    parser = commands.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=notes + (f"\nexamples:\n{shown}" if examples else ""),
+        formatter_class=Formatter,
+    )
+    parser.set_defaults(run=run, command_parser=parser)
+    return parser
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Fills paragraphs, and leaves indented lines as they are written."""
+
+    def __init__(self, prog: str, **kwargs: Any) -> None:
+        super().__init__(prog, **{"width": width(), "max_help_position": 26} | kwargs)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """With room for the names of commands, whose indentation argparse forgets."""
+        super().add_argument(action)
+        for command in self._iter_indented_subactions(action):
+            length = len(self._format_action_invocation(command)) + self._current_indent
+            self._action_max_length = max(self._action_max_length, length)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip("\n").split("\n\n")
+        return "\n\n".join(self._filled(x, width, indent) for x in paragraphs)
+
+    def _filled(self, paragraph: str, width: int, indent: str) -> str:
+        lines = paragraph.splitlines()
+        if any(line.startswith(" ") for line in lines):
+            return "\n".join(indent + line for line in lines)
+        return textwrap.fill(paragraph, width, initial_indent=indent, subsequent_indent=indent)

@@ -1,0 +1,108 @@
+"""Cases of serving: few queries of each row beside a cache, contiguous or in pages."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.drawn_mods import Step
+
+_DTYPES = ("bfloat16", "float16")
+_CAUSAL = {"is_causal": True, "alignment": "bottom_right"}
+_HEADS = ((32, 8), (8, 8), (16, 1), (20, 4))
+_PAGES = (0, 1, 2, 8, 16, 64, 128, 256, 1024)
+"""0: not in pages."""
+
+_FEATURES: dict[str, dict[str, Any]] = {
+    "sinks": {"sinks": 1},
+    "window": {"window": (40, 0)},
+    "wide_window": {"window": (900, 0)},
+    "soft_cap": {"soft_cap": 30.0},
+    "alibi": {"alibi": 1},
+    "full": {"is_causal": False},
+    "without_lse": {"inference_only": True},
+    "row_maximum": {"needs_max": True},
+    "large_scores": {"magnitude": 6.0},
+    "negative_scores": {"score_shift": -200.0},
+    "negative_scale": {"scale": -0.2},
+    "scale_zero": {"scale": 0.0},
+    "sinks_and_window": {"sinks": 1, "window": (64, 0)},
+    "query_lengths": {"some_queries": True},
+}
+_OF_WHOLE_PAGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "cap": {"soft_cap": 20.0},
+    "window": {"window": (300, 0)},
+    "window_to_both_sides": {"window": (290, 1), "is_causal": False},
+    "cap_and_window": {"soft_cap": 20.0, "window": (270, 0)},
+    "sinks_and_cap": {"sinks": 1, "soft_cap": 20.0},
+    "full": {"is_causal": False, "soft_cap": 20.0},
+}
+"""Calls of which kernels are given whole pages: windows that cross them among them."""
+
+_TRANSFORMS = ("vmap", "scan", "eager", "donate")
+
+
+def _lengths(s: int) -> tuple[int, ...]:
+    """Full, none, one, all but one, and some."""
+    return s, 0, 1, s - 1, s // 3 + 1
+
+
+def _case(name: str, number: int, **facts: Any) -> Case:
+    """In turn in either dtype; five rows, of all kinds of lengths."""
+    s, t = facts["s"], facts["t"]
+    facts = {"b": 5, "n": 8, "k": 2, "h": 64, "scale": 0.15, **_CAUSAL} | facts
+    facts["dtype"] = _DTYPES[number % 2]
+    if facts.pop("some_queries", False):
+        facts["q_lengths"] = (t, t, 0, max(t - 1, 0), 1)
+    facts.pop("inference_only", None)
+    kv_lengths = facts.pop("kv_lengths", _lengths(s))
+    return Case(f"cache/{name}", v=facts["h"], kv_lengths=kv_lengths, inference=True, **facts)
+
+
+def _cases() -> list[Case]:
+    found = []
+
+    def add(name: str, **facts: Any) -> None:
+        found.append(_case(name, len(found), **facts))
+
+    for page, t in product(_PAGES, (1, 2, 4, 8, 33)):
+        add(f"page{page}_t{t}", page=page, t=t, s=max(512, 2 * page))
+    for (n, k), t, page in product(_HEADS, (1, 4), (0, 16)):
+        add(f"heads{n}_{k}_t{t}_page{page}", n=n, k=k, t=t, s=400, page=page)
+    for h, t, page in product((8, 80, 96, 128, 192, 256), (1, 3), (0, 32)):
+        add(f"d{h}_t{t}_page{page}", h=h, t=t, s=320, page=page)
+    for feature, t, page in product(_FEATURES, (1, 4), (0, 16)):
+        add(f"{feature}_t{t}_page{page}", t=t, s=1024, page=page, **_FEATURES[feature])
+    for transform, t in product(_TRANSFORMS, (1, 4)):
+        add(f"{transform}_t{t}", transform=transform, b=4, t=t, s=256, page=16,
+            kv_lengths=(256, 0, 100, 1))  # fmt: skip
+    for t in (1, 4, 64):
+        add(f"shared_t{t}", t=t, s=320, page=16, shared_pages=8)
+        add(f"all_shared_t{t}", t=t, s=320, page=16, shared_pages=20)
+        add(f"page_of_24_t{t}", t=t, s=240, page=24)
+        add(f"wrong_length_t{t}", t=t, s=128, page=16, kv_lengths=(128, -1, 129, 5, 64))
+        add(f"long_t{t}", b=1, t=t, s=16384, page=64, kv_lengths=(16000,))
+    for t, page in product((9, 16, 17, 33, 300), (0, 8, 16, 64, 256)):
+        s, mix = 768, (t, 1, 1, t // 2, 0)
+        near = (s, max(page - 1, 0), page + 1, 5 * page // 2 + 3, page)
+        add(f"chunk_t{t}_page{page}", t=t, s=s, page=page, q_lengths=mix, kv_lengths=near)
+    for t, page, feature in product((1, 3, 33), (0, 24, 64), _OF_WHOLE_PAGES):
+        near = (576, 63, 64, 65, 449)
+        add(f"whole_{feature}_t{t}_page{page}", t=t, s=576, page=page, kv_lengths=near,
+            **_OF_WHOLE_PAGES[feature])  # fmt: skip
+    # A bias of batch rows alone, and pages of one key: then a window leaves nothing before them.
+    of_rows = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "b"),)
+    for t, page, window in product((1, 4), (1, 64), (None, 634)):
+        add(f"sum_of_rows_t{t}_page{page}_window{window}", t=t, s=960, page=page,
+            score_mod=of_rows, window=(window, None if window is None else 0),
+            kv_lengths=(0, 528, 759, 960, 64))  # fmt: skip
+    for (n, k), t in product(((16, 1), (20, 4), (4, 4)), (3, 12, 16, 40)):
+        add(f"grouped{n}_{k}_t{t}", n=n, k=k, t=t, s=2048, page=64)
+    for h, page in product((128, 256), (48, 64)):
+        add(f"whole_d{h}_page{page}", h=h, t=40, s=576, page=page, soft_cap=20.0)
+    return found
+
+
+CACHE: tuple[Case, ...] = tuple(_cases())

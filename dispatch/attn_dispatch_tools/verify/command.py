@@ -1,0 +1,259 @@
+"""The `attn-dispatch verify` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from attn_dispatch import settings
+from attn_dispatch.core import select
+from attn_dispatch.devices.target import default_device
+from attn_dispatch.files import writing
+from attn_dispatch.text import counted, said
+from attn_dispatch_tools.reports.environment import environment
+from attn_dispatch_tools.reports.html_page import NO_MATPLOTLIB, page
+from attn_dispatch_tools.terminal.folder import made_folder
+from attn_dispatch_tools.terminal.globs import fits
+from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.number_arguments import at_least
+from attn_dispatch_tools.verify import draws, pool, screen
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.cases import BY_NAME, CASES
+from attn_dispatch_tools.verify.each_rewrite import each_rewrite
+from attn_dispatch_tools.verify.outcome import Outcome
+from attn_dispatch_tools.verify.report import Report, bad_cases, read
+from attn_dispatch_tools.verify.serving_draws import serving_examples
+
+_DESCRIPTION = """\
+Run the conformance suite on the device that is here: some hundred attention calls, each compared
+with a float64 reference in results and gradients. NaN stands in all padding, and in results and
+workspaces before each call. Every case runs in a process of its own kind, so that one that crashes
+is reported as such and the others go on.
+
+The report says what was run with which versions. Exit status 1: something failed or crashed, or
+nothing passed.
+"""
+_EXAMPLES = (
+    "attn-dispatch verify --out report",
+    "attn-dispatch verify --cases 'window/*' --jobs 4",
+    "attn-dispatch verify --random 1000 --implementation xla",
+    "attn-dispatch verify --cases '' --random 1000 --serving",
+    "attn-dispatch verify --repeat report/verify-cudnn-NVIDIA_H200-9_19_0.json",
+    "attn-dispatch verify --plot report/verify-cudnn-NVIDIA_H200-9_19_0.json",
+)
+_MOST_JOBS = 8
+
+
+def add_parser(commands: Commands, help: str) -> None:
+    """Add `verify` to the parser of `attn-dispatch`."""
+    parser = add_command(
+        commands, "verify", main,
+        help=help,
+        description=_DESCRIPTION, examples=_EXAMPLES,
+    )  # fmt: skip
+    parser.add_argument(
+        "--implementation", choices=select.names(), help="default: the vendor's for this device"
+    )
+    parser.add_argument(
+        "--cases", metavar="GLOBS", default="*",
+        help="only cases named like one of these: 'window/*_d64_*,found/*'",
+    )  # fmt: skip
+    parser.add_argument(
+        "--list", action="store_true", help="print the names of what would run, and run nothing"
+    )
+    parser.add_argument(
+        "--jobs", type=at_least(1), default=default_jobs(), metavar="N",
+        help="cases run at the same time (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--random", type=at_least(0), default=0, metavar="N", help="also run N drawn cases"
+    )
+    parser.add_argument(
+        "--seed", type=at_least(0), metavar="SEED", help="draw the cases of an earlier run again"
+    )
+    parser.add_argument(
+        "--serving", action="store_true",
+        help="draw calls of serving alone: decoding, drafts and chunks beside a cache, most in "
+        "pages",
+    )  # fmt: skip
+    parser.add_argument(
+        "--each-rewrite", action="store_true",
+        help="give each drawn case one of the rewrites that there is something to do for, the "
+        "least used one, whether or not a kernel needs it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--repeat", type=Path, metavar="REPORT",
+        help="run what failed or crashed in this report (its JSON file) instead of named cases",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, default=Path(), metavar="FOLDER",
+        help="where the report is written, as JSON and Markdown (default: here)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--html", action="store_true", help="write it as one HTML file too, with plots"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="REPORT",
+        help="run nothing; write the HTML file of this report (its JSON file)",
+    )  # fmt: skip
+
+
+def main(args: argparse.Namespace) -> None:
+    """Run the chosen cases; ends the process with status 1 if something is wrong, 130 if it was
+    interrupted."""
+    # This process, which only asks the device what it is, must leave its memory to the workers.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    for name in ("each_rewrite", "serving", "seed"):
+        is_given = getattr(args, name) is not None and getattr(args, name) is not False
+        if is_given and not args.random:
+            flag = name.replace("_", "-")
+            sys.exit(f"error: --{flag}: of drawn cases, so --random N is wanted as well")
+    try:
+        if args.plot is not None:
+            print(write_page(read(args.plot), made_folder(args.out) / f"{args.plot.stem}.html"))
+            return
+        implementation = args.implementation or default_implementation()
+        cases, options = _named(args)
+        if args.random:
+            drawn, facts = _drawn(args)
+            cases, options = cases + drawn, options | facts
+        if not cases:
+            which = f"named like {args.cases!r}" if args.repeat is None else "bad in that report"
+            raise ValueError(f"no case is {which}")
+        if args.list:
+            print("\n".join(case.name for case in cases))
+            return
+        if args.html:
+            page("")  # before everything has run
+            _plots_module()
+        if unusable := select.named(implementation).unusable_reason(default_device()):
+            sys.exit(f"error: {implementation} cannot run here: {unusable}")
+        made_folder(args.out)
+    except (ModuleNotFoundError, OSError, ValueError) as error:
+        sys.exit(f"error: {said(error)}")
+    options |= _settings()
+    print(f"{counted(len(cases), 'case')} of {implementation}, {args.jobs} at a time")
+    report = run(cases, implementation, args.jobs, options)
+    if report.outcomes:
+        screen.show(report)
+    if "interrupted" in report.options:
+        print(f"interrupted: {len(report.outcomes)} of {len(cases)} cases were done")
+        if not report.outcomes:
+            sys.exit(130)  # and an earlier report stays
+    written = [*report.write(args.out)]
+    if args.html:
+        written.append(write_page(report, written[0].with_suffix(".html")))
+    for path in written:
+        print(path)
+    if "interrupted" in report.options:
+        sys.exit(130)
+    sys.exit(0 if report.is_good else 1)
+
+
+def _settings() -> dict[str, object]:
+    """Those in force, other than by default, that say how calls run."""
+    current = settings.current()
+    found: dict[str, object] = {}
+    if not current.rewrites:
+        found["rewrites"] = False
+    if not current.aiter_asm:
+        found["aiter_asm"] = False
+    if current.scratch_limit is not None:
+        found["scratch_limit"] = current.scratch_limit
+    if current.tuning_seconds is not None:
+        found["tuned"] = current.tuning_seconds
+    return found
+
+
+def _drawn(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
+    """The drawn cases that are asked for, and what is said of them; tells how to draw them again,
+    where a list of names is wanted not in it."""
+    seed = random.randrange(2**32) if args.seed is None else args.seed
+    again = f"--random {args.random}{' --serving' * args.serving} --seed {seed}"
+    where = sys.stderr if args.list else sys.stdout
+    print(f"{counted(args.random, 'drawn case')}; {again} draws them again", file=where)
+    options: dict[str, object] = {"random": args.random, "seed": seed}
+    if args.serving:
+        options |= {"serving": True}
+        drawn = serving_examples(args.random, seed)
+    else:
+        drawn = draws.examples(args.random, seed)
+    if args.each_rewrite:
+        options |= {"each_rewrite": True}
+        drawn = each_rewrite(drawn)
+    return drawn, options
+
+
+def write_page(report: Report, path: Path) -> Path:
+    """The report as one HTML file, with its plots inside; returns where.
+
+    Raises:
+      ModuleNotFoundError: matplotlib or rich is missing.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pictures = _plots_module().draw(report, Path(folder))
+        writing.replace(path, page(report.markdown(), pictures).encode())
+    return path
+
+
+def _plots_module() -> ModuleType:
+    try:
+        from attn_dispatch_tools.verify import plots
+    except ImportError:
+        raise ModuleNotFoundError(NO_MATPLOTLIB) from None
+    return plots
+
+
+def run(
+    cases: Sequence[Case],
+    implementation: str,
+    jobs: int,
+    options: dict[str, object],
+) -> Report:
+    """The report of these cases, in their order; if interrupted, of those that were done."""
+    started = time.monotonic()
+    outcomes = pool.run(cases, pool.command(implementation), jobs)
+    by_name: dict[str, Outcome] = {}
+    try:
+        for outcome in screen.watched(outcomes, len(cases)):
+            by_name[outcome.case] = outcome
+    except KeyboardInterrupt:
+        options = options | {"interrupted": True}
+    done = [case for case in cases if case.name in by_name]
+    calls = {case.name: case.to_json() for case in cases if BY_NAME.get(case.name) != case}
+    return Report(
+        environment=environment(),
+        implementation=implementation,
+        options=options,
+        outcomes=tuple(replace(by_name[x.name], call=calls.get(x.name, {})) for x in done),
+        seconds=time.monotonic() - started,
+    )
+
+
+def default_implementation() -> str:
+    """The vendor's for the device that is here, XLA where there is none."""
+    platform = default_device().platform
+    vendors = (x for x in select.implementations() if not x.IS_EXTRA and x.PLATFORM == platform)
+    return next(vendors, select.implementations()[-1]).NAME
+
+
+def default_jobs() -> int:
+    """One for every two processors, at most 8."""
+    return max(1, min(_MOST_JOBS, len(os.sched_getaffinity(0)) // 2))
+
+
+def _named(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
+    """The cases of the table that are asked for, or those of a report; and what is said of it."""
+    if args.repeat is not None:
+        return bad_cases(args.repeat), {"repeat": args.repeat.name, "jobs": args.jobs}
+    globs = args.cases.split(",")
+    cases = [x for x in CASES if any(fits(x.name, glob) for glob in globs)]
+    return cases, {"cases": args.cases, "jobs": args.jobs}

@@ -1,0 +1,66 @@
+"""Documents packed into one row must not see each other: one is changed, the others compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.reference import Operands, segment_ids
+
+_OF_QUERIES = ("query", "out_grad", "out")
+_OF_KEYS = ("key", "value")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of one batch row: where its queries and keys stand."""
+
+    batch_row: int
+    queries: np.ndarray
+    """bool [T]."""
+    keys: np.ndarray
+    """bool [S]."""
+
+    @staticmethod
+    def of(case: Case) -> Document | None:
+        """The longest of a packed case; None where there are not two documents in a row."""
+        operands, options = case.operands(), case.forward_options()
+        found = []
+        for batch_row in range(case.b):
+            query_ids, key_ids = segment_ids(options, operands, batch_row)
+            ids = set(query_ids.tolist()) & set(key_ids.tolist()) - {0}
+            if len(ids) > 1:
+                found += [Document(batch_row, query_ids == x, key_ids == x) for x in sorted(ids)]
+        return max(found, key=lambda x: x.queries.sum() + x.keys.sum(), default=None)
+
+    def changed(self, operands: Operands, fill: float | None) -> Operands:
+        """The arrays of a call with this document's all `fill`, or else all different ones."""
+        rng = np.random.default_rng(3)
+        operands = {name: np.array(x) for name, x in operands.items()}
+        for names, rows in ((_OF_QUERIES, self.queries), (_OF_KEYS, self.keys)):
+            for name in set(names) & set(operands):
+                x = operands[name]
+                new = rng.standard_normal(x.shape[1:]) if fill is None else np.full(1, fill)
+                x[self.batch_row] = np.where(rows[:, None, None], new, x[self.batch_row])
+        return operands
+
+    def without(self, results: Operands) -> Operands:
+        """Results and gradients of every other document, 0 where this one's would stand.
+
+        What all documents share, such as a bias and its gradient, is left out.
+        """
+        others = {}
+        for name, x in results.items():
+            x = np.array(x)
+            if name in ("lse", "row_max"):
+                x[self.batch_row][:, self.queries] = 0
+            elif name in _OF_QUERIES:
+                x[self.batch_row, self.queries] = 0
+            elif name in _OF_KEYS:
+                x[self.batch_row, self.keys] = 0
+            else:
+                continue
+            others[name] = x
+        return others

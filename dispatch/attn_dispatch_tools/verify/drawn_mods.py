@@ -1,0 +1,315 @@
+"""score_mods and mask_mods that cases are drawn with: one text each, run by JAX and by NumPy.
+
+A score_mod is a list of steps. v0 is the score, and each step makes a further value of earlier
+ones, x and y, of the positions and of an array that it reads, r; the result is v0 plus half of the
+last, or a step of `ALONE` itself. Steps keep moderate values moderate. Their derivatives are
+written out here, for the reference; an implementation has JAX's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch.programs.program import ModProgram
+from attn_dispatch.programs.tracing import trace
+
+
+class Step(NamedTuple):
+    """One operation of a score_mod."""
+
+    formula: str
+    """A key of `FORMULAS` or `ALONE`."""
+    x: int
+    """Which value it is of."""
+    y: int
+    c: float
+    w: int
+    read: str
+    """Which index the array that it reads is read by: b, n, t or s."""
+
+
+class _Given(NamedTuple):
+    x: Any
+    y: Any
+    c: float
+    w: int
+    r: Any
+    t: Any
+    s: Any
+
+
+@dataclass(frozen=True)
+class _Formula:
+    value: Callable[[Any, _Given], Any]
+    """Of functions, NumPy's or others, and of what the step is given."""
+    slopes: Callable[[Any, _Given], tuple[Any, Any, Any]]
+    """The derivatives by x, y and r."""
+    reads: bool = False
+    """Whether it reads an array."""
+
+
+FORMULAS: dict[str, _Formula] = {
+    "c tanh(x / c)": _Formula(
+        lambda f, g: g.c * f.tanh(g.x / g.c), lambda f, g: (1 - f.tanh(g.x / g.c) ** 2, 0, 0)
+    ),
+    "x + c": _Formula(lambda f, g: g.x + g.c, lambda f, g: (1, 0, 0)),
+    "c - x": _Formula(lambda f, g: g.c - g.x, lambda f, g: (-1, 0, 0)),
+    "(x + y) / 2": _Formula(lambda f, g: (g.x + g.y) / 2, lambda f, g: (0.5, 0.5, 0)),
+    "x - tanh(y)": _Formula(
+        lambda f, g: g.x - f.tanh(g.y), lambda f, g: (1, f.tanh(g.y) ** 2 - 1, 0)
+    ),
+    "sin(x) y": _Formula(
+        lambda f, g: f.sin(g.x) * g.y, lambda f, g: (f.cos(g.x) * g.y, f.sin(g.x), 0)
+    ),
+    "x / (1 + y²)": _Formula(
+        lambda f, g: g.x / (1 + g.y * g.y),
+        lambda f, g: (1 / (1 + g.y**2), -2 * g.x * g.y / (1 + g.y**2) ** 2, 0),
+    ),
+    "c / (1 + x²)": _Formula(
+        lambda f, g: g.c / (1 + f.square(g.x)),
+        lambda f, g: (-2 * g.c * g.x / (1 + g.x**2) ** 2, 0, 0),
+    ),
+    "sigmoid(x)": _Formula(
+        lambda f, g: f.sigmoid(g.x), lambda f, g: (f.sigmoid(g.x) * (1 - f.sigmoid(g.x)), 0, 0)
+    ),
+    "exp(-x²)": _Formula(
+        lambda f, g: f.exp(-(g.x**2)), lambda f, g: (-2 * g.x * f.exp(-(g.x**2)), 0, 0)
+    ),
+    "log(1 + x²)": _Formula(
+        lambda f, g: f.log1p(g.x * g.x), lambda f, g: (2 * g.x / (1 + g.x**2), 0, 0)
+    ),
+    "x - |t - s| / w": _Formula(lambda f, g: g.x - abs(g.t - g.s) / g.w, lambda f, g: (1, 0, 0)),
+    "x r": _Formula(lambda f, g: g.x * g.r, lambda f, g: (g.r, 0, g.x), reads=True),
+    "x + r tanh((t - s) / 16)": _Formula(
+        lambda f, g: g.x + g.r * f.tanh((g.t - g.s) / 16),
+        lambda f, g: (1, 0, f.tanh((g.t - g.s) / 16)),
+        reads=True,
+    ),
+    "r tanh((t - s) / 16)": _Formula(
+        lambda f, g: g.r * f.tanh((g.t - g.s) / 16),
+        lambda f, g: (0, 0, f.tanh((g.t - g.s) / 16)),
+        reads=True,
+    ),
+    "x if t - s < w else y": _Formula(
+        lambda f, g: f.where(g.t - g.s < g.w, g.x, g.y),
+        lambda f, g: (g.t - g.s < g.w, g.t - g.s >= g.w, 0),
+    ),
+    "x if s >= w or s == t else c": _Formula(
+        lambda f, g: f.where((g.s >= g.w) | (g.s == g.t), g.x, g.c),
+        lambda f, g: ((g.s >= g.w) | (g.s == g.t), 0, 0),
+    ),
+    "x - log(1 + t - s) if s <= t else x": _Formula(
+        lambda f, g: g.x - f.where(g.s <= g.t, f.log(1.0 + f.maximum(g.t - g.s, 0)), 0.0),
+        lambda f, g: (1, 0, 0),
+    ),
+    "x - log(1 + t - s)": _Formula(
+        lambda f, g: g.x - f.log(1.0 + (g.t - g.s)), lambda f, g: (1, 0, 0)
+    ),
+}
+OF_THE_PAST = {"x - log(1 + t - s)"}
+"""Those that are numbers for keys up to the query's own position alone."""
+
+ALONE: dict[str, _Formula] = {
+    "soft cap": FORMULAS["c tanh(x / c)"],
+    "ALiBi": _Formula(
+        lambda f, g: g.x - g.r / g.w * abs(g.t - g.s),
+        lambda f, g: (1, 0, -abs(g.t - g.s) / g.w),
+        reads=True,
+    ),
+}
+"""Score_mods of one step, which a call's arguments have a name for."""
+_ALL = FORMULAS | ALONE
+
+MASKS: dict[str, Callable[..., Any]] = {
+    "s <= t or s < x[b]": lambda n, t, s, x, w: (s <= t) | (s < x),
+    "s < x[b] and t - s < w": lambda n, t, s, x, w: (s < x) & (t - s < w),
+    "s < t and s < x[b]": lambda n, t, s, x, w: (s < t) & (s < x),
+    "not (t - s > w or s > x[b])": lambda n, t, s, x, w: ~((t - s > w) | (s > x)),
+    "s == t or (t - s) % w == 0": lambda n, t, s, x, w: (s == t) | ((t - s) % w == 0),
+    "s == 0 or |t - s| <= w + n": lambda n, t, s, x, w: (s == 0) | (abs(t - s) <= w + n),
+}
+"""Of n, t and s, of the entry of an array [batch rows or sequences] int32, and of a number."""
+
+
+def _sigmoid(x: Any) -> Any:
+    return np.where(x < 0, np.exp(np.minimum(x, 0)), 1) / (1 + np.exp(-abs(x)))
+
+
+_NUMPY = {name: getattr(np, name) for name in
+          ("tanh", "sin", "cos", "square", "exp", "log1p", "log", "where", "maximum")}  # fmt: skip
+EXACT = SimpleNamespace(**_NUMPY, sigmoid=_sigmoid)
+FAST = SimpleNamespace(
+    **_NUMPY | {"tanh": lambda x: _rounded(np.tanh(x))}, sigmoid=lambda x: _rounded(_sigmoid(x))
+)
+"""With the 2^-11 of the hardware's tanh (PTX ISA, tanh.approx.f32)."""
+_JAX = SimpleNamespace(**{name: getattr(jnp, name) for name in _NUMPY}, sigmoid=jax.nn.sigmoid)
+
+
+def _rounded(x: Any) -> Any:
+    """x with the eleven bits of float16, whose range it has."""
+    return np.asarray(x).astype(np.float16).astype(np.asarray(x).dtype)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The indices of pairs of queries and keys, arrays that broadcast to [..., N, T, S]."""
+
+    copy: Any
+    """Which row of the arrays that a mod reads."""
+    b: Any
+    n: Any
+    t: Any
+    s: Any
+
+    @staticmethod
+    def together(rows: list[Places]) -> Places:
+        """Those of batch rows [N, T, S] as those of a batch [B, N, T, S]."""
+
+        def stacked(name: str) -> np.ndarray:
+            every = [np.asarray(getattr(x, name)) for x in rows]
+            return np.stack([x.reshape((1,) * (3 - x.ndim) + x.shape) for x in every])
+
+        return Places(*(stacked(x.name) for x in fields(Places)))
+
+    def at(self, index: str, array: np.ndarray) -> np.ndarray:
+        """An array [copies, length] read by an index, for each pair."""
+        return array[self._copy_in(array), getattr(self, index)]
+
+    def summed(self, index: str, amount: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """What each entry of such an array contributes to all pairs together."""
+        total = np.zeros(shape, amount.dtype)
+        where = np.broadcast_arrays(self._copy_in(total), getattr(self, index), amount)
+        np.add.at(total, tuple(where[:2]), where[2])
+        return total
+
+    def _copy_in(self, array: np.ndarray) -> Any:
+        return self.copy if array.shape[0] > 1 else np.zeros_like(self.copy)
+
+
+@dataclass(frozen=True)
+class DrawnScoreMod(ModProgram):
+    """A score_mod's program, and the steps that it was made of."""
+
+    steps: tuple[Step, ...] = field(compare=False, default=())
+    reads: str = field(compare=False, default="")
+    """By which index each of its arrays is read."""
+
+    def modified(
+        self,
+        score: np.ndarray,
+        may_attend: np.ndarray,
+        places: Places,
+        arrays: list[np.ndarray],
+        functions: Any = EXACT,
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Scores [..., N, T, S], and their derivatives by what they were and by what is read, all
+        0 where a pair may not attend."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            results = self._modified(score, places, arrays, functions)
+        score, slope, by_read = results
+        by_read = {x: np.where(may_attend, y, 0) for x, y in by_read.items()}
+        return np.where(may_attend, score, 0), np.where(may_attend, slope, 0), by_read
+
+    def _modified(
+        self, score: np.ndarray, places: Places, arrays: list[np.ndarray], functions: Any
+    ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        values, given = [score], []
+        read = {x: places.at(x, array) for x, array in zip(self.reads, arrays, strict=True)}
+        for step in self.steps:
+            one = _given(step, values, places.t, places.s, read)
+            values.append(np.asarray(_ALL[step.formula].value(functions, one), score.dtype))
+            given.append(one)
+        of_score, of_last = _shares(self.steps)
+        slopes: list[Any] = [of_score, *(0.0 for _ in self.steps)]
+        slopes[-1] = slopes[-1] + of_last
+        by_read: dict[str, Any] = dict.fromkeys(self.reads, 0.0)
+        for i in reversed(range(len(self.steps))):
+            step, slope = self.steps[i], slopes[i + 1]
+            of_x, of_y, of_read = _ALL[step.formula].slopes(functions, given[i])
+            slopes[step.x] = slopes[step.x] + slope * of_x
+            slopes[step.y] = slopes[step.y] + slope * of_y
+            if _ALL[step.formula].reads:
+                by_read[step.read] = by_read[step.read] + slope * of_read
+
+        def like_score(x: Any) -> np.ndarray:
+            return np.broadcast_to(np.asarray(x, score.dtype), score.shape)
+
+        by_read = {x: like_score(y) for x, y in by_read.items()}
+        return of_score * score + of_last * values[-1], like_score(slopes[0]), by_read
+
+
+@dataclass(frozen=True)
+class DrawnMaskMod(ModProgram):
+    """A mask_mod's program, and what it was made of."""
+
+    formula: str = field(compare=False, default="")
+    w: int = field(compare=False, default=0)
+
+    def may_attend(self, places: Places, arrays: list[np.ndarray]) -> np.ndarray:
+        """Which pairs may attend, as far as this decides."""
+        x = places.at("b", arrays[0])
+        return MASKS[self.formula](places.n, places.t, places.s, x, self.w)
+
+
+def is_alone(steps: tuple[Step, ...]) -> bool:
+    """Whether the one step is the whole score_mod."""
+    return steps[0].formula in ALONE
+
+
+def _shares(steps: tuple[Step, ...]) -> tuple[float, float]:
+    """What the score and the last value are multiplied by in the result."""
+    return (0.0, 1.0) if is_alone(steps) else (1.0, 0.5)
+
+
+def reads_of(steps: tuple[Step, ...]) -> str:
+    """The indices by which steps read arrays, in order."""
+    found = {step.read for step in steps if _ALL[step.formula].reads}
+    return "".join(x for x in "bnts" if x in found)
+
+
+@lru_cache(maxsize=1024)
+def score_mod(steps: tuple[Step, ...], lengths: tuple[int, ...], dtype: str) -> DrawnScoreMod:
+    """The program.
+
+    Args:
+      steps: at least one.
+      lengths: of the arrays that they read.
+      dtype: of the score.
+    """
+    reads = reads_of(steps)
+
+    def function(score: Any, b: Any, n: Any, t: Any, s: Any, *arrays: Any) -> Any:
+        at = {"b": b, "n": n, "t": t, "s": s}
+        read = {x: array[at[x]] for x, array in zip(reads, arrays, strict=True)}
+        values = [score]
+        for step in steps:
+            value = _ALL[step.formula].value(_JAX, _given(step, values, t, s, read))
+            values.append(value.astype(score.dtype))
+        return values[-1] if is_alone(steps) else score + values[-1] / 2
+
+    arrays = [np.zeros(length, np.float32) for length in lengths]
+    made = trace("score_mod", function, arrays, dtype).program
+    return DrawnScoreMod(made.text, made.arrays, made.jaxpr, made.body, steps, reads)
+
+
+@lru_cache(maxsize=1024)
+def mask_mod(formula: str, w: int, length: int) -> DrawnMaskMod:
+    """The program, whose array has this length."""
+
+    def function(b: Any, n: Any, t: Any, s: Any, x: Any) -> Any:
+        return MASKS[formula](n, t, s, x[b], w)
+
+    made = trace("mask_mod", function, [np.zeros(length, np.int32)], "float32").program
+    return DrawnMaskMod(made.text, made.arrays, made.jaxpr, made.body, formula, w)
+
+
+def _given(step: Step, values: list[Any], t: Any, s: Any, read: Mapping[str, Any]) -> _Given:
+    return _Given(values[step.x], values[step.y], step.c, step.w, read.get(step.read), t, s)

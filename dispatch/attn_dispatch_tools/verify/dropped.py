@@ -1,0 +1,174 @@
+"""The dropout mask that an implementation draws, asked for or found out from what it computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.reference import Operands, attended
+
+_UNLIKELY = 1e-8
+
+_APART = {
+    "batch rows": range(1, 4),
+    "heads": range(1, 16),
+    "rows": (1, 2, 4, 8, 16, 32, 64, 128),
+    "keys": (1, 2, 4, 8, 16, 32, 64, 128),
+}
+"""Along which axes of the mask, and how far apart, entries are compared."""
+_MOST_DEVIATIONS = 7
+_LEAST_VARIANCE = 25
+"""Of a sum of products: with fewer, it is not normal enough to tell."""
+
+Draw = Callable[[Operands], np.ndarray]
+"""The keep mask, bool [B, N, T, S], of a call with these operands; True = kept."""
+
+
+def probe(forward: Callable[[Operands], np.ndarray], case: Case) -> Draw:
+    """A `Draw` by way of the output of `forward`.
+
+    Where all scores are equal and the values of V keys in turn are the unit vectors, the output
+    says which of those keys were kept.
+    """
+
+    def draw(operands: Operands) -> np.ndarray:
+        operands = dict(operands)
+        operands["query"] = np.zeros_like(operands["query"])
+        operands["key"] = np.zeros_like(operands["key"])
+        if "bias" in operands:
+            operands["bias"] = np.where(operands["bias"] == -np.inf, -np.inf, 0).astype(
+                operands["bias"].dtype
+            )
+        for name in ("alibi_slopes", "sinks"):  # a sink of 300 would leave the keys nothing
+            if name in operands:
+                operands[name] = np.zeros_like(operands[name])
+        keep = np.zeros((case.b, case.n, case.t, case.s), bool)
+        for first in range(0, case.s, case.v):
+            columns = np.arange(min(case.v, case.s - first))
+            value = np.zeros((case.b, case.s, case.k, case.v), jnp.dtype(case.dtype))
+            value[:, first + columns, :, columns] = 1
+            out = np.asarray(forward(operands | {"value": value}), np.float32)
+            kept = np.moveaxis(out[..., : len(columns)] != 0, 1, 2)
+            keep[..., first : first + len(columns)] = kept
+        return keep
+
+    return draw
+
+
+def check(
+    case: Case, draw: Draw, operands: Operands, together: int = 1
+) -> tuple[np.ndarray, list[str]]:
+    """The mask of a case, and what is wrong with it: its rate, and what it depends on.
+
+    Args:
+      together: how many rows, among twice as many in succession, share a random number.
+    """
+    keep = draw(operands)
+    pairs = attended(case.forward_options(), operands)
+    failures = []
+    if not np.array_equal(keep & pairs, draw(operands) & pairs):
+        failures.append("the same key dropped other entries the second time")
+    failures += _other_keys(case, draw, operands, keep, pairs, together)
+    failures += _not_independent(case, keep, pairs, together)
+    own = pairs[: _batch_of_one_copy(case)]
+    dropped, count = float((~keep[: len(own)] & own).sum()), int(own.sum())
+    rate = case.dropout
+    if _chance_of(dropped / max(count, 1), rate, count / together) < _UNLIKELY:
+        failures.append(f"dropped {dropped:.0f} of {count} entries, expected a share of {rate:g}")
+    return keep, failures
+
+
+def _other_keys(
+    case: Case,
+    draw: Draw,
+    operands: Operands,
+    keep: np.ndarray,
+    pairs: np.ndarray,
+    together: int,
+) -> list[str]:
+    """Every word of every key must change the mask of that key's batch rows, and of no others."""
+    failures = []
+    keys = operands["dropout_key"]
+    rows = case.b // keys.shape[0]
+    for d, word in np.ndindex(keys.shape):
+        other = keys.copy()
+        other[d, word] ^= np.uint32(0x5BD1E995)
+        changed = draw(operands | {"dropout_key": other}) != keep
+        own = np.zeros_like(pairs)
+        own[d * rows : (d + 1) * rows] = True
+        if _can_tell(case, pairs & own, together) and not (changed & pairs & own).any():
+            failures.append("another key dropped the same entries")
+        if keys.shape[0] > 1 and (changed & pairs & ~own).any():
+            failures.append("a key changed what another one drops")
+    return list(dict.fromkeys(failures))
+
+
+def _not_independent(
+    case: Case, keep: np.ndarray, pairs: np.ndarray, together: int = 1
+) -> list[str]:
+    """What is dropped must say nothing of what is dropped elsewhere.
+
+    Heads are compared, the batch rows that one key draws for, and rows and keys some way apart.
+    """
+    failures = []
+    common = pairs[:, 1:] & pairs[:, :-1]
+    if _can_tell(case, common, together) and not ((keep[:, 1:] != keep[:, :-1]) & common).any():
+        failures.append("all heads drop the same entries")
+    part = _batch_of_one_copy(case)
+    common = pairs[1:] & pairs[:-1]
+    common[part - 1 :: part] = False
+    if _can_tell(case, common, together) and not ((keep[1:] != keep[:-1]) & common).any():
+        failures.append("all batch rows drop the same entries")
+    dropped = np.where(pairs, ~keep - case.dropout, 0)[:part]
+    for axis, (what, distances) in enumerate(_APART.items()):
+        for apart in (x for x in distances if x < dropped.shape[axis]):
+            if what == "rows" and 1 < apart < 2 * together:
+                continue
+            deviations = _deviations(case, dropped, pairs[:part], axis, apart, together)
+            if abs(deviations) > _MOST_DEVIATIONS:
+                failures.append(
+                    f"{what} {apart} apart do not drop independently: {deviations:+.1f} standard "
+                    "deviations"
+                )
+    return failures
+
+
+def _deviations(
+    case: Case, dropped: np.ndarray, pairs: np.ndarray, axis: int, apart: int, together: int
+) -> float:
+    """How far from independent entries are that are so far apart, in standard deviations.
+
+    Args:
+      dropped: less the rate, and 0 where there is no pair.
+    """
+    here, there = np.arange(apart, pairs.shape[axis]), np.arange(pairs.shape[axis] - apart)
+    products = float((dropped.take(here, axis) * dropped.take(there, axis)).sum())
+    count = int((pairs.take(here, axis) & pairs.take(there, axis)).sum())
+    # Rows that share a number repeat each product, most often from one row to the next.
+    repeats = 2 * together - 1
+    variance = count / repeats * (case.dropout * (1 - case.dropout)) ** 2
+    return products / repeats / math.sqrt(variance) if variance >= _LEAST_VARIANCE else 0.0
+
+
+def _batch_of_one_copy(case: Case) -> int:
+    """Mapped calls share their key, and rightly draw the same masks."""
+    return case.b // (case.mapped if case.transform in ("vmap", "scan") else 1)
+
+
+def _chance_of(share: float, rate: float, count: float) -> float:
+    """At most how likely so large a difference between the share and the rate is (Chernoff)."""
+    # Some kernels draw 8 bits: the rate is right to 1/256.
+    difference = max(abs(share - rate) - 1 / 256, 0.0)
+    share = rate + math.copysign(difference, share - rate)
+    terms = ((share, rate), (1 - share, 1 - rate))
+    return math.exp(-count * sum(x * math.log(x / y) for x, y in terms if x > 0))
+
+
+def _can_tell(case: Case, pairs: np.ndarray, together: int) -> bool:
+    """Whether there are so many pairs that two masks do not agree on all of them by chance."""
+    count = int(pairs.sum()) / together
+    return (1 - 2 * case.dropout * (1 - case.dropout)) ** count < _UNLIKELY

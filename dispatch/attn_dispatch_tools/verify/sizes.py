@@ -1,0 +1,142 @@
+"""Sizes that stress kernels' tiles, and how the tables of cases are made from them.
+
+A table is a family's features times some sizes. A feature's facts are those of `Case`, except that
+what depends on the size is said without it: shapes of masks and biases as letters ("1n1s" for
+[1, N, 1, S]), lengths as fractions, packed rows as `Packed`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attn_dispatch_tools.verify.case import Case
+
+Facts = dict[str, Any]
+
+CAUSAL: Facts = {"is_causal": True}
+BOTTOM_RIGHT: Facts = {"is_causal": True, "alignment": "bottom_right"}
+
+# Few sizes, so that the naive computation is compiled for few. 64 modulo 128 is where cuDNN's masks
+# had bugs; 100 and 333 are multiples of nothing.
+SQUARE: Facts = {"t": 256, "s": 256, "dtype": "bfloat16", "h": 64}
+SQUARE_F16: Facts = {"t": 256, "s": 256, "dtype": "float16", "h": 64}
+SQUARE_D128: Facts = {"t": 256, "s": 256, "dtype": "bfloat16", "h": 128}
+HALF_TILE: Facts = {"t": 192, "s": 192, "dtype": "float16", "h": 128}
+MORE_KEYS: Facts = {"t": 128, "s": 320, "dtype": "bfloat16", "h": 128}
+MORE_QUERIES: Facts = {"t": 320, "s": 192, "dtype": "float16", "h": 64}
+ODD: Facts = {"t": 100, "s": 333, "dtype": "bfloat16", "h": 64}
+SMALL: Facts = {"t": 33, "s": 17, "dtype": "float16", "h": 64, "n": 4, "k": 1}
+ONE_QUERY: Facts = {"t": 1, "s": 512, "dtype": "bfloat16", "h": 128, "n": 8}
+MLA: Facts = {"t": 192, "s": 256, "dtype": "bfloat16", "h": 192, "v": 128, "k": 4}
+EIGHTY: Facts = {"t": 192, "s": 192, "dtype": "bfloat16", "h": 80, "n": 3, "k": 1}
+
+FOUR = (SQUARE, HALF_TILE, MORE_KEYS, MORE_QUERIES)
+SIX = (*FOUR, ODD, SMALL)
+
+_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Segment ids of rows: for each row runs of (id, share of the row); what is left is padding."""
+
+    queries: tuple[tuple[tuple[int, float], ...], ...]
+    keys: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    """Where they are not those of the queries."""
+
+    def facts(self, t: int, s: int) -> Facts:
+        """q_segments and kv_segments of rows of these lengths."""
+        keys = self.keys or self.queries
+        return {
+            "b": len(self.queries),
+            "q_segments": tuple(_ids(row, t) for row in self.queries),
+            "kv_segments": tuple(_ids(row, s) for row in keys),
+        }
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Packed sequences by cu_seqlens: for each row the sequences' shares of it."""
+
+    queries: tuple[tuple[float, ...], ...]
+    keys: tuple[tuple[float, ...], ...]
+
+    def facts(self, t: int, s: int) -> Facts:
+        """cu_q, cu_kv and the longest sequences, of rows of these lengths."""
+        q, kv = (
+            [[round(share * length) for share in row] for row in rows]
+            for rows, length in ((self.queries, t), (self.keys, s))
+        )
+        return {
+            "b": len(q),
+            "cu_q": _starts(q),
+            "cu_kv": _starts(kv),
+            "longest": (max(map(max, q)), max(map(max, kv))),
+        }
+
+
+def case(name: str, **facts: Any) -> Case:
+    """A case of a kernel's size; bfloat16, two kv heads and the default scale if not said."""
+    sizes = {"b": 2, "t": 256, "s": 256, "n": 4, "k": 2, "h": 64, "dtype": "bfloat16"} | facts
+    packed = sizes.pop("packed", None)
+    if packed is not None:
+        sizes |= packed.facts(sizes["t"], sizes["s"])
+    for name_, full in (("q_lengths", sizes["t"]), ("kv_lengths", sizes["s"])):
+        if name_ in sizes:
+            sizes[name_] = tuple(round(share * full) for share in sizes[name_])
+            sizes["b"] = len(sizes[name_])
+    for array in {"mask", "bias"} & sizes.keys():
+        letters = {"1": 1, "b": sizes["b"], "n": sizes["n"], "t": sizes["t"], "s": sizes["s"]}
+        sizes[array] = tuple(letters[letter] for letter in sizes[array])
+    if sizes.get("bias_dtype") == "same":
+        sizes["bias_dtype"] = sizes["dtype"]
+    if sizes.get("transform") in ("vmap", "scan"):
+        sizes["b"] = max(sizes["b"], 4)
+    sizes.setdefault("v", sizes["h"])
+    sizes.setdefault("scale", 1 / math.sqrt(sizes["h"]))
+    return Case(name, **sizes)
+
+
+def table(
+    family: str, features: dict[str, Facts], sizes: Iterable[Facts] = FOUR
+) -> tuple[Case, ...]:
+    """Every feature of a family at every size."""
+    return tuple(
+        _featured(family, feature, facts, size)
+        for feature, facts in features.items()
+        for size in sizes
+    )
+
+
+def table_in_turn(
+    family: str, features: dict[str, Facts], sizes: tuple[Facts, ...]
+) -> tuple[Case, ...]:
+    """Every feature of a family at one size, the sizes taking turns."""
+    return tuple(
+        _featured(family, feature, facts, sizes[i % len(sizes)])
+        for i, (feature, facts) in enumerate(features.items())
+    )
+
+
+def _featured(family: str, feature: str, facts: Facts, size: Facts) -> Case:
+    return case(f"{family}/{feature}_{label(size)}", **{**size, **facts})
+
+
+def label(size: Facts) -> str:
+    """ "bf16_d64_256x256": what a size is called in the names of cases."""
+    dims = f"d{size['h']}" + (f"v{size['v']}" if "v" in size else "")
+    return f"{_SHORT[size['dtype']]}_{dims}_{size['t']}x{size['s']}"
+
+
+def _ids(runs: tuple[tuple[int, float], ...], length: int) -> tuple[int, ...]:
+    ids = [x for x, share in runs for _ in range(round(share * length))][:length]
+    return tuple(ids + [0] * (length - len(ids)))
+
+
+def _starts(rows: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple((0, *(int(x) for x in np.cumsum(row))) for row in rows)

@@ -1,0 +1,367 @@
+"""The conformance suite: what every implementation must do right, case by case."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from attn_dispatch import settings
+from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import select
+from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.target import default_device
+from attn_dispatch.reason import Reason
+from attn_dispatch_tools.verify import dropped
+from attn_dispatch_tools.verify.calls import (
+    Program,
+    custom_calls_in,
+    custom_calls_of,
+    numpy_results,
+    specs_in,
+)
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.documents import Document
+from attn_dispatch_tools.verify.judge import (
+    allowances,
+    error,
+    loosened,
+    of_rounded_rows,
+    with_delta_of,
+)
+from attn_dispatch_tools.verify.naive import naive
+from attn_dispatch_tools.verify.outcome import Outcome
+from attn_dispatch_tools.verify.reference import (
+    Operands,
+    attended,
+    invalid_queries,
+    poison_padding,
+    reference,
+)
+
+_BY_EITHER = NarrowBias().name
+"""The rewrite after which nobody knows, before a call runs, whether XLA computes it."""
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A program, traced, and the verdicts on its calls by direction: of ragged queries on pages
+    there may be two forward calls."""
+
+    program: Program
+    traced: Any
+    verdicts: dict[str, select.Verdict]
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Everything that speaks against any of the calls."""
+        return tuple(dict.fromkeys(x for y in self.verdicts.values() for x in y.reasons))
+
+
+class Conformance:
+    """The suite for one implementation: name it in a subclass or in an instance.
+
+    Everything goes through `primitive.attention` under `jax.jit` and `jax.vjp`, the implementation
+    being the only one asked for. Set ATTN_DISPATCH_POISON=1 before calls are compiled, so that
+    results and workspaces of vendor kernels hold NaN beforehand.
+    """
+
+    implementation: str
+    has_fallback = True
+    """Whether XLA may compute the gradients that this implementation refuses."""
+
+    @cached_property
+    def device(self) -> Device:
+        """The device that calls are planned for."""
+        return default_device()
+
+    @property
+    def keeps_nan_in_documents(self) -> bool:
+        """Whether NaN in one document must not reach others in the same row."""
+        return select.named(self.implementation).KEEPS_NAN_APART
+
+    @property
+    def takes_delta_from_out(self) -> bool:
+        """Whether the backward pass takes delta, Σ p · dp, as Σ out · dout.
+
+        XLA's sees all keys at a time, and takes it from them.
+        """
+        return self.implementation != "xla"
+
+    @property
+    def rows_dropped_together(self) -> int:
+        """How many rows one random number of a dropout mask decides, for each key.
+
+        cuDNN's decides rows t, t + 2, t + 4, t + 6 of every eight: tests/gpu/test_dropout_rows.py.
+        """
+        return 4 if self.implementation == "cudnn" else 1
+
+    @contextmanager
+    def lowering(self) -> Iterator[None]:
+        """What surrounds the lowering of a call."""
+        yield
+
+    def check(self, case: Case) -> Outcome:
+        """Runs a case, if the implementation is eligible for it, and judges everything."""
+        started = time.perf_counter()
+        with settings.override(first_rewrite=case.rewrite or None):
+            outcome = self._check(case)
+        if case.rewrite and (outcome.status == "refused" or outcome.refused_gradients):
+            outcome = self._check(case)
+        return replace(outcome, seconds=round(time.perf_counter() - started, 3))
+
+    def refuses(self, case: Case) -> tuple[Reason, ...]:
+        """Why the implementation cannot run a case's forward call; empty if it can."""
+        return self._trace(case, case.operands() | case.cotangents(), ()).reasons
+
+    def _check(self, case: Case) -> Outcome:
+        outcome = Outcome(case.name, case.family)
+        given = case.operands() | case.cotangents()
+        poisoned = poison_padding(case.forward_options(), given, case.poison)
+        traced, outcome = self._eligible(case, poisoned, outcome)
+        if outcome.status == "refused":
+            return outcome
+        with self.lowering():
+            run, text = traced.program.runs(traced.traced)
+        outcome = outcome.failed(
+            *self._wrong_kernels(case, traced.program.gradients, text, outcome)
+        )
+
+        keep = None
+        if case.dropout:
+            draw, told = self._dropout(case, poisoned)
+            outcome = replace(outcome, rewrites=tuple(dict.fromkeys(outcome.rewrites + told)))
+            keep, failures = dropped.check(case, draw, poisoned, self.rows_dropped_together)
+            outcome = outcome.failed(*(f"dropout: {x}" for x in failures))
+        got = numpy_results(run, poisoned)
+        outcome = self._judged(case, given, keep, got, outcome)
+        outcome = outcome.failed(*_not_zero(case, given, got))
+        if case.deterministic:
+            outcome = outcome.failed(*_not_repeated(got, numpy_results(run, poisoned)))
+        return outcome.failed(*self._leaks(case, poisoned, run, got, outcome))
+
+    def _eligible(
+        self, case: Case, operands: Operands, outcome: Outcome
+    ) -> tuple[_Traced, Outcome]:
+        """What to run of a case: with as many gradients as the implementation computes itself.
+
+        The verdicts are on the calls that the traced program makes, whatever the transform.
+        """
+        wanted = case.gradients
+        traced = self._trace(case, operands, wanted)
+        if traced.reasons and wanted:
+            own, refused = self._own_gradients(case, operands, wanted)
+            refused = refused if own else {"/".join(wanted): traced.reasons}
+            outcome = _left_to_xla(outcome, refused)
+            traced = self._trace(case, operands, own)
+            if not own and self.has_fallback and not traced.reasons:
+                by_both = self._trace(case, operands, wanted, use_xla=True)
+                # In dropout XLA has both, unless it is told the mask of the other's forward pass.
+                if by_both.verdicts["forward"].implementation == self.implementation:
+                    traced = by_both
+        if traced.reasons:
+            return traced, _refused(outcome, traced.reasons)
+        plans = {x: y.plan for x, y in traced.verdicts.items()}
+        engines = {x: y.engine for x, y in plans.items() if y is not None}
+        backward = traced.verdicts.get("backward")
+        name = "" if backward is None else backward.implementation
+        rewrites = tuple(dict.fromkeys(x for y in traced.verdicts.values() for x in y.rewrites))
+        return traced, replace(outcome, engines=engines, backward=name, rewrites=rewrites)
+
+    def _own_gradients(
+        self, case: Case, operands: Operands, wanted: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], dict[str, tuple[Reason, ...]]]:
+        """The gradients that the implementation computes, and its reasons against the others."""
+        reasons = {name: self._trace(case, operands, (name,)).reasons for name in wanted}
+        own = tuple(name for name in wanted if not reasons[name])
+        if own and self._trace(case, operands, own).reasons:
+            own = ()
+        return own, {name: x for name, x in reasons.items() if x}
+
+    def _trace(
+        self,
+        case: Case,
+        operands: Operands,
+        gradients: tuple[str, ...],
+        *,
+        use_xla: bool = False,
+    ) -> _Traced:
+        """The program, traced. With `use_xla` XLA computes what the implementation refuses."""
+        preference = (self.implementation, "xla") if use_xla else (self.implementation,)
+        program = Program.of(case, preference, gradients)
+        traced = program.trace(operands)
+        verdicts: dict[str, select.Verdict] = {}
+        for spec in specs_in(traced.jaxpr):
+            direction = "backward" if spec.is_backward else "forward"
+            name = f"{direction}, another" if direction in verdicts else direction
+            verdicts[name] = self._verdict(spec)
+        return _Traced(program, traced, verdicts)
+
+    def _verdict(self, spec: AttentionSpec) -> select.Verdict:
+        """The first implementation in the spec's order that can run it, or the first one's no."""
+        found = select.verdicts(spec, self.device)
+        return next((x for x in found if x.is_eligible), found[0])
+
+    def _wrong_kernels(
+        self, case: Case, gradients: tuple[str, ...], text: str, outcome: Outcome
+    ) -> list[str]:
+        """Where the program does not call what it should, or calls what it should not."""
+        wanted = custom_calls_of(self.implementation)
+        got = custom_calls_in(text)
+        # XLA computes a sink's gradient, some others too (core/rewrites), and that of a query
+        # whose scale is 0 is 0.
+        without_kernel = {"sinks", "alibi_slopes", "bias"} | {
+            x for x in gradients if is_mod_operand(x) or (x == "query" and case.scale == 0)
+        }
+        may_be_missing = without_kernel.issuperset(gradients) and wanted.get("backward") not in got
+        if outcome.backward != self.implementation or may_be_missing:
+            wanted = {x: y for x, y in wanted.items() if x == "forward"}
+        return [f"kernels: expected custom calls {sorted(wanted.values())}, got {sorted(got)}"] * (
+            got != set(wanted.values())
+        )
+
+    def _dropout(self, case: Case, operands: Operands) -> tuple[dropped.Draw, tuple[str, ...]]:
+        """The implementation's mask, asked for, and the rewrites by which it is told.
+
+        Where it is not, it is probed for.
+        """
+        jitted = replace(case, transform="jit") if case.transform in ("eager", "donate") else case
+        asked = Program.keep_mask(jitted, (self.implementation,))
+        traced = asked.trace(operands)
+        verdicts = [self._verdict(spec) for spec in specs_in(traced.jaxpr)]
+        if all(verdict.is_eligible for verdict in verdicts):
+            with self.lowering():
+                compiled = asked.compile(traced)
+            rewrites = tuple(rewrite for verdict in verdicts for rewrite in verdict.rewrites)
+            return lambda operands: numpy_results(compiled, operands)["keep"], rewrites
+        probed = Program.of(jitted, (self.implementation,), ())
+        with self.lowering():
+            compiled = probed.compile(probed.trace(operands))
+        draw = dropped.probe(lambda operands: numpy_results(compiled, operands)["out"], case)
+        return draw, ()
+
+    def _judged(
+        self, case: Case, given: Operands, keep: np.ndarray | None, got: Operands, outcome: Outcome
+    ) -> Outcome:
+        """The errors against float64, and whether each is within what is allowed."""
+        options = case.forward_options()
+        is_fused, exactly_given = self._is_fused(case, outcome), given
+        if is_fused:
+            forward = {x: y for x, y in given.items() if x != "out_grad"}
+            given = with_delta_of(got["out"], reference(options, forward, keep)["out"], given)
+        expected, plain = reference(options, given, keep), naive(options, given, keep)
+        allowance = allowances(options, expected, plain, got, is_fused=is_fused)
+        allowance = loosened(allowance, expected, plain, got)
+        errors = {name: error(x, expected[name]) for name, x in got.items()}
+        if is_fused and outcome.rewrites:
+            # These may be XLA's, or known without the kernel (core/rewrites), and so exact.
+            exact = reference(options, exactly_given, keep)
+            are_all_xlas = _BY_EITHER in outcome.rewrites
+            for name in errors:
+                if not (are_all_xlas or name in ("bias", "alibi_slopes") or is_mod_operand(name)):
+                    continue
+                errors[name] = min(errors[name], error(got[name], exact[name]))
+            if "bias" in errors and "sinks" in given and case.bias and case.bias[3] == 1:
+                rows = of_rounded_rows(exact, exactly_given, given, case.bias)
+                errors["bias"] = min(errors["bias"], error(got["bias"], rows))
+        outcome = replace(outcome, errors=errors, allowances=allowance)
+        return outcome.failed(
+            *(
+                f"{name}: error {x:.3g}, allowed {allowance[name]:.3g}"
+                for name, x in errors.items()
+                if not x <= allowance[name]
+            )
+        )
+
+    def _is_fused(self, case: Case, outcome: Outcome) -> bool:
+        """Whether the backward pass had of the output only what is left in 16 bits."""
+        is_own = outcome.backward == self.implementation
+        return is_own and self.takes_delta_from_out and case.dtype in ("float16", "bfloat16")
+
+    def _leaks(
+        self,
+        case: Case,
+        operands: Operands,
+        run: Any,
+        got: Operands,
+        outcome: Outcome,
+    ) -> list[str]:
+        """Where a change of one packed document shows in another.
+
+        Not one bit of the results may change; of the gradients neither, if they are deterministic.
+        """
+        document = Document.of(case)
+        if document is None:
+            return []
+        failures = []
+        fills: dict[str, float | None] = {"random": None}
+        is_own = (
+            outcome.backward in ("", self.implementation) and _BY_EITHER not in outcome.rewrites
+        )
+        if self.keeps_nan_in_documents and is_own:
+            fills["NaN"] = np.nan
+        before = document.without(got)
+        for what, fill in fills.items():
+            changed = numpy_results(run, document.changed(operands, fill))
+            for name, x in document.without(changed).items():
+                exact = name in ("out", "lse", "row_max") or case.deterministic
+                if exact and not _same_bits(x, before[name]):
+                    failures.append(f"documents: {what} values in one changed {name} of another")
+                elif not exact and not error(x, before[name]) <= outcome.allowances[name]:
+                    failures.append(f"documents: {what} values in one spoiled {name} of another")
+        return failures
+
+
+def _refused(outcome: Outcome, reasons: Sequence[Reason]) -> Outcome:
+    rules = {str(x): x.rule for x in reasons}
+    outcome = replace(outcome, refused_gradients={}, rules=rules)
+    return replace(outcome, status="refused", reasons=tuple(map(str, reasons)))
+
+
+def _left_to_xla(outcome: Outcome, reasons: Mapping[str, Sequence[Reason]]) -> Outcome:
+    """The outcome with the reasons against gradients, by their names."""
+    return replace(
+        outcome,
+        refused_gradients={name: tuple(map(str, x)) for name, x in reasons.items()},
+        rules={str(x): x.rule for y in reasons.values() for x in y},
+    )
+
+
+def _not_zero(case: Case, given: Operands, got: Operands) -> list[str]:
+    """Queries that attend nothing, and keys that nothing attends, must leave exact zeros.
+
+    Of wrong queries, which attend nothing, this is so of the gradient alone.
+    """
+    options = case.forward_options()
+    may = attended(options, given)
+    dead_queries = np.asarray(~may.any(axis=3)).swapaxes(1, 2)  # [B, T, N]
+    b, n, t, s = may.shape
+    groups = may.reshape(b, case.k, n // case.k, t, s)
+    dead_keys = np.asarray(~groups.any(axis=(2, 3))).swapaxes(1, 2)  # [B, S, K]
+    wrong = np.array([invalid_queries(options, given, row) for row in range(b)])[..., None]
+    dead = {"out": dead_queries & ~wrong, "query": dead_queries}
+    dead |= dict.fromkeys(("key", "value"), dead_keys)
+    return [
+        f"zeros: {name} is not exactly 0 where nothing attends"
+        for name, rows in dead.items()
+        if name in got and np.any(got[name][rows] != 0)
+    ]
+
+
+def _not_repeated(first: Operands, second: Operands) -> list[str]:
+    return [
+        f"deterministic: {name} differs from call to call"
+        for name in first
+        if not _same_bits(first[name], second[name])
+    ]
+
+
+def _same_bits(x: np.ndarray, y: np.ndarray) -> bool:
+    return x.tobytes() == y.tobytes()

@@ -1,0 +1,345 @@
+"""What is tried of sharded calls beside docs/meshes.md; prints JSON.
+
+A script of its own, because the number of devices is fixed when a process starts.
+
+usage: python -m tests.core.mesh_calls [--cache FOLDER]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from tests.support.option_parts import options_with
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import attn_dispatch
+from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import primitive
+from attn_dispatch.core.shards import Shards, own_operands
+from attn_dispatch.devices.target import device_for
+from attn_dispatch.semantics.dropout_keys import first_dropout_key
+from tests.support.mesh_programs import COLLECTIVES, make_mesh
+
+attention = partial(attn_dispatch.dot_product_attention, is_causal=True)
+
+
+def arrays(leading: tuple[int, ...], heads: int = 8, kv_heads: int = 4) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [
+        rng.standard_normal((*leading, 32, n, 8)).astype(np.float32)
+        for n in (heads, kv_heads, kv_heads)
+    ]
+
+
+def placed(operands: list[np.ndarray], mesh: jax.sharding.Mesh, spec: P) -> list[jax.Array]:
+    return [jax.device_put(x, NamedSharding(mesh, spec)) for x in operands]
+
+
+def error(got: Any, expected: Any) -> float:
+    differences = jax.tree.map(lambda x, y: np.max(np.abs(x - y)), *jax.device_get((got, expected)))
+    return float(max(jax.tree.leaves(differences)))
+
+
+def several_dims() -> dict[str, float]:
+    """Leading dims of which some are sharded, as batch dims and mapped, with dropout."""
+    found = {}
+    dropping = partial(attention, dropout_rate=0.4, dropout_key=jax.random.key(3))
+    for spec, leading in (
+        (P(None, "x", None, "y"), (3, 4)), (P("x", "y"), (2, 8)), (P("x", None, "y"), (2, 3, 4)),
+    ):  # fmt: skip
+        for how, f in (("dims", dropping), ("vmap", jax.vmap(dropping))):
+            run, operands = jax.jit(partial(_both, f)), arrays(leading)
+            expected = run(*operands)
+            for kind in ("Explicit", "Auto"):
+                mesh = make_mesh((2, 4), kind)
+                with jax.set_mesh(mesh):
+                    got = run(*placed(operands, mesh, spec))
+                found[f"{kind} {spec} {how}"] = error(got, expected)
+    return found
+
+
+def mapped() -> dict[str, float]:
+    """Calls mapped over a whole dim or a sharded one, that share some of their operands."""
+    keys = jax.random.split(jax.random.key(3), 2)
+    bias = np.random.default_rng(1).standard_normal((1, 8, 32, 32)).astype(np.float32)
+    found = {}
+    # Axes of query, key, value, bias and the dropout key.
+    for spec, axes in (
+        (P(None, "y"), (0, 0, 0, None, 0)), (P("x", "y"), (0, None, None, None, None)),
+        (P("x", None, None, "y"), (None, 0, 0, None, 0)),
+    ):  # fmt: skip
+        is_mapped = [axis == 0 for axis in axes]
+        qkv = [x if m else x[0] for x, m in zip(arrays((2, 4)), is_mapped, strict=False)]
+        operands = [*qkv, bias, keys if is_mapped[-1] else keys[0]]
+        specs = [spec if m else P(*spec[1:]) for m in is_mapped[:3]]
+        specs += [P(), P(spec[0]) if is_mapped[-1] else P()]
+        run = jax.jit(partial(_mapped_both_ways, axes))
+        expected = run(*operands)
+        for kind in ("Explicit", "Auto"):
+            mesh = make_mesh((2, 4), kind)
+            with jax.set_mesh(mesh):
+                given = (placed([x], mesh, y)[0] for x, y in zip(operands, specs, strict=True))
+                got = run(*given)
+            found[f"{kind} {spec} {axes}"] = error(got, expected)
+    return found
+
+
+def _mapped_both_ways(axes: tuple[int | None, ...], *operands: Any) -> Any:
+    """The gradients of the mapped call, and the gradients of each call, mapped."""
+
+    def call(*operands: Any) -> jax.Array:
+        *floats, key = operands
+        return attention(*floats, dropout_rate=0.4, dropout_key=key)
+
+    def gradients(*operands: Any) -> Any:
+        *floats, key = operands
+        return _both(lambda *x: call(*x, key), *floats)
+
+    *floats, key = operands
+    outside = _both(lambda *x: jax.vmap(call, in_axes=axes)(*x, key), *floats)
+    return outside, jax.vmap(gradients, in_axes=axes)(*operands)
+
+
+def cut() -> dict[str, Any]:
+    """Rows that a mesh axis shards, made two dims, so that a part of the axis shards each."""
+    found = {}
+    for shape, spec in (((8,), P("x")), ((2, 4), P(("x", "y")))):
+        mesh = make_mesh(shape, "Auto")
+        for dims in ((2, 4), (4, 2), (4, 6)):
+            operands = arrays((dims[0] * dims[1],))
+
+            def call(*operands: Any, dims=dims) -> jax.Array:
+                out = jax.vmap(attention)(*(x.reshape(*dims, *x.shape[1:]) for x in operands))
+                return out.reshape(operands[0].shape)
+
+            run = jax.jit(partial(_both, call))
+            compiled = run.lower(*placed(operands, mesh, spec)).compile()
+            text = compiled.as_text() or ""
+            found[f"{spec} {dims}"] = {
+                "error": error(compiled(*placed(operands, mesh, spec)), run(*operands)),
+                "collectives": [x for x in COLLECTIVES if f" {x}" in text],
+            }
+    return found
+
+
+def _both(f: Any, *operands: Any) -> Any:
+    """The result and the gradients."""
+    out, pull = jax.vjp(f, *operands)
+    return out, pull(jnp.sin(out))
+
+
+def derivatives() -> dict[str, float]:
+    """Of each kind of derivative beside a reverse pass the error, as a share of what is largest."""
+
+    def loss(*operands: jax.Array) -> jax.Array:
+        return (attention(*operands) ** 2).sum()
+
+    def along(*operands: jax.Array) -> Any:
+        return jax.jvp(attention, operands, operands)[1]
+
+    def second_along(*operands: jax.Array) -> Any:
+        return jax.jvp(jax.grad(loss, (0, 1, 2)), operands, operands)[1]
+
+    def mapped(*operands: jax.Array) -> Any:
+        times = jnp.arange(1.0, 3.0)[:, None, None, None, None]
+        tangents = [x * times for x in operands]
+        return jax.vmap(lambda *x: jax.jvp(jax.grad(loss, (0, 1, 2)), operands, x)[1])(*tangents)
+
+    def squared(f: Any) -> Any:
+        return jax.grad(lambda *x: sum((y**2).sum() for y in jax.tree.leaves(f(*x))), (0, 1, 2))
+
+    kinds = {
+        "forward": along, "forward of reverse": second_along, "mapped": mapped,
+        "reverse of forward": squared(along), "reverse of reverse": squared(jax.grad(loss)),
+        "third": squared(second_along),
+    }  # fmt: skip
+    operands, found = arrays((4,)), {}
+    for name, f in kinds.items():
+        run = jax.jit(f)
+        expected = run(*operands)
+        largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected))
+        for kind in ("Explicit", "mixed", "Auto"):
+            mesh = make_mesh((2, 4), kind)
+            with jax.set_mesh(mesh):
+                got = run(*placed(operands, mesh, P("x", None, "y")))
+            found[f"{kind} {name}"] = error(got, expected) / largest
+    return found
+
+
+def exported() -> dict[str, Any]:
+    found = {}
+    for kind in ("Explicit", "Auto"):
+        operands = placed(arrays((4,)), make_mesh((2, 4), kind), P("x", None, "y"))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            written = export.export(jax.jit(attention))(*operands).serialize()
+        again = jax.jit(export.deserialize(written).call)(*operands)
+        found[kind] = {
+            "error": error(again, attention(*arrays((4,)))),
+            "warned": [x.category.__name__ for x in said],
+        }
+    return found
+
+
+def unsplit() -> dict[str, list[str]]:
+    """A sequence over eight devices, four heads and a batch of two."""
+    found = {}
+    for kind in ("Explicit", "Auto"):
+        operands = placed(arrays((2,), 4, 4), make_mesh((8,), kind), P(None, "x"))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                jax.jit(lambda *x: attention(*x))(*operands)
+        found[kind] = [str(x.message) for x in said]
+        attn_dispatch.warning.forget()
+    return found
+
+
+def in_force() -> dict[str, list[bool]]:
+    """Whether settings of a `with` block hold, also for what is compiled after it."""
+    with attn_dispatch.target("gfx942"):
+        gpu = device_for("rocm")
+
+    def is_refused(lowered: Any) -> bool:
+        try:
+            lowered().compile()
+        except Exception as error:
+            return "attention falls back to xla" in str(error)
+        return False
+
+    found: dict[str, list[bool]] = {}
+    with mock.patch.object(primitive, "device_for", lambda platform: gpu):
+        for kind in ("Explicit", "Auto"):
+            operands = placed(arrays((4,)), make_mesh((2, 4), kind), P("x", None, "y"))
+
+            def refused(call: Any = attention, operands: Any = operands) -> bool:
+                return is_refused(lambda: jax.jit(lambda *x: call(*x)).lower(*operands))
+
+            with attn_dispatch.fallback("error"):
+                is_error = refused()
+                with attn_dispatch.fallback("silent"):
+                    is_silent = not refused()
+            with attn_dispatch.fallback("error"):
+
+                def late(operands: Any = operands) -> Any:
+                    with attn_dispatch.fallback("silent"):
+                        return jax.jit(lambda *x: attention(*x)).lower(*operands)
+
+                found[kind] = [is_error, is_silent, not is_refused(late)]
+    return found
+
+
+def nested() -> float:
+    """A shard_map over one axis inside one over the other, which JAX 0.10 cannot differentiate."""
+    mesh = make_mesh((2, 4), "Auto")
+    heads = P(None, None, "y")
+
+    def inner(*operands: Any) -> Any:
+        return jax.shard_map(
+            attention, in_specs=(heads,) * 3, out_specs=heads, axis_names={"y"}
+        )(*operands)  # fmt: skip
+
+    outer = jax.shard_map(
+        inner, mesh=mesh, in_specs=(P("x"),) * 3, out_specs=P("x"), axis_names={"x"}
+    )
+    return error(jax.jit(outer)(*arrays((4,))), attention(*arrays((4,))))
+
+
+def set_around() -> float:
+    """A mesh is set, and the arrays of a call, its gradient and a mapped one are on one device."""
+    operands = [jnp.asarray(x) for x in arrays((4,))]
+
+    def gradient(*operands: Any) -> Any:
+        return jax.grad(lambda *x: jnp.sum(attention(*x) ** 2), (0, 1))(*operands)
+
+    def made_inside() -> jax.Array:
+        return attention(*(jnp.ones_like(x) for x in operands))
+
+    mapped = jax.vmap(lambda *x: attention(*x))
+    found = []
+    for function in (attention, gradient, mapped):
+        expected = function(*operands)
+        for kind in ("Auto", "Explicit"):
+            with jax.set_mesh(make_mesh((2, 4), kind)):
+                found += [error(f(*operands), expected) for f in (jax.jit(function), function)]
+                jax.jit(made_inside)()
+    return max(found)
+
+
+def seeds() -> int:
+    """The number of different keys that the devices of a mesh seed a kernel's dropout with."""
+    mesh = make_mesh((2, 4), "Auto")
+    options = options_with(
+        operands=("query", "key", "value", "dropout_key"), scale=1.0, dropout_rate=0.5,
+        dropout_impl="threefry2x32",
+    )  # fmt: skip
+    operands = (*arrays((4,)), np.array([[1, 2]], np.uint32))
+    call = LeadingCall.of(operands, options)
+    shards = Shards.of(call, mesh.shape, P("x", None, "y"), P("x", None, "y"))
+
+    def seed() -> jax.Array:
+        here, own = own_operands(shards, call, [jnp.asarray(x) for x in operands])
+        mine = dict(zip(here.operands, own, strict=True))
+        key = first_dropout_key(AttentionSpec.of(own, here), mine)
+        return jax.random.bits(key, (1, 2), jnp.uint32)
+
+    every = jax.shard_map(seed, mesh=mesh, in_specs=(), out_specs=P(("x", "y")), check_vma=False)
+    return len({tuple(x) for x in np.asarray(jax.jit(every)()).tolist()})
+
+
+def cached(folder: str) -> dict[str, Any]:
+    """Two calls of the same shapes: what they compute, and whether they were in the cache."""
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_remove_custom_partitioning_ptr_from_cache_key", True)
+    events: list[str] = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+    found: dict[str, Any] = {"hits": {}, "sums": {}}
+    for kind in ("Explicit", "Auto"):
+        operands = placed(arrays((4,)), make_mesh((2, 4), kind), P("x", None, "y"))
+        found["hits"][kind], found["sums"][kind] = [], []
+        for window in (None, 3):
+            call = jax.jit(lambda *x, window=window: attention(*x, local_window_size=window))
+            lowered = call.lower(*operands)
+            events.clear()
+            compiled = lowered.compile()
+            found["hits"][kind].append(any(x.endswith("cache_hits") for x in events))
+            out = np.asarray(jax.device_get(compiled(*operands)))
+            found["sums"][kind].append(float(np.abs(out).sum()))
+    return found
+
+
+def main() -> None:
+    if "--cache" in sys.argv:
+        print(json.dumps(cached(sys.argv[-1])))
+        return
+    found = {
+        "dims": several_dims(), "mapped": mapped(), "cut": cut(), "export": exported(),
+        "derivatives": derivatives(),
+        "unsplit": unsplit(), "nested": nested(), "seeds": seeds(), "set_around": set_around(),
+        "settings": in_force(),
+    }  # fmt: skip
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The heads of a group as queries of whole pages, keys in parts: nothing changes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch.core.rewrites import Chain
+from attn_dispatch.core.rewrites.cache import grouped_heads
+from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
+from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
+from attn_dispatch_tools.verify.reference import poison_padding
+from tests.support.rewritten_calls import are_apart
+from tests.test_paged import by_xla, kernel
+
+
+def case_of(heads: tuple[int, int], t: int, page: int, **changes: Any) -> Case:
+    facts: dict[str, Any] = {"b": 4, "n": heads[0], "k": heads[1], "h": 32, "v": 32, "t": t}
+    facts |= {"s": 1280, "dtype": "float16", "is_causal": True, "alignment": "bottom_right"}
+    facts |= {"kv_lengths": (1280, 63, 0, 700), "inference": True, "page": page, "scale": 0.15}
+    return Case(f"grouped/{heads} {t} {page} {sorted(changes)}", **facts | changes)
+
+
+def computed(case: Case) -> tuple[Any, Any, int]:
+    """The results by the rewrites, with NumPy for the kernel, XLA's, and the parts."""
+    options = case.forward_options()
+    arrays = poison_padding(options, case.operands(), case.poison)
+    operands = {name: jnp.asarray(x) for name, x in arrays.items()}
+    expected = by_xla(spec_of(options, operands), operands)
+    given, spec, steps = operands, spec_of(options, operands), []
+    if case.page:
+        given = jax.jit(partial(in_pages, case))(operands)
+        spec = spec_of(paged_options(case, options), given)
+    for rewrite in (WholePages(), HeadsAsQueries()):
+        inner = rewrite.inner(spec)
+        assert inner is not None, rewrite
+        steps.append((rewrite, spec))
+        spec = inner
+    chain = Chain(tuple(steps), spec, (), tuple(_beside(x) for x in steps[:1] if case.t > 16))
+    found = dict(zip(("out", "lse"), chain.compute(given, kernel, by_xla), strict=True))
+    return found, expected, spec.batch // case.b
+
+
+def _beside(step: Any) -> Any:
+    rewrite, spec = step
+    beside = rewrite.beside(spec)
+    return beside, Chain((), beside, ())
+
+
+def differs(case: Case) -> bool:
+    found, expected, _ = computed(case)
+    return are_apart(found, expected)
+
+
+@pytest.mark.parametrize("page", [0, 16, 24, 64])
+@pytest.mark.parametrize(
+    ("heads", "t", "options"),
+    [
+        ((8, 1), 5, {}),
+        ((8, 2), 16, {}),
+        ((16, 2), 5, {"q_lengths": (5, 0, 2, 1), "soft_cap": 20.0}),
+        ((6, 2), 16, {"is_causal": False}),
+        ((8, 1), 7, {"window": (600, 0)}),
+        ((4, 4), 40, {"soft_cap": 20.0, "s": 2048}),
+        ((8, 2), 33, {"q_lengths": (33, 0, 2, 1)}),
+    ],
+    ids=str,
+)
+def test_it_changes_nothing(page, heads, t, options):
+    if (t > 16 and not page) or (page == 24 and "s" in options):
+        return  # an array goes packed
+    # 24 divides no multiple of 256 but one of 768.
+    s = {"s": 1536, "kv_lengths": (1536, 63, 0, 700)} if page == 24 else {}
+    assert not differs(case_of(heads, t, page, **options | s))
+
+
+def test_keys_are_in_parts_where_tiles_are_few():
+    assert computed(case_of((8, 1), 5, 64, s=2048))[2] == 8
+    assert computed(case_of((8, 1), 5, 64))[2] == 1  # 5 tables of 256 keys
+
+
+@pytest.mark.parametrize("what", ["merged_parts", "_group"])
+def test_what_is_wrong_is_noticed(what, monkeypatch):
+    """Parts of which the mean is taken, and heads that are queries in another order."""
+    case = case_of((8, 2), 16, 64, s=1024, kv_lengths=(1024, 63, 0, 700))
+    if what == "merged_parts":
+        mean = lambda out, lse: (out.mean(axis=1), lse.max(axis=1))  # noqa: E731
+        monkeypatch.setattr(grouped_heads, "merged_parts", mean)
+    else:
+        monkeypatch.setattr(grouped_heads.jnp, "swapaxes", lambda x, *axes: x.reshape(
+            np.swapaxes(np.zeros(x.shape, bool), *axes).shape))  # fmt: skip
+    assert differs(case)

@@ -1,0 +1,215 @@
+"""Calls in parts of the batch and of the heads: results and gradients are those of the whole call.
+
+With NumPy in cuDNN's place and beside every other rewrite, against the float64 reference; and by
+XLA, whose dropout mask is that of the position in the whole call, against XLA's whole call.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites import Chain, in_parts, rewritten
+from attn_dispatch.core.rewrites.in_parts import InParts, _Division, length_of
+from attn_dispatch.cudnn import arrays as cudnn_arrays
+from attn_dispatch.cudnn.call import variants_of
+from attn_dispatch.semantics.invalid_values import without_nan_lse
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
+from attn_dispatch_tools.verify.drawn_mods import Step
+from attn_dispatch_tools.verify.reference import poison_padding, reference
+from tests.core.rewrites.test_rewrites import by_xla, specs_of
+from tests.cudnn.test_arrays import check, known, poisoned, rules, to_jax
+from tests.support.cudnn_in_numpy import run
+
+SEED = int(os.environ.get("ATTN_DISPATCH_TEST_SEED", "50000"))
+DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or 12
+DRAWS_BY_XLA = DRAWS // 3
+
+Arrays = dict[str, Any]
+
+
+def drawn(seed: int) -> Case:
+    """A call with every option, of several batch rows, in float32."""
+    (case,) = draws.examples(1, SEED + seed, draws.SMALL)
+    scale = case.scale if abs(case.scale) > 1e-3 else 0.3
+    case = replace(case, dtype="float32", bias_dtype="float32", score_shift=0.0, magnitude=1.0)
+    return known(replace(case, scale=scale))
+
+
+def some_parts(specs: Sequence[AttentionSpec], seed: int) -> tuple[InParts, ...]:
+    """Parts of the batch, of the heads or of both, in either order, if the calls allow them."""
+    dice, steps = random.Random(seed), []
+    for axis in dice.sample(("batch", "heads"), 2):
+        step = InParts(axis, dice.randint(1, max(length_of(specs[0], axis) - 1, 1)))
+        inner = [x for x in map(step.inner, specs) if x is not None]
+        if len(inner) == len(specs) and dice.random() < 0.8:
+            steps.append(step)
+            specs = inner
+    return tuple(steps)
+
+
+def chain_of(spec: AttentionSpec, seed: int) -> Chain:
+    """By whatever rewrites it takes, and what the kernel is asked for in parts."""
+    parts = partial(some_parts, seed=seed)
+    return rewritten(
+        spec, lambda x: tuple(rules(x)), parts=lambda chains: parts([x.spec for x in chains])
+    )
+
+
+def kernel(spec: AttentionSpec, operands: Arrays) -> Arrays:
+    """The call by NumPy, within a compiled program."""
+    call = variants_of(spec)[0]
+    if spec.is_backward:
+        given = cudnn_arrays.backward_operands(spec, call, operands)
+        shapes, results_of = cudnn_arrays.backward_shapes(call), cudnn_arrays.backward_results
+    else:
+        given = cudnn_arrays.forward_operands(spec, call, operands)
+        shapes, results_of = cudnn_arrays.forward_shapes(call), cudnn_arrays.forward_results
+    types = {name: jax.ShapeDtypeStruct(x.shape, jnp.float32) for name, x in shapes.items()}
+
+    def by_numpy(*given: Any) -> Arrays:
+        found = run(call, list(given))
+        return {name: found[name].reshape(x.shape) for name, x in types.items()}
+
+    done = jax.pure_callback(by_numpy, types, *given)
+    return dict(zip(spec.result_names, results_of(spec, call, operands, done), strict=True))
+
+
+def axes_of(chain: Chain) -> tuple[str, ...]:
+    return tuple(x.axis for x, _ in chain.steps if isinstance(x, InParts))
+
+
+def judge(case: Case, seed: int, chain_of: Callable[..., Chain] = chain_of) -> set[str]:
+    """Compares both directions with the reference, by NumPy; along which axes they were divided."""
+    operands, drops = case.operands(), case.dropout > 0
+    forward, *backward = specs_of(case, needs_keep=drops)
+    chain = chain_of(forward, seed)
+    if chain.reasons:
+        return set()
+    found = set(axes_of(chain))
+
+    def compute(chain: Chain, given: Arrays) -> tuple:
+        program = partial(chain.compute, kernel=kernel, xla=by_xla)
+        return jax.jit(program, compiler_options=COMPILE_QUICKLY)(given)
+
+    results = compute(chain, to_jax(poison_padding(forward.options, operands)))
+    keep = np.asarray(results[forward.result_names.index("keep")]) if drops else None
+    exact = reference(forward.options, operands, keep)
+    check(forward, results, exact)
+    for spec in backward:
+        chain = chain_of(spec, seed)
+        if chain.reasons:
+            continue
+        found |= set(axes_of(chain))
+        given = operands | case.cotangents()
+        given |= {name: exact[name].astype(np.float32) for name in ("out", "lse")}
+        results = compute(chain, without_nan_lse(spec, to_jax(poisoned(spec, given))))
+        check(spec, results, reference(spec.options, given, keep))
+    return found
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_drawn_calls(part: int):
+    found = [judge(drawn(seed), seed) for seed in range(part, DRAWS, 2)]
+    assert sum(map(bool, found)) > len(found) // 4
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_drawn_calls_by_xla(part: int):
+    """Parts with dropout draw what the whole call does, from where they begin."""
+    for seed in range(part, DRAWS_BY_XLA, 2):
+        case = drawn(seed)
+        if seed % 4 < 2:
+            case = replace(case, dropout=0.4, inference=False)
+        forward, *_ = specs_of(case, needs_keep=case.dropout > 0)
+        compare_with_whole(case, some_parts([forward], seed))
+
+
+def compare_with_whole(case: Case, steps: Sequence[InParts]) -> None:
+    """By XLA, both directions."""
+    forward, *backward = specs_of(case, needs_keep=case.dropout > 0)
+
+    def both(spec: AttentionSpec, given: Arrays) -> tuple[Any, Any]:
+        chain = in_parts(Chain((), spec, ()), steps)
+        whole = tuple(by_xla(spec, given).values())
+        return chain.compute(given, by_xla, by_xla), whole
+
+    def compare(spec: AttentionSpec, given: Arrays) -> Arrays:
+        run = jax.jit(partial(both, spec), compiler_options=COMPILE_QUICKLY)
+        found, whole = run(given)
+        for name, x, y in zip(spec.result_names, found, whole, strict=True):
+            most = np.abs(y[np.isfinite(y)]).max(initial=1)
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5 * most, err_msg=f"{name} {steps}")
+        return dict(zip(spec.result_names, whole, strict=True))
+
+    operands = to_jax(poison_padding(forward.options, case.operands(), case.poison))
+    whole = compare(forward, operands)
+    for spec in backward:
+        given = operands | to_jax(case.cotangents()) | whole
+        compare(spec, {x: given[x] for x in spec.options.operands})
+
+
+STEPS = (Step("x + r tanh((t - s) / 16)", 0, 0, 1.0, 8, "b"), Step("x r", 0, 0, 1.0, 8, "n"))
+CASE = Case(
+    "in_parts", b=5, n=6, k=2, t=6, s=7, bias=(1, 6, 6, 7), dropout=0.4, score_mod=STEPS, sinks=1,
+    kv_lengths=(7, 3, 0, 6, 7), alibi=5, lse_grad=True,
+)  # fmt: skip
+COPIES = replace(
+    CASE, b=6, own_arrays=True, transform="vmap", alibi=6, kv_lengths=(7, 3, 0, 6, 7, 2)
+)
+PARTS = (InParts("batch", 2), InParts("heads", 1))
+EXACT: tuple[tuple[Case, tuple[InParts, ...]], ...] = (
+    (CASE, PARTS),
+    (CASE, (InParts("heads", 3), InParts("batch", 4))),
+    (CASE, (InParts("heads", 2),)),
+    (COPIES, (InParts("batch", 1),)),
+    (COPIES, (InParts("batch", 3), InParts("heads", 3))),
+)
+
+
+@pytest.mark.parametrize(("case", "steps"), EXACT)
+def test_every_operand_that_parts_divide_or_share(case: Case, steps: tuple[InParts, ...]):
+    compare_with_whole(case, [x for x in steps if x.inner(specs_of(case, needs_keep=True)[0])])
+
+
+def _not_moved(self: InParts, spec: AttentionSpec, name: str, first: Any) -> Any:
+    return 0 if name == "dropout_start" else _MOVED(self, spec, name, first)
+
+
+def _mods_not_moved(self: InParts, spec: AttentionSpec, name: str, first: Any) -> Any:
+    return 0 if name == "mods_start" else _MOVED(self, spec, name, first)
+
+
+_MOVED, _MODULE = InParts._moved, sys.modules[InParts.__module__]
+BROKEN: dict[str, tuple[Any, str, Any]] = {
+    "the same dropout for all parts": (InParts, "_moved", _not_moved),
+    "mods count from 0 in each part": (InParts, "_moved", _mods_not_moved),
+    "no rest": (InParts, "beside", lambda self, spec: None),
+    "no sums": (InParts, "_is_summed", lambda self, spec, name: False),
+    "sums in 16 bits": (
+        sys.modules[InParts.__module__],
+        "_wide",
+        lambda dtype: np.dtype(jnp.bfloat16),
+    ),
+    "another head": (_Division, "start", lambda self, first: first // self.rows * 0),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_parts_are_noticed(what: str, monkeypatch):
+    monkeypatch.setattr(*BROKEN[what])
+    with pytest.raises((AssertionError, TypeError, ValueError)):
+        compare_with_whole(CASE, PARTS)

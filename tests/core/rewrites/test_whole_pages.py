@@ -1,0 +1,209 @@
+"""Whole pages for the kernel and their ends apart: nothing changes, and no kernel sees padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import api, explain
+from attn_dispatch.core.rewrites.cache import whole_pages
+from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
+from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
+from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
+from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
+from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
+from attn_dispatch.core.rewrites.dense import SlopesAsBias
+from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap
+from attn_dispatch.core.rewrites.rewrite import Calls
+from attn_dispatch.core.rewrites.sinks import SinksAfterwards
+from attn_dispatch_tools.verify.cache_cases import CACHE
+from attn_dispatch_tools.verify.case import Case
+from tests.support.backend import needs_cudnn
+from tests.support.rewritten_calls import rewritten_alone
+from tests.test_paged import by_xla, kernel
+
+NAMED = {case.name: case for case in CACHE}
+
+_OPTIONS = (
+    "plain", "cap", "window", "window_to_both_sides", "cap_and_window", "sinks_and_cap", "full"
+)  # fmt: skip
+CHOSEN = [
+    f"cache/whole_{options}_t{t}_page{page}"
+    for i, options in enumerate(_OPTIONS)
+    for j, t in enumerate((1, 3, 33))
+    for k, page in enumerate((0, 24, 64))
+    if (i + j + k) % 3 == 0
+] + [x for x in NAMED if x.startswith(("cache/whole_d", "cache/chunk_t9"))]
+"""Any two of options, queries and pages meet; all three in a third of the ways."""
+
+
+def differs(case: Case, compute: Any, rewrite: Any = None) -> bool | None:
+    """Whether the rewrite gives other results than the call; None where it does not apply."""
+    results = rewritten_alone(rewrite or WholePages(), case, compute)
+    if results is None:
+        return None
+    found, expected = results
+    for name, x in found.items():
+        x, y = (np.asarray(z, np.float32) for z in (x, expected[name]))
+        same = (np.isnan(x) == np.isnan(y)).all() and ((x == -np.inf) == (y == -np.inf)).all()
+        if not same or not np.allclose(x, y, atol=0.02, rtol=0.01, equal_nan=True):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("compute", [by_xla, kernel], ids=["xla", "cudnn"])
+def test_it_changes_nothing(compute):
+    """By XLA, and by what stands for cuDNN's kernels, which multiply by all that is in a page."""
+    found = 0
+    for name in CHOSEN:
+        case = NAMED[name]
+        if not (case.sinks and compute is kernel):
+            is_different = differs(case, compute)
+            assert not is_different, name
+            found += is_different is not None
+    assert found >= 12
+
+
+def test_pages_of_no_power_of_two_are_cut():
+    for name in ("cache/whole_plain_t1_page24", "cache/whole_cap_t33_page24"):
+        assert differs(NAMED[name], by_xla, SmallerPages()) is False
+
+
+_OF_ENDS = whole_pages._Ends.of
+
+
+def _broken(**changes: Any) -> Any:
+    def of(*args: Any) -> Any:
+        ends = _OF_ENDS(*args)
+        fields = {name: change(getattr(ends, name)) for name, change in changes.items()}
+        return replace(ends, **fields)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"count": lambda x: x + 1},
+        {"count": lambda x: jnp.maximum(x - 1, 0)},
+        {"first": lambda x: x + 1},
+        {"first": lambda x: jnp.maximum(x - 1, 0)},
+        {"first": jnp.zeros_like},
+        {"keys": lambda x: jnp.maximum(x - 1, 0)},
+        {"queries": lambda x: jnp.maximum(x - 1, 0)},
+    ],
+    ids=["a page more", "a page less", "a page late", "a page early", "table not rotated",
+         "a key less", "a query less"],
+)  # fmt: skip
+def test_what_is_wrong_is_noticed(wrong, monkeypatch):
+    monkeypatch.setattr(whole_pages._Ends, "of", staticmethod(_broken(**wrong)))
+    names = ("cap_t1_page64", "cap_and_window_t3_page64", "plain_t33_page64")
+    assert any(differs(NAMED[f"cache/whole_{x}"], kernel) for x in names)
+
+
+@pytest.mark.parametrize("what", ["tile", "own"])
+def test_a_table_that_lets_the_kernel_read_other_pages_is_noticed(what, monkeypatch):
+    """One that ends inside of a tile, and one that names another row's page past the length."""
+    if what == "tile":
+        monkeypatch.setattr(whole_pages, "_TILE", 1)
+        case = NAMED["cache/whole_plain_t33_page64"]
+    else:
+        monkeypatch.setattr(whole_pages.jnp, "minimum", lambda x, y: x + 0 * y)
+        case = NAMED["cache/whole_cap_t1_page64"]
+    assert differs(case, kernel)
+
+
+W, Q, S = (x.name for x in (WholePages(), QueriesAsHeads(), SinksAfterwards()))
+A, C, G = (x.name for x in (SlopesAsBias(), ScoreModAsCap(), HeadsAsQueries()))
+
+
+def capped(score: Any, b: Any, n: Any, t: Any, s: Any) -> Any:
+    return 30 * jnp.tanh(score / 30)
+
+
+@needs_cudnn
+@pytest.mark.parametrize("target", ["sm80", "sm90", "sm100"])
+@pytest.mark.parametrize(
+    ("t", "page", "options", "expected"),
+    [
+        (1, 16, {"logits_soft_cap": 30.0}, (W,)),
+        (1, 0, {"logits_soft_cap": 30.0}, (W,)),
+        (4, 16, {"logits_soft_cap": 30.0}, (W, Q)),
+        (1, 16, {"local_window_size": (5000, 0)}, (W,)),
+        (4, 0, {"local_window_size": (5000, 0)}, (W, Q)),
+        (16, 16, {}, (W, G)),
+        (8, 0, {}, (Q,)),
+        (9, 0, {}, (W, G)),
+        (4, 0, {"sinks": 1}, (S, Q)),
+        (1, 0, {"sinks": 1}, (S,)),
+        (256, 16, {}, (W,)),
+        (256, 16, {"sinks": 1}, (S, W)),
+        (256, 16, {"local_window_size": (1023, 0)}, (NearKeys().name,)),
+        (1, 16, {"alibi_slopes": 1}, (A, W)),
+        (4, 16, {"alibi_slopes": 1, "sinks": 1}, (S, A, W, Q)),
+        (1, 16, {"alibi_slopes": 1, "local_window_size": (5000, 0)}, (A, W)),
+        (1, 16, {"score_mod": "capped"}, (C, W)),
+        (256, 16, {"score_mod": "capped"}, (C, W)),
+        (100, 16, {"query_seq_lengths": 1}, (W, G)),
+        (256, 16, {"query_seq_lengths": 1}, (PagesGathered().name,)),
+        (1, 24, {}, (SmallerPages().name,)),
+        (256, 24, {}, (W,)),
+        (256, 3, {}, (PagesGathered().name,)),
+    ],
+    ids=str,
+)
+def test_how_cudnn_takes_them(target, t, page, options, expected):
+    struct, b, n, k, s = jax.ShapeDtypeStruct, 4, 32, 8, 6144
+    given: dict[str, Any] = {"key_value_seq_lengths": struct((b,), jnp.int32)} | options
+    for name in given.keys() & {"sinks", "alibi_slopes"}:
+        given[name] = struct((n,), jnp.float32)
+    if "score_mod" in given:
+        given["score_mod"] = capped  # by name above: ids must be the same in every process
+    if "query_seq_lengths" in given:
+        given["query_seq_lengths"] = struct((b,), jnp.int32)
+    if page:
+        pools = {x: struct((900, page, k, 128), jnp.bfloat16) for x in ("key_pages", "value_pages")}
+        given |= pools | {"page_table": struct((b, s // page), jnp.int32)}
+        arrays = ()
+    else:
+        arrays = (struct((b, s, k, 128), jnp.bfloat16),) * 2
+        given |= {"is_causal": True, "causal_alignment": "bottom_right"}
+    query = struct((b, t, n, 128), jnp.bfloat16)
+    found = explain(query, *arrays, target=target, **given).forward[0]
+    assert (found.implementation, found.reasons, found.rewrites) == ("cudnn", (), expected)
+
+
+@pytest.mark.parametrize("compute", [by_xla, kernel], ids=["xla", "cudnn"])
+@pytest.mark.parametrize("t", [1, 3])
+def test_pages_behind_a_window_need_not_be_there(compute, t):
+    """Page 0 is NaN, and stands for those that were given back; row 3 lacks one that it needs."""
+    b, page, columns, window = 4, 8, 48, 100
+    rng = np.random.default_rng(5)
+    pools = [rng.standard_normal((b * columns + 1, page, 2, 16)) for _ in range(2)]
+    for pool in pools:
+        pool[0] = np.nan
+    table = 1 + rng.permutation(b * columns).reshape(b, columns).astype(np.int32)
+    lengths, whole = np.array([380, 0, 77, 384], np.int32), table.copy()
+    for row in (0, 3):
+        table[row, : (lengths[row] - t - window) // page] = -1
+    table[3, 40] = -1
+    query = rng.standard_normal((b, t, 4, 16))
+    names = ("query", "key_pages", "value_pages")
+    arrays = dict(zip(names, (jnp.asarray(x, "float16") for x in (query, *pools)), strict=True))
+    arrays |= {"page_table": jnp.asarray(table), "key_value_seq_lengths": jnp.asarray(lengths)}
+    given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
+    spec = api.spec_of(**given, local_window_size=(window, 0))
+    operands = arrays | {x: arrays[x][None] for x in names[1:]}
+    assert WholePages().inner(spec) is not None
+    found = WholePages().compute(spec, operands, Calls(compute, by_xla, compute))["out"]
+    assert np.isnan(np.asarray(found[3], np.float32)).all()
+    expected = by_xla(spec, operands | {"page_table": jnp.asarray(whole)})["out"]
+    close = partial(np.testing.assert_allclose, atol=0.005, rtol=0.01)
+    close(np.asarray(found[:3], np.float32), np.asarray(expected[:3], np.float32))

@@ -1,0 +1,241 @@
+"""`explain`: the choice as data, and as a table."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attn_dispatch
+from attn_dispatch import aiter, cudnn, dot_product_attention, explain
+from attn_dispatch.core import select
+from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.target import CPU, default_device, device_for, parse
+from attn_dispatch.text import in_units
+from tests.support.backend import needs_cudnn
+from tests.support.option_parts import spec_with
+
+Q = jax.ShapeDtypeStruct((2, 128, 8, 64), jnp.bfloat16)
+KV = jax.ShapeDtypeStruct((2, 256, 2, 64), jnp.bfloat16)
+
+
+@needs_cudnn
+def test_a_call_that_cudnn_runs():
+    explanation = explain(Q, KV, KV, is_causal=True, target="sm90")
+    assert (explanation.chosen_forward, explanation.chosen_backward) == ("cudnn", "cudnn")
+    assert str(explanation.device) == "NVIDIA H200 (sm90, planned for, not present)"
+    assert [v.implementation for v in explanation.forward] == [
+        "cudnn",
+        "flash",
+        "fa4",
+        "aiter",
+        "xla",
+    ]
+    assert [v.is_eligible for v in explanation.forward] == [True, False, False, False, True]
+    forward, backward = explanation.forward[0].plan, explanation.backward[0].plan
+    assert forward == cudnn.plan(explanation.call, explanation.device)
+    assert forward and backward and backward.workspace_bytes > forward.workspace_bytes
+    lines = str(explanation).splitlines()
+    assert lines[0].startswith("call      forward(query bfloat16[2, 128, 8, 64], ")
+    assert "device    cuda: NVIDIA H200 (sm90, planned for, not present)" in lines
+    assert "chosen    forward: cudnn, backward: cudnn" in lines
+    for direction, plan in (("forward  ", forward), ("backward ", backward)):
+        size = in_units(plan.scratch_bytes)
+        assert f"{direction} cudnn   runs: {plan.engine}, scratch memory {size}" in lines
+    assert sum(line.startswith(("forward   xla     runs: ", "backward  xla     runs: "))
+               for line in lines) == 2  # fmt: skip
+
+
+@needs_cudnn
+def test_forward_and_backward_may_differ():
+    q = jax.ShapeDtypeStruct((1, 128, 2, 256), jnp.float16)
+    explanation = explain(q, q, q, target="sm80")
+    assert (explanation.chosen_forward, explanation.chosen_backward) == ("cudnn", "xla")
+    refused = explanation.backward[0]
+    assert refused.plan is None and "hidden_dim" in str(refused.reasons[0])
+    text = str(explanation)
+    assert "chosen    forward: cudnn, backward: xla" in text
+    assert re.search(r"backward  cudnn   cannot run:\n +- cuDNN refuses the graph", text)
+
+
+def test_every_reason_is_in_the_table():
+    q = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.float32)
+    options = {"mask": np.ones((128, 128), bool), "sinks": np.zeros(2, np.float32)}
+    with attn_dispatch.rewrites(False):
+        explanation = explain(q, q, q, **options, return_max_logits=True, target="gfx942")
+    (reasons,) = (x.reasons for x in explanation.forward if x.implementation == "aiter")
+    assert len(reasons) == 4 and explanation.chosen_forward == "xla"
+    unwrapped = " ".join(str(explanation).split())
+    for reason in reasons:
+        assert f"- {reason}" in unwrapped
+    assert max(len(line) for line in str(explanation).splitlines()) <= 100
+
+
+def twice(score, b, n, t, s):
+    return 2 * score
+
+
+def test_nothing_chosen():
+    explanation = explain(Q, KV, KV, score_mod=twice, implementation="cudnn")
+    assert (explanation.chosen_forward, explanation.chosen_backward) == (None, None)
+    assert "chosen    forward: None, backward: None" in str(explanation)
+
+
+def test_preference_list_is_explained_in_its_order():
+    explanation = explain(Q, KV, KV, implementation=["xla", "cudnn"])
+    assert [v.implementation for v in explanation.backward] == ["xla", "cudnn"]
+    assert explanation.chosen_forward == "xla"
+
+
+def test_arrays_and_shapes_explain_alike_and_alike_the_call():
+    options = {"is_causal": True, "return_lse": True, "sinks": np.zeros(8, np.float32)}
+    shapes = explain(Q, KV, KV, **options)
+    arrays = explain(*(jnp.zeros(x.shape, x.dtype) for x in (Q, KV, KV)), **options)
+    assert shapes == arrays and hash(shapes) == hash(arrays)
+
+
+def test_lse_has_a_gradient_where_it_is_returned(monkeypatch):
+    asked = []
+    monkeypatch.setattr(aiter, "not_supported_reasons", lambda spec, _: asked.append(spec) or ())
+    monkeypatch.setattr(aiter, "plan", lambda spec, device: Plan("", 0))
+    for name in ("return_lse", "return_residual", "return_max_logits", "deterministic_backward"):
+        explain(Q, KV, KV, **{name: True})
+    assert [spec.has("lse_grad") for spec in asked if spec.is_backward] == [True] + 3 * [False]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"return_lse": True},
+        {"return_lse": True, "dropout_rate": 0.1, "dropout_key": jax.random.key(0)},
+        {"return_max_logits": True, "dropout_rate": 0.1, "dropout_key": jax.random.key(0)},
+        {"return_max_logits": True},
+    ],
+)
+def test_explained_specs_are_those_of_the_call(monkeypatch, options):
+    """What explain asks the implementations about is what a differentiated call asks them."""
+    asked: list = []
+
+    class Recorder:
+        NAME = "recorder"
+        PLATFORM = None
+        IS_EXTRA = False
+        HAS_DECODING_KERNEL = False
+        SKIPS_FROM_BOTTOM_RIGHT = True
+        unusable_reason = staticmethod(lambda device: "")
+        plan = staticmethod(lambda spec, device: Plan("", 0))
+
+        @staticmethod
+        def not_supported_reasons(spec, device):
+            # A differentiated call keeps its lse, asked for or not.
+            asked.append(spec_with(spec, needs_lse=True, partner=None))
+            return ()
+
+        @staticmethod
+        def forward(spec, device, operands):
+            return tuple(jnp.zeros(x.shape, x.dtype) for x in spec.results)
+
+        backward = forward
+
+    monkeypatch.setattr(select, "IMPLEMENTATIONS", (Recorder,))
+    q, kv = jnp.ones((2, 16, 4, 8)), jnp.ones((2, 24, 2, 8))
+    bias, mask = jnp.ones((4, 1, 24)), jnp.ones((16, 24), bool)
+    explain(q, kv, kv, bias, mask, **options)
+    explained, asked[:] = list(asked), []
+
+    def loss(q, k, v, bias):
+        out, *more = dot_product_attention(q, k, v, bias, mask, **options)
+        return out.sum() + sum(x.sum() for x in more)
+
+    jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(q, kv, kv, bias)
+    assert {spec.is_backward for spec in explained} == {False, True}
+    assert set(asked) == set(explained) and len(set(asked)) == 2
+
+
+@needs_cudnn
+def test_targets(tmp_path: Path):
+    properties = parse("sm100").properties or ""
+    other = json.dumps(json.loads(properties) | {"deviceVer": 1030, "deviceName": "NVIDIA B300"})
+    file = tmp_path / "b300.json"
+    file.write_text(other)
+    for name in (other, str(file)):
+        explanation = explain(Q, KV, KV, target=name)
+        assert str(explanation.device) == "NVIDIA B300 (sm103, planned for, not present)"
+        assert explanation.chosen_forward == "cudnn"
+    with attn_dispatch.target("sm80"):  # an argument counts for more than a block
+        assert explain(Q, KV, KV).device.arch == "sm80"
+        assert explain(Q, KV, KV, target="sm120").device.arch == "sm120"
+        assert explain(Q, KV, KV).device.arch == "sm80"
+    assert explain(Q, KV, KV).device.arch == "cpu"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sm91", "h210", "", "{", "no.json"),
+        *('{"deviceName": "B300"}', '{"deviceVer": "new"}', '{"deviceVer": 900.5}'),
+        *('{"deviceVer": true}', '{"deviceVer": 9}', "[900]"),
+    ],
+)
+def test_unknown_targets(name: str):
+    with pytest.raises(ValueError, match=r"^target: expected .*; got"):
+        explain(Q, KV, KV, target=name)
+    with pytest.raises(ValueError, match=r"^target: expected .*; got"), attn_dispatch.target(name):
+        pass
+
+
+def test_two_targets_of_one_platform():
+    with pytest.raises(ValueError, match="at most one per platform, got sm80 and sm90"):
+        with attn_dispatch.target("sm80", "gfx942", "sm90"):
+            pass
+
+
+def test_one_of_several_targets_has_to_be_named():
+    x = jax.ShapeDtypeStruct((1, 64, 2, 64), jnp.bfloat16)
+    with attn_dispatch.target("sm90", "gfx942"):
+        with pytest.raises(
+            ValueError, match=r"expected target= with \('sm90', 'gfx942'\) in force"
+        ):
+            explain(x, x, x)
+        assert explain(x, x, x, target="gfx942").device.arch == "gfx942"
+    with pytest.raises(ValueError, match="target: expected a name like 'h100', got 90"):
+        explain(x, x, x, target=90)
+
+
+def test_device_of_several_targets(monkeypatch):
+    assert default_device() == CPU
+    monkeypatch.setenv("ATTN_DISPATCH_TARGET", "gfx950")
+    assert default_device().arch == "gfx950"
+    with attn_dispatch.target("sm89", "gfx942"):
+        assert device_for("cuda").name == "NVIDIA L40S"
+        assert device_for("rocm").arch == "gfx942"
+        assert device_for("cpu") == default_device() == CPU
+    properties = parse("sm120").properties or ""
+    monkeypatch.setenv("ATTN_DISPATCH_TARGET", properties)
+    assert default_device().arch == "sm120"
+    monkeypatch.setenv("ATTN_DISPATCH_TARGET", "sm80,,sm90")
+    with pytest.raises(ValueError, match="at most one per platform"):
+        default_device()
+
+
+def test_old_device():
+    properties = json.dumps({"deviceVer": 750, "deviceName": "NVIDIA T4"})
+    explanation = explain(Q, KV, KV, target=properties)
+    (reason, *_) = explanation.forward[0].reasons
+    assert str(reason).startswith(
+        "needs compute capability sm80 or newer, and this is NVIDIA T4 (sm75"
+    )
+    assert explanation.chosen_forward == "xla"
+
+
+def test_a_traced_window_is_explained_by_its_shape():
+    side = jax.ShapeDtypeStruct((), jnp.int32)
+    x = jax.ShapeDtypeStruct((2, 512, 8, 64), jnp.bfloat16)
+    for window in ((side, 0), side):
+        text = str(attn_dispatch.explain(x, x, x, local_window_size=window, target="sm90"))
+        assert "local_window_size" in text or "band" in text

@@ -1,0 +1,116 @@
+"""Which `jax.checkpoint` policy computes the attention again: calls counted in gradients."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import checkpoint_policies as policies
+
+from attn_dispatch import dot_product_attention, target
+from tests.support.backend import needs_cudnn
+
+B, T, N, H = 2, 32, 4, 16
+_rng = np.random.default_rng(0)
+X = _rng.standard_normal((B, T, N * H)).astype(np.float32)
+W = _rng.standard_normal((4, N * H, N * H)).astype(np.float32) / 8
+
+
+def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+    q, k, v = ((x @ w[i]).reshape(*x.shape[:2], N, H) for i in range(3))
+    out = dot_product_attention(q, k, v, is_causal=True)
+    return jnp.sin(out.reshape(x.shape) @ w[3])
+
+
+CONTEXT = policies.save_only_these_names("context")
+DOTS = policies.dots_saveable
+OFFLOADED = policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=["context"],
+    offload_src="device",
+    offload_dst="pinned_host",
+)
+
+# How often a gradient computes the attention's forward pass.
+ONCE = {
+    "no remat": None,
+    "names": CONTEXT,
+    "dots and names": policies.save_from_both_policies(DOTS, CONTEXT),
+    "everything": policies.everything_saveable,
+    "offloaded names": OFFLOADED,
+}
+TWICE = {
+    "nothing": policies.nothing_saveable,
+    "dots": DOTS,
+    "other names": policies.save_only_these_names("mlp"),
+}
+POLICIES = [(name, policy, 1) for name, policy in ONCE.items()] + [
+    (name, policy, 2) for name, policy in TWICE.items()
+]
+
+
+def loss(policy: Any, x: jax.Array, w: jax.Array) -> jax.Array:
+    apply = layer if policy is None else jax.checkpoint(layer, policy=policy)
+    return (apply(apply(x, w), w) ** 2).sum()
+
+
+@pytest.mark.parametrize(("name", "policy", "runs"), POLICIES)
+@pytest.mark.parametrize("device", [pytest.param("sm90", marks=needs_cudnn), "gfx942"])
+def test_kernels_in_the_lowered_gradient(name: str, policy: Any, runs: int, device: str):
+    """Each of the two layers has `runs` forward kernels and one backward kernel."""
+    del name
+    platform, vendor = ("cuda", "cudnn") if device == "sm90" else ("rocm", "aiter")
+    x, w = (jnp.asarray(a, jnp.bfloat16) for a in (X, W))
+
+    def gradient(x, w):
+        return jax.grad(lambda x, w: loss(policy, x, w).astype(jnp.float32), 1)(x, w)
+
+    with target(device):
+        text = jax.jit(gradient).trace(x, w).lower(lowering_platforms=(platform,)).as_text()
+    calls = re.findall(rf"@attn_dispatch_{vendor}_(\w+)\(", text)
+    assert calls.count("forward") == 2 * runs
+    assert calls.count("backward") == 2
+
+
+@pytest.mark.parametrize(("name", "policy", "runs"), POLICIES)
+def test_primitives_and_values(name: str, policy: Any, runs: int):
+    del name
+    jaxpr = str(jax.make_jaxpr(jax.grad(loss, 2), static_argnums=0)(policy, X, W))
+    assert jaxpr.count("attn_fwd[") == 2 * runs
+    assert jaxpr.count("attn_bwd[") == 2
+    got = jax.jit(jax.grad(loss, 2), static_argnums=0)(policy, X, W)
+    np.testing.assert_allclose(got, jax.grad(loss, 2)(None, X, W), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("policy", "runs"), [(CONTEXT, 1), (policies.nothing_saveable, 2)])
+def test_layers_in_a_scan(policy: Any, runs: int):
+    def scanned(x, w):
+        return (jax.lax.scan(jax.checkpoint(body, policy=policy), x, w)[0] ** 2).sum()
+
+    def body(x, w):
+        return layer(x, w), None
+
+    stacked = np.stack([W, W])
+    jaxpr = str(jax.make_jaxpr(jax.grad(scanned, 1))(X, stacked))
+    assert jaxpr.count("attn_fwd[") == runs
+    assert jaxpr.count("attn_bwd[") == 1
+    got = jax.jit(jax.grad(scanned, 1))(X, stacked).sum(axis=0)
+    np.testing.assert_allclose(got, jax.grad(loss, 2)(None, X, W), rtol=1e-4, atol=1e-5)
+
+
+def test_names_keep_out_and_lse_and_nothing_else(capsys):
+    """Beside the arguments: what is kept is linear in the length."""
+    jax.ad_checkpoint.print_saved_residuals(jax.checkpoint(layer, policy=CONTEXT), X, W)
+    kept = [x for x in capsys.readouterr().out.splitlines() if "from the argument" not in x]
+    shapes = sorted(re.findall(r"f32\[[\d,]*\]", "\n".join(kept)))
+    assert shapes == sorted([f"f32[{B},{T},{N},{H}]", f"f32[{B},{N},{T}]"]), kept
+
+
+def test_offloaded_results_leave_the_device():
+    jaxpr = str(jax.make_jaxpr(jax.grad(loss, 2), static_argnums=0)(OFFLOADED, X, W))
+    for shape in (f"[{B},{T},{N},{H}]", f"[{B},{N},{T}]"):
+        assert f"f32<host>{shape}" in jaxpr

@@ -1,0 +1,314 @@
+"""The limit on scratch memory: what it is, what it does to a call, and what `explain` says."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import dot_product_attention, explain, fallback, scratch_limit, settings, target
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import scratch
+from attn_dispatch.core.consider import consider, mask_of
+from attn_dispatch.core.rewrites.in_parts import InParts, length_of
+from attn_dispatch.core.rewrites.rewrite import Calls
+from attn_dispatch.core.select import named
+from attn_dispatch.devices.memory import memory_bytes
+from attn_dispatch.devices.target import parse
+from attn_dispatch.reason import rules_of
+from attn_dispatch.text import in_units
+from attn_dispatch_tools.verify.case import Case, spec_of
+from tests.support.backend import needs_cudnn
+
+GB = 10**9
+LARGE = Case(
+    "large", b=64, t=2048, s=2048, n=32, k=32, h=64, v=64, dtype="bfloat16",
+    bias=(1, 32, 2048, 2048), bias_dtype="bfloat16",
+)  # fmt: skip
+
+
+def arrays(b: int, t: int, n: int, h: int = 64, k: int = 0) -> tuple[Any, Any]:
+    """Query and key."""
+    return tuple(jax.ShapeDtypeStruct((b, t, x, h), jnp.bfloat16) for x in (n, k or n))
+
+
+def backward_of(case: Case) -> AttentionSpec:
+    forward = spec_of(case.forward_options(), case.avals())
+    return forward.backward(case.backward_options())
+
+
+def backward_verdict(name: str, to: str, q: Any, k: Any, **options: Any) -> Any:
+    found = explain(q, k, k, target=to, **options)
+    (verdict,) = (x for x in found.backward if x.implementation == name)
+    assert verdict.limit in str(found).replace("\n" + " " * 29, " ")
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("2GB", 2 * GB), ("1.5 gib", 3 * 2**29), ("500 MB", 5 * 10**8), ("4096", 4096), ("25%", 0.25),
+     ("100%", 1.0), ("off", "off"), ("OFF", "off"), ("", None)],
+)  # fmt: skip
+def test_limits_of_the_environment(text: str, limit: Any, monkeypatch):
+    monkeypatch.setenv(settings.SCRATCH_LIMIT, text)
+    assert settings.current().scratch_limit == limit
+
+
+def test_a_limit_computed_with_numpy():
+    with scratch_limit(np.int64(10**9)):
+        assert settings.current().scratch_limit == 10**9
+
+
+WRONG = (
+    "2 apples", "-1GB", "0", "0.4", "101%", "0%", "1e3", "2iB", "2G\u0131B", "9" * 400,
+    "9" * 400 + "GB",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [*WRONG, 0, -1, 0.5, True, np.ones(2)])
+def test_other_limits_are_errors(limit: Any, monkeypatch):
+    with pytest.raises(ValueError, match="scratch_limit: expected a positive number of bytes, a"):
+        scratch_limit(limit)
+    monkeypatch.setenv(settings.SCRATCH_LIMIT, str(limit))
+    if isinstance(limit, str):
+        with pytest.raises(ValueError, match="ATTN_DISPATCH_SCRATCH_LIMIT: expected"):
+            settings.current()
+
+
+def test_memory_of_devices():
+    assert memory_bytes(parse("h100")) == 80 * 2**30
+    assert memory_bytes(parse("sm90")) == memory_bytes(parse("h200")) > 140 * GB
+    assert memory_bytes(parse("mi300x")) == 192 * 2**30
+    unknown = '{"deviceVer": 900, "deviceName": "NVIDIA X1", "totalGlobalMem": 123456789}'
+    assert memory_bytes(parse(unknown)) == 123456789
+    smaller = '{"deviceVer": 800, "deviceName": "NVIDIA A100-SXM4-40GB"}'
+    assert memory_bytes(parse(smaller)) == 40 * 2**30
+    grace = '{"deviceVer": 900, "deviceName": "NVIDIA GH200 480GB"}'  # of the CPU beside it
+    assert memory_bytes(parse(grace)) == memory_bytes(parse("gh200"))
+    assert memory_bytes(parse('{"deviceVer": 900}')) > 0
+
+
+@pytest.mark.parametrize("xla", [1, 3 * GB, 10**12])
+def test_the_default_limit(xla: int):
+    """Between two shares of the memory; between them what kernels usually take, or XLA."""
+    spec, device = backward_of(LARGE), parse("h100")
+    found = scratch.limit_of(spec, device, lambda: xla)
+    usual = 1.25 * 4 * 64 * 2048 * 32 * (64 + 2)
+    least, most = (memory_bytes(device) // x for x in (64, 16))
+    assert found and not found.is_strict
+    assert found.bytes == pytest.approx(max(least, min(xla, usual, most)), rel=1e-6)
+
+
+@needs_cudnn
+def test_a_bias_over_a_batch():
+    q, _ = arrays(64, 2048, 32)
+    bias = jax.ShapeDtypeStruct((1, 32, 2048, 2048), jnp.bfloat16)
+    whole = 2 * 64 * 32 * 2048 * 2048
+    verdict = backward_verdict("cudnn", "h200", q, q, bias=bias)
+    assert verdict.rewrites == ("in parts of 2 heads, one after the other",)
+    assert 1 * GB < verdict.scratch_bytes < 2 * GB
+    assert f"{in_units(verdict.scratch_bytes)} in place of 17.2 GB; the limit is" in verdict.limit
+    with scratch_limit("off"):
+        verdict = backward_verdict("cudnn", "h200", q, q, bias=bias)
+    assert verdict.rewrites == () and verdict.scratch_bytes > whole
+    with scratch_limit("250MB"):
+        verdict = backward_verdict("cudnn", "h200", q, q, bias=bias)
+        of_heads, of_batch = verdict.rewrites
+        assert of_heads == "in parts of 1 head, one after the other" and "batch rows" in of_batch
+        assert verdict.scratch_bytes <= GB / 4
+    with scratch_limit("0.01%"):
+        verdict = backward_verdict("cudnn", "h200", q, q, bias=bias)
+    assert re.fullmatch(
+        r"scratch memory: takes [\d.]+ MB, even in parts, and the limit is 14.9 MB "
+        r"\(0.01% of the device's memory\)",
+        str(verdict.reasons[0]),
+    )
+    wide = jax.ShapeDtypeStruct((128, 4096, 32, 64), jnp.bfloat16)
+    bias = jax.ShapeDtypeStruct((1, 32, 4096, 4096), jnp.float32)
+    verdict = backward_verdict("cudnn", "h100", wide, wide, bias=bias)
+    assert verdict.rewrites == ("in parts of 1 head, one after the other",)
+    assert verdict.scratch_bytes < 5.4 * GB
+
+
+@needs_cudnn
+@pytest.mark.parametrize("shape", [(4, 2048, 32), (1, 4096, 32), (16, 8192, 32), (4, 512, 16)])
+def test_ordinary_calls_run_as_one(shape: tuple[int, int, int]):
+    q, k = arrays(*shape, h=128, k=8)
+    bias = jax.ShapeDtypeStruct((1, shape[2], shape[1], shape[1]), jnp.bfloat16)
+    calls: list[tuple[str, dict[str, Any]]] = [(to, {"is_causal": True}) for to in ("h200", "h100")]
+    if shape[0] * shape[1] < 2**15:
+        calls.append(("h200", {"bias": bias}))
+    for to, options in calls:
+        verdict = backward_verdict("cudnn", to, q, k, **options)
+        assert verdict.is_eligible and verdict.rewrites == () and not verdict.limit
+
+
+def gradients(implementation: str | None, *arrays: jax.Array) -> Any:
+    *qkv, bias, out_grad = arrays
+    call = partial(dot_product_attention, implementation=implementation)
+    return jax.vjp(lambda q, k, v, bias: call(q, k, v, bias=bias), *qkv, bias)[1](out_grad)
+
+
+@needs_cudnn
+@pytest.mark.parametrize(("heads", "limit"), [(8, None), (1, "300MB")])
+def test_no_array_of_all_scores_is_in_the_program(heads: int, limit: str | None):
+    """Nor gradients of the bias of several parts: nothing is larger than operands and results."""
+    b, t, n = 64, 2048, 8
+    q, _ = arrays(b, t, n)
+    bias = jax.ShapeDtypeStruct((1, heads, t, t), jnp.bfloat16)
+    with target("h200"), fallback("error"), scratch_limit(limit or "500MB"):
+        traced = jax.jit(partial(gradients, None)).trace(q, q, q, bias, q)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    floats = {"bf16": 2, "f32": 4, "ui8": 1}
+    found = re.findall(r"tensor<((?:\d+x)+)(bf16|f32|ui8)>", text)
+    sizes = {x: math.prod(map(int, x[0].rstrip("x").split("x"))) * floats[x[1]] for x in found}
+    assert max(sizes.values()) <= max(math.prod(q.shape), math.prod(bias.shape)) * 2 * 2, sizes
+    if heads == 1:  # summed in float32, and nowhere stacked
+        assert (f"1x1x{t}x{t}x", "f32") in sizes
+    assert not any(x[0].endswith(f"{t}x{t}x") and x[0].count("x") > 4 for x in sizes)
+    workspaces = [size for (_, dtype), size in sizes.items() if dtype == "ui8"]
+    assert max(workspaces) < GB / 2
+
+
+@needs_cudnn
+def test_a_kernel_over_the_limit_is_not_used():
+    q, _ = arrays(2, 512, 4)
+    bias = jax.ShapeDtypeStruct((1, 4, 512, 512), jnp.bfloat16)
+    with target("sm90"), scratch_limit(1), fallback("silent"):
+        assert explain(q, q, q, bias=bias).chosen_backward == "xla"
+        traced = jax.jit(partial(gradients, "cudnn")).trace(q, q, q, bias, q)
+        with pytest.raises(NotImplementedError, match=r"scratch memory: takes .*larger scratch_li"):
+            traced.lower(lowering_platforms=("cuda",))
+        with settings.rewrites(False):
+            (verdict, *_) = explain(q, q, q, bias=bias, implementation="cudnn").backward
+            reason = str(verdict.reasons[0])
+            assert "parts" not in reason and "limit is 1 byte (" in reason
+
+
+@needs_cudnn
+def test_parts_are_found_under_any_limit_that_some_take():
+    """Parts of single heads take more here than of two: they share gradients of key and value."""
+    q, k = arrays(8, 256, 8, k=4)
+    bias = jax.ShapeDtypeStruct((1, 8, 256, 256), jnp.bfloat16)
+    told = set()
+    for limit in ("1MB", "3MB", "5MB"):
+        with scratch_limit(limit):
+            (reason,) = backward_verdict("cudnn", "h100", q, k, bias=bias).reasons
+            told.add(str(reason).split(",")[0])
+    assert told == {"scratch memory: takes 5.26 MB"}
+    for limit in ("5.27MB", "6MB", "6.5MB", "8MB"):
+        with scratch_limit(limit):
+            verdict = backward_verdict("cudnn", "h100", q, k, bias=bias)
+        assert verdict.is_eligible and verdict.rewrites[0].startswith("in parts of 2 heads")
+
+
+@needs_cudnn
+def test_both_directions_with_dropout_have_the_same_parts():
+    """Whatever gradients are wanted, and for whoever wants to see the mask."""
+    case = Case(
+        "dropout", b=6, t=1024, s=1024, n=4, k=2, h=64, v=64, dtype="bfloat16", dropout=0.3,
+        bias=(1, 4, 1024, 1024), bias_dtype="bfloat16",
+    )  # fmt: skip
+    forward = spec_of(case.forward_options(), case.avals())
+    cudnn, device = named("cudnn"), parse("sm90")
+    calls = [forward]
+    for wanted in (("query", "key", "value", "bias"), ("query",), ("value", "bias")):
+        calls += [forward.backward(case.backward_options(wanted)), *forward.in_training(wanted)]
+    for limit in ("35MB", "25MB", "20MB"):
+        with scratch_limit(limit), settings.override(fallback="silent"):
+            chains = [consider(cudnn, spec, device)[1] for spec in calls]
+            drawn = mask_of(cudnn, forward, device)
+            if drawn is not None:
+                chains.append(drawn)
+        parts = {tuple(x for x, _ in c.steps if isinstance(x, InParts)) for c in chains}
+        assert len(parts) == 1 and parts != {()}, parts
+
+
+@needs_cudnn
+def test_batches_beyond_a_grid():
+    q, _ = arrays(70_001, 16, 2)
+    found = explain(q, q, q, target="sm90")
+    assert (found.chosen_forward, found.chosen_backward) == ("cudnn", "cudnn")
+    for verdict in (found.forward[0], found.backward[0]):
+        assert verdict.rewrites == ("in parts of 35001 batch rows, one after the other",)
+        assert "65535 exceed the launch grid" in str(verdict.reasons_as_it_is[0])
+    with target("sm90"), fallback("error"):
+        lowered = jax.jit(dot_product_attention).trace(q, q, q).lower(lowering_platforms=("cuda",))
+    assert "tensor<35001x16x2x64xbf16>" in lowered.as_text()
+    assert "tensor<35000x16x2x64xbf16>" in lowered.as_text()
+
+
+def test_strides_beyond_32_bits():
+    q, k = arrays(2, 2**16, 64, h=128, k=8)
+    long_q, long_k = arrays(2, 2**18, 128, h=128, k=8)
+    bias = jax.ShapeDtypeStruct((1, 64, 16384, 16384), jnp.bfloat16)
+    with_bias = arrays(2, 16384, 64, h=128, k=8)
+    for q, k, options in ((long_q, long_k, {}), (*with_bias, {"bias": bias})):
+        with scratch_limit("off"):
+            found = explain(q, k, k, target="gfx942", implementation="aiter", **options)
+        for (verdict,) in (found.forward, found.backward):
+            assert verdict.is_eligible, verdict.reasons
+            assert re.match(r"in parts of \d+ heads?, one", verdict.rewrites[0])
+            assert "aiter/int32" in rules_of(verdict.reasons_as_it_is)
+
+
+def sizes_of(steps: tuple[InParts, ...]) -> dict[str, int]:
+    return {x.axis: x.size for x in steps}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 6, 13, 64, 97])
+@pytest.mark.parametrize("divisor", [1, 2, 3, 7, 40, 10**6])
+def test_parts_are_the_largest_within_the_limit(batch: int, divisor: int):
+    """Of scratch memory that grows with rows and heads, and of some that does not."""
+    case = Case("parts", b=batch, n=8, k=4, t=64, s=64, bias=(1, 1, 64, 64))
+    spec = backward_of(case)
+
+    def taken(spec: AttentionSpec) -> int:
+        return 1000 + spec.batch * spec.num_heads * 10**6
+
+    limit = taken(spec) // divisor
+    steps = scratch.parts_within(spec, taken, limit)
+    whole = scratch.parts_bytes(spec, steps, taken) or 0
+    if divisor == 1:
+        assert steps == ()
+    one = InParts("batch", 1).inner(spec) or spec
+    one = InParts("heads", 1).inner(one) or one
+    if limit > 2 * taken(one):
+        assert whole <= limit and whole > limit / 5, (steps, whole, limit)
+    inner = spec
+    for step in steps:
+        assert 0 < step.size < length_of(inner, step.axis)
+        following = step.inner(inner)
+        assert following is not None
+        inner = following
+
+
+def test_gradients_are_summed_in_float32():
+    """In bfloat16, 256 + 1 is 256."""
+    spec = backward_of(Case("sum", b=600, dtype="bfloat16", bias=(1, 4, 10, 14), k=4))
+
+    def ones(spec: AttentionSpec, operands: Any) -> dict[str, Any]:
+        return {
+            name: jnp.ones(x.shape, x.dtype)
+            for name, x in zip(spec.result_names, spec.results, strict=True)
+        }
+
+    operands = {x.name: jnp.zeros(x.shape, x.dtype) for x in spec.operands}
+    for size in (1, 7):
+        step = InParts("batch", size)
+        results = step.compute(spec, operands, Calls(ones, ones, ones))
+        assert results["bias"].dtype == jnp.float32
+        np.testing.assert_array_equal(results["bias"], -(-600 // size))
+    heads = InParts("heads", 1).compute(spec, operands, Calls(ones, ones, ones))
+    np.testing.assert_array_equal(heads["bias"], 1)
+    group = backward_of(Case("sum", b=1, n=600, k=1, dtype="bfloat16"))
+    operands = {x.name: jnp.zeros(x.shape, x.dtype) for x in group.operands}
+    results = InParts("heads", 1).compute(group, operands, Calls(ones, ones, ones))
+    np.testing.assert_array_equal(results["key"], 600)
+    np.testing.assert_array_equal(results["query"], 1)

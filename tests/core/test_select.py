@@ -1,0 +1,346 @@
+"""Who computes a call: the order, what the caller may demand, and what is said about a fallback."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import attn_dispatch
+from attn_dispatch import AttentionFallbackWarning, dot_product_attention, settings, xla
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import preferences, select
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.implementation import Plan
+from attn_dispatch.devices.target import CPU, parse
+from attn_dispatch.reason import Reason, reason_from_sentence
+from attn_dispatch_tools.verify.case import Case, spec_of
+from tests.support.option_parts import with_facts
+
+CUDA, ROCM = parse("sm90"), parse("gfx942")
+
+
+@dataclass(frozen=True)
+class Fake:
+    """An implementation that refuses what it is told to, and computes nothing."""
+
+    NAME: str
+    reasons: tuple[str, ...] = ()
+    PLATFORM: str | None = "cuda"
+    IS_EXTRA: bool = False
+    HAS_DECODING_KERNEL: bool = False
+    SKIPS_FROM_BOTTOM_RIGHT: bool = True
+
+    def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
+        return tuple(reason_from_sentence(self.NAME, f"{x} on {device.arch}") for x in self.reasons)
+
+    def plan(self, spec: AttentionSpec, device: Device) -> Plan:
+        reasons = self.not_supported_reasons(spec, device)
+        assert not reasons, "only an eligible call is planned"
+        return Plan(f"{self.NAME} engine", 1234 if spec.is_backward else 0)
+
+    def unusable_reason(self, device: Device) -> str:
+        return ""
+
+    def forward(self, spec, device, operands):
+        return tuple(jnp.full(x.shape, len(self.NAME), x.dtype) for x in spec.results)
+
+    backward = forward
+
+
+FAST, SLOW, LAST = Fake("fast"), Fake("slow"), Fake("last", PLATFORM=None)
+CANNOT = Fake("fast", ("too wide", "too tall"))
+NEITHER = Fake("slow", ("too small",))
+
+
+@pytest.fixture
+def implementations(monkeypatch):
+    def use(*fakes: Fake) -> None:
+        monkeypatch.setattr(select, "IMPLEMENTATIONS", fakes)
+
+    return use
+
+
+def spec(*wanted: str, **facts) -> AttentionSpec:
+    case = Case("selected", **facts)
+    return spec_of(with_facts(case.forward_options(), implementation=wanted), case.operands())
+
+
+@pytest.mark.parametrize(
+    ("available", "wanted", "chosen"),
+    [
+        ((FAST, SLOW, LAST), (), "fast"),
+        ((CANNOT, SLOW, LAST), (), "slow"),
+        ((CANNOT, NEITHER, LAST), (), "last"),
+        ((FAST, SLOW, LAST), ("slow",), "slow"),
+        ((FAST, SLOW, LAST), ("last", "fast"), "last"),
+        ((CANNOT, SLOW, LAST), ("fast", "last"), "last"),
+        ((CANNOT, SLOW, LAST), ("last", "fast"), "last"),
+    ],
+)
+def test_choice(implementations, available, wanted, chosen):
+    implementations(*available)
+    with attn_dispatch.fallback("silent"):
+        assert select.choose(spec(*wanted), CUDA).NAME == chosen
+    verdicts = select.verdicts(spec(*wanted), CUDA)
+    assert [v.implementation for v in verdicts] == list(wanted or [x.NAME for x in available])
+    assert next(v.implementation for v in verdicts if v.is_eligible) == chosen
+    assert all((v.plan is None) == bool(v.reasons) for v in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("available", "wanted", "refusals"),
+    [
+        ((CANNOT, SLOW, LAST), ("fast",), [CANNOT]),
+        ((CANNOT, NEITHER, LAST), ("slow", "fast"), [NEITHER, CANNOT]),
+        ((CANNOT, NEITHER), (), [CANNOT, NEITHER]),
+    ],
+)
+def test_nothing_fits(implementations, available, wanted, refusals):
+    implementations(*available)
+    call = spec(*wanted)
+    with pytest.raises(NotImplementedError) as error:
+        select.choose(call, CUDA)
+    expected = [
+        "no implementation can run this attention call",
+        f"  call: {call}",
+        f"  device: {CUDA}",
+    ]
+    for fake in refusals:
+        expected += [f"  {fake.NAME}:", *(f"    - {reason} on sm90" for reason in fake.reasons)]
+    assert str(error.value).splitlines() == expected
+
+
+@pytest.mark.parametrize(
+    ("h", "v", "t", "forward", "back"),
+    [
+        (192, 128, 8192, ["fa4", "flash", "cudnn"], ["fa4", "cudnn", "flash"]),
+        (192, 128, 2048, ["fa4", "cudnn", "flash"], ["fa4", "cudnn", "flash"]),
+        (192, 128, 1024, ["flash", "cudnn", "fa4"], ["cudnn", "flash", "fa4"]),
+        (192, 136, 8192, ["flash", "cudnn", "fa4"], ["cudnn", "flash", "fa4"]),
+        (128, 128, 8192, ["flash", "cudnn", "fa4"], ["flash", "cudnn", "fa4"]),
+    ],
+)
+def test_who_was_measured_to_be_faster_comes_first(monkeypatch, h, v, t, forward, back):
+    monkeypatch.setattr(Fake, "unusable_reason", lambda self, device: "", raising=False)
+    found = [Fake("cudnn"), Fake("flash", IS_EXTRA=True), Fake("fa4", IS_EXTRA=True)]
+    case = Case("call", b=2, t=t, s=t, n=8, k=8, h=h, v=v, dtype="bfloat16")
+    call = spec_of(case.forward_options(), case.avals())
+    options = case.backward_options()
+    for x, names in ((call, forward), (call.backward(options), back)):
+        assert [y.NAME for y in preferences.in_order(found, x, CUDA)] == names
+
+
+def test_names_are_those_of_the_implementations(implementations):
+    assert select.names() == ("cudnn", "flash", "fa4", "aiter", "xla")
+    implementations(FAST, LAST)
+    assert select.names() == ("fast", "last")
+    x = np.ones((1, 2, 1, 8), np.float32)
+    assert np.all(dot_product_attention(x, x, x, implementation="last") == len("last"))
+    with pytest.raises(ValueError, match=re.escape("one of ('fast', 'last')")):
+        dot_product_attention(x, x, x, implementation="xla")
+
+
+@pytest.mark.parametrize("device", [CUDA, ROCM], ids=str)
+def test_fallback_warns_once_per_call_with_every_reason(implementations, device):
+    vendors = (replace(fake, PLATFORM=device.platform) for fake in (CANNOT, NEITHER))
+    implementations(*vendors, LAST)
+    call = spec()
+    with pytest.warns(AttentionFallbackWarning) as given:
+        for _ in range(3):
+            select.choose(call, device)
+    message = str(given[0].message)
+    assert len(given) == 1
+    for part in ("falls back to last", str(call), str(device), "fast:", "slow:",
+                 "too wide on", "too tall on", "too small on"):  # fmt: skip
+        assert part in message
+    # Another call, or another device, is another warning.
+    with pytest.warns(AttentionFallbackWarning) as given:
+        select.choose(spec(t=20), device)
+        select.choose(call, parse("sm80" if device is CUDA else "gfx950"))
+    assert len(given) == 2
+
+
+def test_no_warning_where_nothing_fell(implementations):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        implementations(FAST, SLOW, LAST)
+        select.choose(spec(), CUDA)
+        implementations(CANNOT, SLOW, LAST)
+        select.choose(spec(), CPU)  # a CPU has no vendor's kernel to fall from
+        select.choose(spec("fast", "last"), CUDA)  # the caller has named the fallback
+        select.choose(spec("last"), CUDA)
+
+
+def test_the_other_vendors_implementation_is_not_missed(implementations, recwarn):
+    implementations(Fake("other", ("never",), PLATFORM="rocm"), FAST, LAST)
+    assert select.choose(spec(), CUDA).NAME == "fast"
+    implementations(FAST, LAST)
+    assert select.choose(spec(), ROCM).NAME == "last"
+    assert not recwarn.list
+    with pytest.raises(NotImplementedError, match="never on sm90"):  # unless it was asked for
+        implementations(Fake("other", ("never",), PLATFORM="rocm"), LAST)
+        select.choose(spec("other"), CUDA)
+
+
+def test_fallback_policies(implementations, monkeypatch):
+    implementations(CANNOT, LAST)
+    call = spec()
+    with attn_dispatch.fallback("error"):
+        expected = r"(?s)falls back to last.*too wide.*too tall"
+        with pytest.raises(NotImplementedError, match=expected):
+            select.choose(call, CUDA)
+        assert select.choose(call, CPU).NAME == "last"
+        with attn_dispatch.fallback("silent"):
+            assert select.choose(call, CUDA).NAME == "last"
+        with pytest.raises(NotImplementedError):
+            select.choose(call, CUDA)
+    with pytest.warns(AttentionFallbackWarning):
+        select.choose(call, CUDA)
+
+
+def test_fallback_policy_of_the_environment(implementations, monkeypatch):
+    implementations(CANNOT, LAST)
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "error")
+    with pytest.raises(NotImplementedError, match="falls back to last"):
+        select.choose(spec(), CUDA)
+    with attn_dispatch.fallback("silent"):  # a block counts for more
+        select.choose(spec(), CUDA)
+    with attn_dispatch.target("sm90"), pytest.raises(NotImplementedError):  # and keeps the rest
+        select.choose(spec(), CUDA)
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
+    assert select.choose(spec(), CUDA).NAME == "last"
+    expected = re.escape(": expected one of ('warn', 'error', 'silent'), got 'loud'")
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "loud")
+    with pytest.raises(ValueError, match=f"ATTN_DISPATCH_FALLBACK{expected}"):
+        settings.current()
+    monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "")
+    assert settings.current().fallback == "warn"
+    monkeypatch.delenv("ATTN_DISPATCH_FALLBACK")
+    with pytest.raises(ValueError, match=f"fallback{expected}"), attn_dispatch.fallback("loud"):  # pyright: ignore
+        pass
+
+
+def test_a_change_of_policy_misses_the_caches_of_jit(implementations):
+    implementations(CANNOT, LAST)
+    q = jax.ShapeDtypeStruct((1, 8, 1, 8), jnp.float32)
+    function = jax.jit(lambda q: dot_product_attention(q, q, q))
+
+    def lower() -> None:
+        function.trace(q).lower(lowering_platforms=("cuda",))
+
+    with attn_dispatch.target("sm90"):
+        with attn_dispatch.fallback("silent"):
+            lower()
+        with attn_dispatch.fallback("error"), pytest.raises(NotImplementedError, match="too wide"):
+            lower()
+
+
+def test_real_reasons_are_all_given():
+    x = np.ones((2, 2, 1, 8), np.float32)
+    ids = np.ones((2, 2), np.int32)
+    with pytest.raises(NotImplementedError) as error:
+        dot_product_attention(
+            x, x, x, query_segment_ids=ids, sinks=np.ones((2, 1), np.float32),
+            alibi_slopes=np.ones((2, 1), np.float32), implementation="cudnn",
+        )  # fmt: skip
+    text = str(error.value)
+    parts = (
+        "cuDNN runs on NVIDIA GPUs, and this is CPU (cpu)", "query float32[2, 2, 1, 8]",
+        "segment ids: pass max_segments", "sinks: cuDNN has one", "alibi_slopes: cuDNN has one",
+        "needs float16 or bfloat16, got float32",
+    )  # fmt: skip
+    for part in parts:
+        assert part in text
+    assert "xla" not in text
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_one_warning_at_the_line_of_the_call_for_both_passes(implementations, is_jitted):
+    implementations(CANNOT, LAST)
+    x = jnp.ones((1, 8, 1, 8), jnp.float32)
+
+    def loss(x):
+        # The next line is the one.
+        return dot_product_attention(x, x, x).sum()
+
+    grad = jax.grad(loss)
+    with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
+        jax.jit(jax.jit(grad) if is_jitted else grad).trace(x).lower(lowering_platforms=("cuda",))
+    (one,) = given
+    assert one.filename == __file__
+    lines = Path(__file__).read_text().splitlines()
+    assert "dot_product_attention(x, x, x).sum()" in lines[one.lineno - 1]
+    assert "the next line" in lines[one.lineno - 2].lower()
+    message = str(one.message)
+    assert "falls back to last" in message and "and so does its backward pass" in message
+    assert 'implementation="last" asks for it without a warning' in message
+    assert message.count("too wide on sm90") == 1
+
+
+def test_a_derivative_falls_back_at_the_line_of_the_call(implementations):
+    implementations(FAST, xla)
+    x = jnp.ones((1, 8, 1, 8), jnp.float32)
+
+    def attend(x):
+        return dot_product_attention(x, x, x)  # the call
+
+    along = jax.jit(lambda x: jax.jvp(attend, (x,), (x,)))
+    with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
+        along.trace(x).lower(lowering_platforms=("cuda",))
+    (one,) = given
+    assert str(one.message).startswith("attention's forward-mode derivative falls back to")
+    assert Path(__file__).read_text().splitlines()[one.lineno - 1].endswith("# the call")
+
+
+def test_a_backward_pass_with_reasons_of_its_own(implementations):
+    class OnlyForward(Fake):
+        def not_supported_reasons(self, spec, device):
+            return super().not_supported_reasons(spec, device) if spec.is_backward else ()
+
+    implementations(OnlyForward("fast", ("no gradients",)), LAST)
+    x = jnp.ones((1, 8, 1, 8), jnp.float32)
+    grad = jax.jit(jax.grad(lambda x: dot_product_attention(x, x, x).sum()))
+    with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
+        grad.trace(x).lower(lowering_platforms=("cuda",))
+    (one,) = given
+    assert str(one.message).startswith("attention's backward pass falls back to last")
+    assert one.filename == __file__
+
+    class Both(Fake):
+        def not_supported_reasons(self, spec, device):
+            return (
+                reason_from_sentence(
+                    "fast", f"no {'gradients' if spec.is_backward else 'outputs'}"
+                ),
+            )
+
+    implementations(Both("fast"), LAST)
+    with attn_dispatch.target("sm90"), pytest.warns(AttentionFallbackWarning) as given:
+        jax.jit(grad).trace(x[:, :4]).lower(lowering_platforms=("cuda",))
+    (one,) = given
+    assert re.search(
+        r"(?s)falls back to last.*- no outputs\n  and so does its backward pass\n.*- no gradients",
+        str(one.message),
+    )
+
+
+def test_remedies_are_in_the_warning():
+    x = jax.ShapeDtypeStruct((1, 8, 1, 8), jnp.float32)
+    ids = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    call = jax.jit(lambda x, ids: dot_product_attention(x, x, x, query_segment_ids=ids))
+    with (
+        attn_dispatch.target("sm90"),
+        attn_dispatch.rewrites(False),
+        pytest.warns(AttentionFallbackWarning) as given,
+    ):
+        call.trace(x, ids).lower(lowering_platforms=("cuda",))
+    (one,) = given
+    assert "remedy: cast query, key and value to bfloat16" in str(one.message)
+    assert "remedy: pass max_segments" in str(one.message)

@@ -1,0 +1,282 @@
+"""The table of cuDNN's known bugs: every row has a source, and refuses what meets it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.devices.target import parse
+from tests.support.backend import needs_cudnn
+from tests.support.cudnn_calls import cudnn_attributes
+from tests.support.repository import ROOT
+
+TABLE = ROOT / "cuda_backend" / "known_bad.cc"
+
+STILL_OPEN = 999999
+
+_STRINGS = r'((?:"[^"]*"\s*)+)'
+_ROW = re.compile(
+    r"\{(kFirst|\d+), (kStillOpen|\d+),\s*\[\].*?\},\s*" + _STRINGS + r",\s*" + _STRINGS + r"\}",
+    re.DOTALL,
+)
+
+
+def rows() -> list[tuple[int, int, str, str]]:
+    """(first version, last version, sentence, source) of each row."""
+
+    def text(literals: str) -> str:
+        return "".join(re.findall(r'"([^"]*)"', literals))
+
+    names = {"kFirst": 0, "kStillOpen": STILL_OPEN}
+
+    def version(name: str) -> int:
+        return names[name] if name in names else int(name)
+
+    return [
+        (version(first), version(last), text(sentence), text(source))
+        for first, last, sentence, source in _ROW.findall(TABLE.read_text())
+    ]
+
+
+FORWARD = cudnn_attributes()
+BACKWARD = cudnn_attributes(backward=True)
+ONE_BENT = {"bends_scores": True, "seq_len_q": 1, "seq_len_kv": 1, "bias_rows": 1}
+ONE = {"batch": 1, "num_heads": 1, "num_kv_heads": 1, "seq_len_q": 1}
+LENGTHS = {"has_lengths": True}
+CAUSAL = {"window_right": 0}
+BIAS = {"bias_dtype": "bfloat16", "bias_heads": 8, "bias_rows": 256}
+PACKED = LENGTHS | {"packed_rows_q": 512, "packed_rows_kv": 512}
+
+TRIGGERS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
+    "batch, heads and query length all 1": (
+        "sm90",
+        [BACKWARD | ONE, BACKWARD | ONE | LENGTHS | CAUSAL],
+        [FORWARD | ONE, BACKWARD | ONE | LENGTHS | {"batch": 2}],
+    ),
+    "query length 1 and no padding mask": (
+        "sm80",
+        [BACKWARD | {"seq_len_q": 1}],
+        [FORWARD | {"seq_len_q": 1}, BACKWARD | LENGTHS | {"seq_len_q": 1}],
+    ),
+    "key length 64 modulo 128": (
+        "sm90",
+        [
+            BACKWARD | {"seq_len_kv": 192},
+            BACKWARD | {"seq_len_kv": 64},
+            BACKWARD | {"seq_len_kv": 192} | CAUSAL,
+            BACKWARD | {"seq_len_kv": 192, "seq_len_q": 192, "window_right": 16},
+        ],
+        [
+            BACKWARD | {"seq_len_kv": 192} | LENGTHS,
+            BACKWARD | {"seq_len_q": 192, "seq_len_kv": 192} | CAUSAL,
+            FORWARD | {"seq_len_kv": 192},
+            BACKWARD | {"seq_len_kv": 200},
+        ],
+    ),
+    "gradient of a bias under a soft cap": (
+        "sm90",
+        [BACKWARD | BIAS | {"needs_dbias": True, "bends_scores": True}],
+        [
+            BACKWARD | BIAS | {"bends_scores": True},
+            BACKWARD | BIAS | {"needs_dbias": True},
+            FORWARD | BIAS | {"bends_scores": True},
+        ],
+    ),
+    "with the gradient of a bias, a head dim beyond 128": (
+        "sm90",
+        [BACKWARD | BIAS | {"needs_dbias": True, "head_dim": 192, "head_dim_v": 112}],
+        [
+            BACKWARD | BIAS | {"needs_dbias": True, "head_dim": 192, "head_dim_v": 192},
+            BACKWARD | BIAS | {"needs_dbias": True, "head_dim": 128, "head_dim_v": 112},
+            BACKWARD | BIAS | {"head_dim": 192, "head_dim_v": 112},
+        ],
+    ),
+    "adds up lse in another order": (
+        "sm90",
+        [FORWARD | {"seq_len_q": 1, "deterministic": True, "needs_lse": True}],
+        [
+            FORWARD | {"seq_len_q": 1, "deterministic": True, "needs_lse": False},
+            FORWARD | {"seq_len_q": 1, "needs_lse": True},
+            FORWARD | {"deterministic": True, "needs_lse": True},
+        ],
+    ),
+    "packed sequences of one query": (
+        "sm90",
+        [FORWARD | PACKED | {"seq_len_q": 1}, BACKWARD | PACKED | {"seq_len_q": 1}],
+        [FORWARD | PACKED, FORWARD | LENGTHS | {"seq_len_q": 1}],
+    ),
+    "made for head dim 192 and value dim 128": (
+        "sm90",
+        [
+            BACKWARD | {"head_dim": x, "head_dim_v": y}
+            for x, y in ((160, 112), (136, 72), (192, 120), (184, 128))
+        ],
+        [
+            BACKWARD | {"head_dim": 192, "head_dim_v": 128},
+            BACKWARD | {"head_dim": 160, "head_dim_v": 160},
+            BACKWARD | {"head_dim": 160, "head_dim_v": 64},
+            BACKWARD | {"head_dim": 200, "head_dim_v": 128},
+            BACKWARD | LENGTHS | {"head_dim": 160, "head_dim_v": 112},
+            FORWARD | {"head_dim": 160, "head_dim_v": 112},
+        ],
+    ),
+    "head dim beyond 192 and a smaller value dim": (
+        "sm90",
+        [BACKWARD | PACKED | {"head_dim": 256, "head_dim_v": x} for x in (48, 128, 240)],
+        [
+            BACKWARD | PACKED | {"head_dim": 256, "head_dim_v": 256},
+            BACKWARD | PACKED | {"head_dim": 192, "head_dim_v": 128},
+            BACKWARD | LENGTHS | {"head_dim": 256, "head_dim_v": 128},
+            FORWARD | PACKED | {"head_dim": 256, "head_dim_v": 128},
+        ],
+    ),
+    "scale that is not a positive normal": (
+        "sm90",
+        [FORWARD | {"scale": x} for x in (0.0, -0.125, 1e-39, 3e38)],
+        [BACKWARD | {"scale": 2e-38}, FORWARD | {"scale": 1e30}],
+    ),
+    "offsets of packed arrays": (
+        "sm90",
+        [
+            FORWARD | PACKED | {"packed_rows_kv": 2**22},
+            BACKWARD | PACKED | {"packed_rows_q": 2**22},
+        ],
+        [FORWARD | PACKED | {"packed_rows_kv": 2**22 - 1}, FORWARD | {"batch": 2**14}],
+    ),
+    "one query and one key with soft cap": (
+        "sm90",
+        [FORWARD | BIAS | ONE_BENT],
+        [
+            FORWARD | ONE_BENT,
+            FORWARD | BIAS | ONE_BENT | {"seq_len_kv": 2},
+            FORWARD | BIAS | {"seq_len_q": 1, "seq_len_kv": 1, "bias_rows": 1},
+        ],
+    ),
+    "counts the sink as a score": (
+        "sm90",
+        [FORWARD | {"needs_max": True, "has_sinks": True}],
+        [FORWARD | {"needs_max": True}, FORWARD | {"needs_lse": True, "has_sinks": True}],
+    ),
+    "soft cap and a bias, a mask or ALiBi": (
+        "sm90",
+        [
+            BACKWARD | BIAS | {"bends_scores": True, "seq_len_kv": 100},
+            BACKWARD | {"bends_scores": True, "moves_scores": True, "seq_len_kv": 257},
+        ],
+        [
+            BACKWARD | BIAS | {"bends_scores": True, "seq_len_kv": 256},
+            BACKWARD | BIAS | {"bends_scores": True, "seq_len_kv": 100} | LENGTHS,
+            BACKWARD | {"bends_scores": True, "seq_len_kv": 100},
+            BACKWARD | BIAS | {"seq_len_kv": 100},
+            FORWARD | BIAS | {"bends_scores": True, "moves_scores": True, "seq_len_kv": 100},
+        ],
+    ),
+    "gets ALiBi wrong": (
+        "sm90",
+        [
+            FORWARD | {"seq_len_q": 1, "moves_scores": True},
+            FORWARD | {"seq_len_q": 1, "moves_scores": True, "has_lengths": True},
+        ],
+        [
+            FORWARD | {"seq_len_q": 1},
+            FORWARD | {"seq_len_q": 2, "moves_scores": True},
+            FORWARD | {"seq_len_q": 1, "moves_scores": True, "window_right": 0},
+        ],
+    ),
+    "dropout of a single query": (
+        "sm90",
+        [FORWARD | {"seq_len_q": 1, "dropout_rate": 0.5}],
+        [FORWARD | {"seq_len_q": 2, "dropout_rate": 0.5}, FORWARD | {"seq_len_q": 1}],
+    ),
+    "multiplied by the scale": (
+        "sm90",
+        [
+            BACKWARD | BIAS | {"needs_dbias": True, "dtype": "float16", "scale": 0.003},
+            BACKWARD | BIAS | {"needs_dbias": True, "scale": 1e-31},
+        ],
+        [
+            BACKWARD | BIAS | {"needs_dbias": True, "dtype": "float16", "scale": 0.004},
+            BACKWARD | BIAS | {"needs_dbias": True, "scale": 1e-30},
+            BACKWARD | BIAS | {"dtype": "float16", "scale": 0.003},
+        ],
+    ),
+    "deterministic backward pass of a head dim beyond 128": (
+        "sm90",
+        [BACKWARD | {"deterministic": True, "head_dim": 160, "head_dim_v": 104}],
+        [
+            BACKWARD | {"head_dim": 160, "head_dim_v": 104},
+            BACKWARD | {"deterministic": True, "head_dim": 160, "head_dim_v": 160},
+            BACKWARD | {"deterministic": True, "head_dim": 128, "head_dim_v": 64},
+        ],
+    ),
+    "beyond 65535": (
+        "sm90",
+        [FORWARD | {"batch": 65536}, FORWARD | {"num_heads": 65536, "num_kv_heads": 65536}],
+        [FORWARD | {"batch": 65535, "num_heads": 1, "num_kv_heads": 1, "seq_len_q": 128}],
+    ),
+    "more than 1024 keys is captured": (
+        "sm90",
+        [FORWARD | {"seq_len_kv": 1152}, FORWARD | {"seq_len_kv": 1152, "window_left": 64}],
+        [FORWARD | {"seq_len_kv": 1024}, FORWARD | {"seq_len_kv": 1152} | CAUSAL],
+    ),
+    "fewer than 8 key/value heads": (
+        "sm100",
+        [FORWARD | {"num_kv_heads": 4}, BACKWARD | {"num_kv_heads": 1}],
+        [FORWARD],
+    ),
+}
+"""Part of a row's sentence -> a device, calls that the row refuses, calls that it lets through."""
+
+
+def test_every_row_has_a_sentence_and_a_source():
+    found = rows()
+    assert len(found) == TABLE.read_text().count("[](const SdpaSpec& s, int64_t"), "misread a row"
+    for first, last, sentence, source in found:
+        assert first <= last and len(sentence.split()) >= 5
+        link = r"github\.com/[\w-]+/[\w-]+/(?:issues|pull|commit)/\w+"
+        assert re.search(rf"{link}|^measured on an? \w+ with 9\.\d+$", source), source
+
+
+def test_every_row_is_tried_here():
+    sentences = [sentence for _, _, sentence, _ in rows()]
+    for sentence in sentences:
+        assert sum(part in sentence for part in TRIGGERS) == 1, sentence
+    assert len(sentences) == len(TRIGGERS)
+
+
+@needs_cudnn
+@pytest.mark.parametrize("part", TRIGGERS)
+def test_row(part: str):
+    """Within its versions a row refuses with its source; beyond them it lets calls through."""
+    backend = cudnn_library.find().backend
+    assert backend is not None
+    arch, refused, let_through = TRIGGERS[part]
+    first, last, sentence, source = next(row for row in rows() if part in row[2])
+    properties = parse(arch).properties
+    in_versions = first <= backend.cudnn_version() <= last
+
+    def refusal(attributes: dict[str, Any]) -> str:
+        try:
+            backend.plan(attributes, properties)
+        except backend.CudnnError as error:
+            return str(error)
+        return ""
+
+    for attributes in refused:
+        assert (f"{sentence} ({source})" in refusal(attributes)) == in_versions, attributes
+    for attributes in let_through:
+        assert sentence not in refusal(attributes), attributes
+
+
+@needs_cudnn
+def test_all_bugs_that_a_call_meets_are_told():
+    backend = cudnn_library.find().backend
+    assert backend is not None
+    with pytest.raises(backend.CudnnError) as error:
+        backend.plan(BACKWARD | ONE | {"seq_len_kv": 64}, parse("sm90").properties)
+    assert error.value.code == "unsupported"
+    for part in ("issues/1071", "issues/1072", "issues/196678"):
+        assert part in str(error.value)

@@ -1,0 +1,235 @@
+"""The CUDA library in a process that ends, is forked, or finds only part of cuDNN.
+
+Each in a process of its own, with a limit on its time. cuDNN is loaded in that process itself, as
+with a driver; without one the stand-ins take the driver's place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.cudnn.planning import PLANNER
+from attn_dispatch.devices.target import parse
+from tests.support.cudnn_calls import cudnn_attributes
+
+CUDNN = cudnn_library._locate()
+SMALL = {"batch": 1, "num_heads": 2, "num_kv_heads": 2, "seq_len_q": 128, "seq_len_kv": 128}
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("attn_dispatch._cuda") is None or not Path(CUDNN).exists(),
+    reason="needs attn_dispatch._cuda and cuDNN",
+)
+
+BEGIN = """
+import json, os, signal, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import planner
+native = planner.load(sys.argv[2])
+SMALL, SM90 = json.loads(sys.argv[3])
+
+def plan(length):
+    try:
+        return native.plan(SMALL | {"seq_len_q": length}, SM90)[1]
+    except native.CudnnError as error:
+        return f"{error.code}: {error}"
+
+def plan_for_ever(first):
+    length = first
+    while True:
+        length += 64
+        if "ending" in str(plan(length)):
+            time.sleep(0.01)
+
+def load():
+    native.load_cudnn(sys.argv[4], allow_stand_ins=True)
+
+def start_planning():
+    for first in range(128, 160, 8):
+        threading.Thread(target=plan_for_ever, args=(first,), daemon=True).start()
+    while native.plan_cache_stats()["builds"] < 4:
+        time.sleep(0.01)
+
+def forked(function):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        print(function(), flush=True)
+        sys.exit(5)
+    print("ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def run(code: str, cudnn: str | Path = CUDNN) -> subprocess.CompletedProcess[str]:
+    # Without JAX, which takes longer to import than all that follows.
+    library = str(importlib.import_module("attn_dispatch._cuda").__file__)
+    call = json.dumps([cudnn_attributes(**SMALL), parse("sm90").properties])
+    # Python 3.12 warns of a fork beside threads, which is what some of these tests are about.
+    warnings = ("-W", "ignore:This process:DeprecationWarning")
+    command = [sys.executable, *warnings, "-c", BEGIN + textwrap.dedent(code)]
+    command += [str(PLANNER.parent), library, call]
+    return subprocess.run([*command, str(cudnn)], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "end", ["sys.exit(3)", "raise SystemExit(3)", "native.before_exit(60_000)"]
+)
+def test_exit_while_threads_plan(end: str):
+    """The exit waits for the plans that are begun, and lets nobody begin another."""
+    done = run(f"load()\nstart_planning()\n{end}\nsys.exit(3)")
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_exit_with_a_thread_that_does_not_come_back():
+    """After a limit the process ends without it, and without the destructors of cuDNN."""
+    done = run("load()\nstart_planning()\nnative.before_exit(1)\nprint('end')\nsys.exit(3)")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "end\n", "")
+
+
+def test_exit_while_threads_are_refused():
+    """One that asks again and again is not taken for one that is inside, and waited for. Of a
+    hundred exits one to ten came at the wrong moment."""
+    done = run("""
+        def ask():
+            while True:
+                try: native.has_driver()
+                except native.CudnnError: pass
+
+        def end():
+            for _ in range(2): threading.Thread(target=ask, daemon=True).start()
+            time.sleep(0.005)
+            start = time.monotonic()
+            native.before_exit(5_000)
+            os._exit(time.monotonic() - start > 4)
+
+        print(sum(os.waitpid(os.fork() or end(), 0)[1] for _ in range(100)))
+        """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def test_the_thread_that_ends_the_process_may_still_plan():
+    done = run("""
+        import atexit
+        load()
+        atexit._run_exitfuncs()
+        print(plan(128))
+        other = threading.Thread(target=lambda: print(plan(136)))
+        other.start(); other.join()
+        """)
+    assert done.stderr == "" and done.returncode == 0
+    bytes_, other = done.stdout.splitlines()
+    assert bytes_.isdigit() and other == "library: the process is ending"
+
+
+def test_fork_while_threads_plan():
+    """The child is refused with a sentence, what its parent has planned too, and ends by itself."""
+    done = run("""
+        load()
+        start_planning()
+        plan(64)
+        forked(lambda: plan(64))
+        forked(lambda: plan(72))
+        print(plan(80))
+        """)
+    assert (done.returncode, done.stderr) == (0, "")
+    child = [done.stdout.splitlines()[0], "ended with 5"]
+    assert child[0].startswith(
+        "library: cuDNN was in use when this process was forked, and neither"
+    )
+    *children, parent = done.stdout.splitlines()
+    assert children == 2 * child and parent.isdigit()
+
+
+def test_fork_before_anything_was_planned():
+    """Nothing is in the child's way."""
+    done = run("""
+        forked(lambda: load() or plan(64))
+        load()
+        print(plan(64))
+        """)
+    assert (done.returncode, done.stderr) == (0, "")
+    child, ended, parent = done.stdout.splitlines()
+    assert child == parent and child.isdigit() and ended == "ended with 5"
+
+
+PARTS = ("graph", "engines_runtime_compiled", "engines_precompiled", "heuristic", "ops")
+
+
+def part_of_cudnn(folder: Path, real: str, missing: tuple[str, ...]) -> Path:
+    """A folder of links to all libraries of a cuDNN but the missing ones."""
+    folder.mkdir()
+    for file in Path(real).parent.glob("libcudnn*.so.9"):
+        if not any(file.name == f"libcudnn_{x}.so.9" for x in missing):
+            (folder / file.name).symlink_to(file)
+    return folder / "libcudnn.so.9"
+
+
+@pytest.mark.parametrize("real", [CUDNN, os.environ.get("ATTN_DISPATCH_TEST_CUDNN", "")])
+@pytest.mark.parametrize("missing", [*((x,) for x in PARTS), PARTS], ids=lambda x: x[-1])
+def test_a_cudnn_without_some_of_its_libraries(tmp_path: Path, real: str, missing: tuple[str, ...]):
+    """It plans without them, or says what is missing; it does not end the process."""
+    if not real:
+        pytest.skip("ATTN_DISPATCH_TEST_CUDNN names no other cuDNN")
+    cudnn = part_of_cudnn(tmp_path / "cudnn", real, missing)
+    done = run("""
+        try:
+            load()
+        except native.CudnnError as error:
+            print(f"{error.code}: {error}")
+        else:
+            print(plan(128))
+        """, cudnn)  # fmt: skip
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    said = done.stdout.splitlines()[-1]
+    if "graph" in missing:
+        folder = cudnn.parent
+        assert said.startswith(
+            f"library: cuDNN at {cudnn} is not whole: {folder}/libcudnn_graph.so.9: cannot open"
+        )
+    else:
+        is_planned = said.isdigit() or said.startswith("unsupported: ")
+        assert is_planned or (said.startswith("library: ") and "SUBLIBRARY" in said), said
+
+
+@pytest.mark.parametrize("part", ["", "_graph", "_engines_runtime_compiled", "_ops"])
+def test_a_cudnn_of_which_a_library_is_cut_off(tmp_path: Path, part: str):
+    """To touch what is missing of it would end the process by SIGBUS."""
+    # Letters that mean something in a pattern of names.
+    cudnn = part_of_cudnn(tmp_path / "[cudnn]*", CUDNN, ())
+    cut = cudnn.parent / f"libcudnn{part}.so.9"
+    bytes_kept = cut.stat().st_size // 2
+    with cut.resolve().open("rb") as whole:
+        start = whole.read(bytes_kept)
+    cut.unlink()
+    cut.write_bytes(start)
+    done = run("load()", cudnn)
+    assert f"{cut} is cut off: it has {bytes_kept} bytes, and segment" in done.stderr
+
+
+@pytest.mark.parametrize("part", ["", "_ops"])
+def test_a_pipe_is_no_cudnn(tmp_path: Path, part: str):
+    """The loader would wait until somebody writes to it."""
+    cudnn = part_of_cudnn(tmp_path / "cudnn", CUDNN, ())
+    pipe = cudnn.parent / f"libcudnn{part}.so.9"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    done = run("load()", cudnn)
+    assert f"CudnnError: cuDNN could not be loaded: {pipe} is not a file" in done.stderr
+
+
+def test_a_broken_download_beside_cudnn(tmp_path: Path):
+    """Nobody loads it: its name is not that of a library."""
+    cudnn = part_of_cudnn(tmp_path / "cudnn", CUDNN, ())
+    with Path(CUDNN).open("rb") as whole:
+        (cudnn.parent / "libcudnn_ops.so.9.part").write_bytes(whole.read(4096))
+    done = run("load()\nprint(plan(128))", cudnn)
+    assert done.stdout.strip().isdigit(), done.stderr

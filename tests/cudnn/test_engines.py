@@ -1,0 +1,110 @@
+"""Engines of cuDNN by name: which there are, what a program says of one, and what if it is gone."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from attn_dispatch import cudnn, dot_product_attention, explain, target
+from attn_dispatch.api import spec_of
+from attn_dispatch.core import select
+from attn_dispatch.core.tuning import winners
+from attn_dispatch.core.tuning.winners import Winner
+from attn_dispatch.cudnn import engines
+from attn_dispatch.devices.target import parse
+from tests.support.backend import needs_cudnn
+from tests.support.option_parts import spec_with
+
+FOUND = json.dumps(
+    {
+        "proposed": ["6 A=1 B=0", "7 A=0"],
+        "knobs": {"6": {"A": [0, 2, 1], "B": [0, 4, 2]}, "7": {"A": [0, 1, 1]}, "8": {}},
+    }
+)
+
+
+def test_what_is_like_an_engine():
+    expected = ("7 A=0", "6 A=0 B=0", "6 A=2 B=0", "6 A=1 B=2", "6 A=1 B=4", "7 A=1")
+    assert engines.like("", FOUND) == expected
+    of_one = {"6 A=0 B=2", "6 A=1 B=2", "6 A=2 B=0", "6 A=2 B=4"}
+    assert of_one <= set(engines.like("6 A=2 B=2", FOUND)) and "6 A=2 B=2" not in engines.like(
+        "6 A=2 B=2", FOUND
+    )
+    assert engines.like("9 A=1", FOUND) == ("6 A=1 B=0", "7 A=0")
+    assert engines.like("", json.dumps({"proposed": [], "knobs": {}})) == ()
+
+
+SM90 = parse("sm90")
+Q = jnp.zeros((2, 512, 4, 64), jnp.bfloat16)
+FORWARD, BACKWARD = spec_of(query=Q, key=Q, value=Q, is_causal=True).in_training(
+    ("query", "key", "value")
+)
+
+
+def by(spec, engine):
+    return replace(spec, options=replace(spec.options, engine=engine))
+
+
+@needs_cudnn
+@pytest.mark.parametrize("spec", [FORWARD, BACKWARD], ids=["forward", "backward"])
+def test_some_of_them_are_planned(spec):
+    assert cudnn.not_supported_reasons(spec, SM90) == ()
+    untuned = cudnn.plan(spec, SM90)
+    planned = {}
+    for engine in cudnn.other_engines(spec, SM90):
+        if not cudnn.not_supported_reasons(by(spec, engine), SM90):
+            planned[engine] = cudnn.plan(by(spec, engine), SM90)
+    assert planned
+    # cuDNN's own name of each begins with the engine that was asked for, and is another's.
+    for engine, plan in planned.items():
+        assert re.match(rf"eng{engine.split()[0]}(_|$)", plan.engine)
+        assert plan.workspace_bytes >= untuned.workspace_bytes
+    assert len({plan.engine for plan in planned.values()} | {untuned.engine}) == 1 + len(planned)
+
+
+@needs_cudnn
+@pytest.mark.parametrize("engine", ["99", "6 NOBODY=1", "six", "6 STREAM_K", "6 STREAM_K=x", "-1"])
+def test_an_engine_that_there_is_not(engine):
+    (against,) = cudnn.not_supported_reasons(by(FORWARD, engine), SM90)
+    reason = str(against)
+    assert reason.startswith(f"engine {engine}: ")
+    if engine == "6 NOBODY=1":
+        assert "does not know the knob NOBODY" in reason
+    elif engine != "99":
+        assert 'expected words as "6 KERNEL_CFG=2 STREAM_K=1"' in reason
+
+
+@needs_cudnn
+def test_deterministic_backward_passes_have_no_choice():
+    deterministic = spec_with(BACKWARD, deterministic_backward=True)
+    assert cudnn.other_engines(deterministic, SM90) == ()
+
+
+@needs_cudnn
+def test_a_program_says_which_engine(tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(tmp_path / "winners.json"))
+    other = next(
+        x
+        for x in cudnn.other_engines(FORWARD, SM90)
+        if not cudnn.not_supported_reasons(by(FORWARD, x), SM90)
+    )
+    winners.keep(
+        Winner(
+            call=winners.described(FORWARD), device=SM90.name, versions=select.versions(SM90),
+            implementation="cudnn", engine=other, date="2026-11-24", untuned="cudnn",
+            microseconds={f"cudnn {other}": 10.0, "cudnn": 11.0},
+        )
+    )  # fmt: skip
+    with target("sm90"):
+        attend = jax.jit(lambda q: dot_product_attention(q, q, q, is_causal=True))
+        text = attend.trace(Q).lower(lowering_platforms=("cuda",)).as_text()
+        explained = str(explain(Q, Q, Q, is_causal=True))
+    assert f'engine = "{other}"' in text
+    assert f"tuned:     cudnn {other} 10.0 µs (cudnn 11.0), 2026-11-24" in " ".join(
+        explained.replace("tuned:     ", "tuned:_____").split()
+    ).replace("tuned:_____", "tuned:     ")

@@ -1,0 +1,189 @@
+"""Finding cuDNN: which of several is taken, what is said of a wrong one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch_tools import cli
+from tests.support.backend import needs_cudnn, needs_no_driver
+from tests.support.compiled import library, needs_compiler
+
+SONAME = "libcudnn.so.9"
+VERSION = 'extern "C" unsigned long cudnnGetVersion() {{ return {}; }}'
+
+
+@pytest.fixture
+def forget() -> Iterator[None]:
+    """cuDNN is looked for anew in the test, and again after it."""
+    cudnn_library._load.cache_clear()
+    cudnn_library._planning_process.cache_clear()
+    yield
+    cudnn_library._load.cache_clear()
+    cudnn_library._planning_process.cache_clear()
+
+
+def folder(path: Path, version: int) -> Path:
+    """With something in it that says it is this cuDNN."""
+    path.mkdir()
+    library(path / SONAME, VERSION.format(version))
+    library(path / "libcudnn_graph.so.9", "")
+    return path
+
+
+@needs_no_driver
+@needs_cudnn
+def test_a_missing_library_is_looked_for_again(forget, monkeypatch, tmp_path):
+    path = tmp_path / SONAME
+    real = cudnn_library._locate()
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(path))
+    for _ in range(2):
+        missing = cudnn_library.find()
+        assert not missing.is_usable and missing.path == str(path)
+        assert missing.unusable.startswith(f"cuDNN could not be loaded: {path}: cannot open")
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", real)  # it has been installed
+    found = cudnn_library.find()
+    assert found.is_usable and found.path == real
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(path))
+    assert cudnn_library.find() is found  # what is found is kept
+
+
+@needs_no_driver
+@needs_cudnn
+@needs_compiler
+@pytest.mark.parametrize("version", [90100, 91199, 100000])
+def test_a_version_out_of_range(forget, monkeypatch, tmp_path, version):
+    """Nor is it in the way of another of that name."""
+    real = cudnn_library._locate()
+    wrong = folder(tmp_path / "wrong", version) / SONAME
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(wrong))
+    assert cudnn_library.find().unusable == (
+        f"cuDNN {version} at {wrong} is out of range: expected at least 91200 and below 100000"
+    )
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", real)
+    assert cudnn_library.find().path == real
+
+
+@needs_no_driver
+@needs_cudnn
+@needs_compiler
+def test_the_order_in_which_it_is_looked_for(forget, monkeypatch, tmp_path, capsys):
+    """The one named; else the first in LD_LIBRARY_PATH; else that of the wheel."""
+    wheel = cudnn_library._locate()
+    first, second = folder(tmp_path / "a", 92001), folder(tmp_path / "b", 92102)
+
+    def found() -> str:
+        cudnn_library._load.cache_clear()
+        cudnn_library._planning_process.cache_clear()
+        library = cudnn_library.find()
+        cli.main(["info"])
+        lines = capsys.readouterr().out.splitlines()
+        (number,) = (i for i, x in enumerate(lines) if x.startswith("  cuDNN"))
+        assert lines[number].startswith(f"  cuDNN {library.version_text}, ")
+        assert f"[{library.path}]" in "".join(x.strip() for x in lines[number : number + 4])
+        return library.path
+
+    monkeypatch.delenv("ATTN_DISPATCH_CUDNN", raising=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{first}:{second}")
+    assert found() == str(first / SONAME)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{second};{first}")
+    assert found() == str(second / SONAME)
+    monkeypatch.chdir(first)
+    for folders in ("../b", f":{second}", "."):  # relative, and the current one
+        monkeypatch.setenv("LD_LIBRARY_PATH", folders)
+        assert found() == str((second if folders == "../b" else first) / SONAME)
+    (tmp_path / "pipes").mkdir()
+    os.mkfifo(tmp_path / "pipes" / SONAME)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}/pipes:{second}")
+    assert found() == str(second / SONAME)
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(first / SONAME))
+    assert found() == str(first / SONAME)
+    monkeypatch.delenv("ATTN_DISPATCH_CUDNN")
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    assert found() == wheel
+
+
+@needs_compiler
+def test_one_that_is_loaded_already_comes_before_the_path(tmp_path):
+    """In a process of its own: what is loaded stays."""
+    first, second = folder(tmp_path / "a", 92001), folder(tmp_path / "b", 92102)
+    code = f"""
+import ctypes
+from attn_dispatch.cudnn import library
+ctypes.CDLL({str(second / SONAME)!r})
+print(library._locate())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True,
+        env=os.environ | {"LD_LIBRARY_PATH": str(first), "ATTN_DISPATCH_CUDNN": ""},
+    )  # fmt: skip
+    assert done.stdout == f"{second / SONAME}\n", done.stderr
+
+
+ODD_FOLDERS = [
+    b"with space",
+    b"not UTF-8 \xff",
+    b"of two\nlines",
+    rb"back\\012slash",
+    b"x (deleted)",
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ODD_FOLDERS, ids=repr)
+def test_a_loaded_one_is_found_whatever_its_folder_is_called(tmp_path, name):
+    inside = tmp_path / os.fsdecode(name)
+    library(inside_file := folder(tmp_path / "plain", 92001) / SONAME, VERSION.format(92001))
+    inside.mkdir()
+    inside_file.rename(inside / SONAME)
+    code = """
+import ctypes, os, sys
+from attn_dispatch.cudnn import library
+ctypes.CDLL(sys.argv[1])
+print(os.fsencode(library._loaded_already()))
+os.unlink(sys.argv[1])
+print(library._loaded_already())
+"""
+    command = [sys.executable, "-c", code, str(inside / SONAME)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = repr(os.fsencode(inside / SONAME))
+    assert done.stdout == f"{found}\n{SONAME}\n", done.stderr
+
+
+OTHER_FILES = (b"libcudnn.so.9.txt", b"my libcudnn.so.9", b"libcudnn.so.9\xff", b"\xff", b"a\nb")
+
+
+def test_other_mapped_files_are_not_taken_for_it(tmp_path):
+    """Whatever their names hold, which need not be UTF-8, nor that their folders are called so."""
+    (tmp_path / SONAME).mkdir()
+    for name in OTHER_FILES:
+        (tmp_path / SONAME / os.fsdecode(name)).write_bytes(b"data")
+    code = """
+import mmap, pathlib, sys
+from attn_dispatch.cudnn import library
+files = [open(x, "rb") for x in pathlib.Path(sys.argv[1]).iterdir()]
+maps = [mmap.mmap(x.fileno(), 0, prot=mmap.PROT_READ) for x in files]
+print(len(maps), repr(library._loaded_already()))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / SONAME)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"{len(OTHER_FILES)} ''\n", done.stderr
+
+
+@needs_cudnn
+def test_a_folder_whose_name_is_not_utf8(forget, monkeypatch, tmp_path):
+    """The whole way: environment, planner, answer; and in the message about one that is missing."""
+    real = Path(cudnn_library._locate())
+    inside = tmp_path / os.fsdecode(b"\xff")
+    monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(inside / SONAME))
+    if cudnn_library.find().can_run:
+        pytest.skip("with a driver cuDNN is loaded in this process, for good")
+    assert "\udcff" in cudnn_library.find().unusable
+    inside.symlink_to(real.parent)
+    assert cudnn_library.find().path == str(inside / SONAME)

@@ -1,0 +1,234 @@
+"""README.md and docs: snippets run, commands exist, links lead somewhere, messages are real."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import attn_dispatch
+from attn_dispatch_tools import cli
+from tests.support.repository import ROOT
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+NAMES = [str(x.relative_to(ROOT)) for x in PAGES]
+# Its snippets want frameworks: tests/integrations runs them.
+OF_FRAMEWORKS = "docs/integrations.md"
+
+# A snippet with one of these in the line before its fence is not run here.
+NEEDS = {
+    "<!-- needs a GPU -->": "a GPU",
+    "<!-- needs a program of yours -->": "names that the page does not define",
+}
+_FENCE = re.compile(r"^(?P<before>[^\n]*\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
+
+
+def fences(page: Path, *kinds: str) -> list[tuple[str, str]]:
+    """(line before it, code) of each fenced block of such a kind."""
+    found = _FENCE.finditer(page.read_text("utf-8"))
+    return [((x["before"] or "").strip(), x["code"]) for x in found if x["kind"] in kinds]
+
+
+@pytest.mark.parametrize("name", [x for x in NAMES if x != OF_FRAMEWORKS])
+def test_snippets_run_as_they_stand(name: str, monkeypatch):
+    """From top to bottom, each page by itself."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names: dict[str, object] = {"__name__": "snippet"}
+    for before, code in fences(ROOT / name, "python"):
+        if before in NEEDS:
+            continue
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(code, f"{name}: {code[:40]!r}", "exec"), names)
+
+
+def test_snippets_that_do_not_run_are_marked_and_few():
+    marks = [before for page in PAGES for before, _ in fences(page, "python") if before in NEEDS]
+    assert len(marks) <= 2, marks
+    for page in PAGES:
+        for before, code in fences(page, "python"):
+            assert not before.startswith("<!--") or before in NEEDS, before
+            compile(code, str(page), "exec")
+
+
+def commands(page: Path) -> list[str]:
+    """Each command line of a page: of shell blocks, and of blocks that are indented."""
+    blocks = [code for _, code in fences(page, "sh", "dockerfile")]
+    text = _FENCE.sub("", page.read_text("utf-8"))
+    blocks += re.findall(r"^    (?=\S)(.*)$", text, re.M)
+    blocks += re.findall(r"`((?:attn-dispatch|make) [a-z][^`\n]*)`", text)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [x.strip() for x in lines if x.strip()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_command_lines_exist(name: str, capsys):
+    targets = re.findall(r"^([a-z-]+)(?: [a-z-]+)?:", (ROOT / "Makefile").read_text(), re.M)
+    targets += ["serve"]
+    for line in commands(ROOT / name):
+        line = re.split(r" [>|] ", line)[0]
+        words = shlex.split(line, comments=True)
+        words = words[next((i for i, x in enumerate(words) if "=" not in x), 0) :]
+        if words[:3] == [".venv/bin/python", "-m", "attn_dispatch"]:
+            words = ["attn-dispatch", *words[3:]]
+        if words[0].rpartition("/")[2] == "attn-dispatch":
+            if words[1] not in cli.names():
+                assert words[1] == "COMMAND", line
+            elif len(words) > 2 and "…" not in line:
+                _parsed(words[1:], line, capsys)
+        elif words[0] == "make":
+            assert words[1] in targets, line
+        elif words[0] in ("python", "python3", ".venv/bin/python") and words[1].endswith(".py"):
+            assert (ROOT / words[1]).is_file(), line
+
+
+def _parsed(words: list[str], line: str, capsys) -> None:
+    try:
+        cli.parser().parse_args(words)
+    except SystemExit as stop:
+        said = capsys.readouterr().err
+        if "invalid choice: 'toy'" in said or "invalid choice: 'NAME'" in said:
+            return  # an implementation of the reader's own
+        # Prose names an option without its value, or a command without what it needs.
+        is_prose = (
+            "expected one argument" in said
+            or "at least one argument" in said
+            or "arguments are required" in said
+        )
+        assert stop.code == 0 or is_prose, f"{line}: {said}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_extras_that_are_named_exist(name: str):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / name).read_text("utf-8")
+    for extras in re.findall(r"install[^\n`]*?['\"]?(?:\.|/src)\[([\w,]+)\]", text):
+        assert set(extras.split(",")) <= set(project["optional-dependencies"]), extras
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_files_and_headings(name: str):
+    text = _FENCE.sub("", (ROOT / name).read_text("utf-8"))
+    for where in re.findall(r"\]\(([^)\s]+)\)", text):
+        if where.startswith("http"):
+            continue
+        path, _, anchor = where.partition("#")
+        file = ((ROOT / name).parent / path).resolve() if path else ROOT / name
+        assert file.exists(), where
+        if anchor and file.suffix == ".md":
+            assert anchor in _anchors(file), where
+
+
+def _anchors(page: Path) -> set[str]:
+    text = _FENCE.sub("", page.read_text("utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", x.lower()).strip().replace(" ", "-") for x in headings}
+
+
+def test_each_message_of_troubleshooting_is_one_of_ours():
+    page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
+    headings = re.findall(r"^### `(.*)`$", page, re.M)
+    assert len(headings) > 15
+    pieces = _strings()
+    for heading in headings:
+        for part in heading.split("…"):
+            assert any(part.strip() in x for x in pieces), f"{heading}: {part!r}"
+
+
+def _strings() -> list[str]:
+    """All texts of the packages' code, with {} for what is put in."""
+    found = []
+    for path in Path(attn_dispatch.__file__).parents[1].rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = (x.value if isinstance(x, ast.Constant) else "{}" for x in node.values)
+                found.append("".join(map(str, parts)))
+    return found
+
+
+def test_every_page_is_in_the_navigation_and_the_readme_is_short():
+    config = (ROOT / "mkdocs.yml").read_text("utf-8")
+    for page in PAGES[1:]:
+        assert f": {page.name}\n" in config, page.name
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < 150
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src") and value:
+                self.links.append(value)
+            if name == "id" and value:
+                self.ids.add(value)
+
+
+def test_the_site_builds_without_a_warning_or_a_dead_link(tmp_path: Path):
+    for module in ("material", "mkdocs", "mkdocstrings_handlers"):
+        pytest.importorskip(module)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    pages = {}
+    for file in tmp_path.rglob("*.html"):
+        pages[file] = _Links()
+        pages[file].feed(file.read_text("utf-8"))
+    assert len(pages) > 20
+    dead = []
+    for file, page in pages.items():
+        if file.name == "404.html":
+            continue
+        for link in page.links:
+            if re.match(r"https?:|mailto:|data:|javascript:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            other = (file.parent / path).resolve() if path else file
+            if not other.exists():
+                dead.append(f"{file.name}: {link}")
+            elif anchor and other in pages and anchor not in pages[other].ids | {"__skip"}:
+                dead.append(f"{file.name}: {link}")
+    assert not dead
+
+
+def test_hooks_refuse_what_is_not_there(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    hooks = importlib.import_module("hooks")
+
+    class Page:
+        class file:
+            src_uri = "x.md"
+
+    config = {"nav": [], "config_file_path": str(ROOT / "mkdocs.yml")}
+    text = "[a](../tests/docs/test_docs.py), [`b`](draw_masks.py)\n```\n[c](../gone)\n```\n"
+    changed = hooks.on_page_markdown(text, page=Page, config=config, files=[])
+    assert changed == "a, `b`\n```\n[c](../gone)\n```\n"
+    config["repo_url"] = "https://example.org/x/"
+    changed = hooks.on_page_markdown("[a](../README.md#b)", page=Page, config=config, files=[])
+    assert changed == "[a](https://example.org/x/blob/main/README.md#b)"
+    with pytest.raises(ValueError, match=r"x.md: no such file: ../gone"):
+        hooks.on_page_markdown("[a](../gone)", page=Page, config=config, files=[])
+    Page.file.src_uri = "in/x.md"
+    config["nav"] = [{"Y": "y.md"}]
+    text = "[a](../y.md#b), [c](../../README.md)"
+    changed = hooks.on_page_markdown(text, page=Page, config=config, files=[])
+    assert changed == "[a](../y.md#b), [c](https://example.org/x/blob/main/README.md)"

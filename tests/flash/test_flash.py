@@ -1,0 +1,342 @@
+"""FlashAttention: its arrays with NumPy in the kernels' place, its custom calls, the choice."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import (
+    AttentionFallbackWarning,
+    cudnn,
+    dot_product_attention,
+    explain,
+    flash,
+    ragged_dot_product_attention,
+    settings,
+)
+from attn_dispatch import target as planning_for
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.target import parse
+from attn_dispatch.flash import clear_rows, kernels, library, rules
+from attn_dispatch.flash.generations import FA2, FA3
+from attn_dispatch.reason import Reason
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.reference import poison_padding, reference
+from tests.core.test_lowering import calls_in, lowered_for_cuda
+from tests.cudnn.test_arrays import SMALL, check, poisoned, to_jax
+from tests.support import flash_in_numpy
+from tests.support.backend import needs_cudnn
+
+SM90, SM80 = parse("sm90"), parse("sm80")
+_DOCUMENTS = ((0, 0, 1, 1, 1, 3, 3, 0, 4, 0), (1, 1, 1, 1, 1, 1, 2, 3, 3, 3))
+_LONG_GAPS = ((1, 1, *(0,) * 7, 2, 3, 3, 0, 0, 0, 0), ((0,) * 9) + (1, 2, 2, 0, 0, 3, 0))
+_NO_GAPS = ((0, 3, 3, 10), (0, 1, 8, 10))
+_WINDOW = {"window": (3, 1), "alignment": "bottom_right"}
+
+NAMED = (
+    Case("more_queries", t=14, s=10, is_causal=True),
+    Case("more_queries_window", t=12, s=10, window=(4, 1)),
+    Case("more_keys_window", t=10, s=12, window=(4, 3)),
+    Case("documents", t=10, s=10, q_segments=_DOCUMENTS, kv_segments=_DOCUMENTS,
+         max_segments=4, is_causal=True, lse_grad=True),
+    Case("documents_longest", t=10, s=10, q_segments=_DOCUMENTS, kv_segments=_DOCUMENTS,
+         max_segments=4, longest=(3, 3), window=(1, 0)),
+    Case("long_gaps", t=16, s=16, q_segments=_LONG_GAPS, kv_segments=_LONG_GAPS,
+         max_segments=3, longest=(2, 2), is_causal=True, lse_grad=True),
+    Case("ragged", t=10, s=10, cu_q=_NO_GAPS, cu_kv=_NO_GAPS, longest=(7, 7), is_causal=True),
+    Case("ragged_both", t=10, s=14, cu_q=_NO_GAPS, cu_kv=((0, 5, 9, 9), (0, 0, 3, 14)),
+         longest=(7, 11), lse_grad=True, **_WINDOW),
+    Case("lengths", t=10, s=10, q_lengths=(7, 10), kv_lengths=(7, 10), is_causal=True),
+    Case("lengths_of_keys", q_lengths=(7, 10), kv_lengths=(0, 14), is_causal=True,
+         alignment="bottom_right"),
+    Case("values", h=24, v=8, lse_grad=True, is_causal=True, alignment="bottom_right"),
+)  # fmt: skip
+
+
+def takes(case: Case) -> bool:
+    """Whether the kernels run it, but for float32, in which results can be compared closely."""
+    reasons = rules.not_supported_reasons(
+        spec_of(case.forward_options(), case.avals()), library.NAME
+    )
+    return all(x.rule == "dtype" for x in reasons)
+
+
+def takes_two(case: Case) -> bool:
+    spec = spec_of(case.forward_options(), case.avals())
+    spec = spec.backward(case.backward_options())
+    reasons = rules.not_supported_reasons(spec, library.NAME, FA2, "sm80")
+    return all(x.rule == "dtype" for x in reasons)
+
+
+DRAWN = [replace(x, dtype="float32") for x in draws.examples(120, 20261202) if x.t * x.s < 2**15]
+RUN = [*NAMED, *filter(takes, SMALL), *filter(takes, DRAWN)]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    """The package is there as far as one can tell, with NumPy for its kernels."""
+    monkeypatch.setattr(library, "version", lambda: "0.3.6")
+    monkeypatch.setattr(kernels, "forward", flash_in_numpy.forward)
+    monkeypatch.setattr(kernels, "backward", flash_in_numpy.backward)
+    monkeypatch.setattr(clear_rows, "_native", lambda: None)
+
+
+def test_the_named_cases_are_among_those_that_run():
+    assert all(map(takes, NAMED)) and len(RUN) > 50
+
+
+@pytest.mark.parametrize("case", RUN, ids=str)
+def test_results_and_gradients(case: Case):
+    check_passes(case, SM90)
+
+
+def check_passes(case: Case, device: Device) -> None:
+    operands = case.operands()
+    spec = spec_of(case.forward_options(), case.avals())
+    exact = reference(spec.options, operands)
+    results = flash.forward(spec, device, to_jax(poison_padding(spec.options, operands)))
+    check(spec, results, exact)
+    operands |= case.cotangents() | {x: exact[x].astype(np.float32) for x in ("out", "lse")}
+    spec = spec.backward(case.backward_options())
+    results = flash.backward(spec, device, to_jax(poisoned(spec, operands)))
+    check(spec, results, reference(spec.options, operands))
+
+
+@pytest.mark.parametrize("case", [x for x in RUN if takes_two(x)], ids=str)
+def test_results_and_gradients_of_flash_attention_2(monkeypatch, case: Case):
+    """Of its custom calls, with what these leave to XLA in earnest."""
+    monkeypatch.undo()
+    monkeypatch.setattr(clear_rows, "_native", lambda: None)
+    monkeypatch.setattr(kernels, "_run", flash_in_numpy.run_two)
+    check_passes(case, SM80)
+
+
+def test_nan_in_one_batch_row_reaches_no_other():
+    case = Case("lengths", t=10, s=10, q_lengths=(7, 10), kv_lengths=(7, 10), is_causal=True)
+    operands, spec = case.operands(), spec_of(case.forward_options(), case.avals())
+    out = operands["out"] = reference(spec.options, operands)["out"].astype(np.float32)
+    operands |= case.cotangents() | {"lse": reference(spec.options, operands)["lse"]}
+    right = flash.backward(back := spec.backward(case.backward_options()), SM90, to_jax(operands))
+    for name in ("query", "key", "value", "out_grad"):
+        operands[name] = operands[name].copy()
+        operands[name][1] = np.nan
+    (found, _) = flash.forward(spec, SM90, to_jax(operands))
+    np.testing.assert_allclose(found[0], out[0], atol=1e-5)
+    for x, y in zip(flash.backward(back, SM90, to_jax(operands)), right, strict=True):
+        np.testing.assert_allclose(x[0], y[0], atol=1e-5)
+
+
+def arrays(t: int, s: int, *, h: int = 64, v: int = 64, b: int = 2, n: int = 8):
+    shapes = ((b, t, n, h), (b, s, 2, h), (b, s, 2, v))
+    return [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]
+
+
+def chosen(*shapes, **options) -> tuple[str | None, str | None]:
+    explanation = explain(*shapes, **options, target="sm90")
+    return explanation.chosen_forward, explanation.chosen_backward
+
+
+@needs_cudnn
+def test_who_is_faster_at_a_call_computes_it():
+    causal = {"is_causal": True}
+    assert chosen(*arrays(1024, 1024), **causal) == ("flash", "flash")
+    assert chosen(*arrays(1024, 1024), **causal, implementation="cudnn") == ("cudnn", "cudnn")
+    assert chosen(*arrays(1, 4096)) == ("cudnn", "cudnn")  # who splits the keys of one query
+    assert chosen(*arrays(1024, 1024, b=16)) == ("cudnn", "flash")  # short, and of many rows
+    assert chosen(*arrays(2048, 2048, h=192, v=128), **causal) == ("cudnn", "cudnn")
+    assert chosen(*arrays(8192, 8192, h=192, v=128), **causal) == ("flash", "cudnn")
+    for count, name in ((16, "flash"), (64, "cudnn")):
+        packed = {"cu_seqlens_q": jax.ShapeDtypeStruct((count + 1,), jnp.int32)}
+        packed |= {"cu_seqlens_kv": packed["cu_seqlens_q"]}
+        qkv = [jax.ShapeDtypeStruct((16384, n, 128), jnp.bfloat16) for n in (8, 2, 2)]
+        longest = dict.fromkeys(("max_seqlen_q", "max_seqlen_kv"), 4096)
+        assert chosen(*qkv, **packed, **longest, **causal) == (name, name)
+    assert chosen(*arrays(1024, 1024), logits_soft_cap=30.0, **causal) == ("cudnn", "cudnn")
+    # As it is, or by cuDNN: a sink is put in afterwards only where that refuses the call.
+    sinks = jax.ShapeDtypeStruct((8,), jnp.float32)
+    assert chosen(*arrays(1024, 1024), sinks=sinks, **causal) == ("cudnn", "cudnn")
+    assert chosen(*arrays(64, 64), sinks=sinks, implementation="flash") == ("flash", "flash")
+
+
+@needs_cudnn
+@pytest.mark.parametrize(
+    ("target", "head_dim", "expected"),
+    [
+        ("sm80", 128, ("cudnn", "cudnn")),
+        ("sm80", 256, ("cudnn", "flash")),
+        ("sm120", 192, ("cudnn", "flash")),
+        ("sm120", 200, ("cudnn", "xla")),
+    ],
+)
+def test_flash_attention_2_is_for_what_cudnn_refuses(target, head_dim, expected):
+    """Nobody has measured it, and its library has no backward pass of wider heads but on sm80."""
+    options = {"query_segment_ids": jax.ShapeDtypeStruct((2, 512), jnp.int32), "max_segments": 4}
+    for kind in ({}, options):
+        found = explain(*arrays(512, 512, h=head_dim, v=head_dim), **kind, target=target)
+        assert (found.chosen_forward, found.chosen_backward) == expected
+        by_name = explain(
+            *arrays(512, 512, h=head_dim, v=head_dim), **kind, target=target, implementation="flash"
+        )
+        plan = by_name.forward[0].plan
+        assert plan and "FlashAttention-2" in plan.engine and "never run here" in plan.engine
+
+
+@needs_cudnn
+def test_what_is_not_installed_is_not_missed(monkeypatch, recwarn):
+    monkeypatch.setattr(library, "version", lambda: None)
+    explanation = explain(*arrays(1024, 1024), target="sm90")
+    assert explanation.chosen_forward == "cudnn"
+    (verdict,) = (x for x in explanation.forward if x.implementation == "flash")
+    needs = ", which needs Python 3.12" if sys.version_info < (3, 12) else ""
+    assert (*map(str, verdict.reasons),) == (
+        f"not installed: pip install dew-flash-attn-cu13{needs}",
+    )
+    q, k, v = arrays(64, 64)
+    with planning_for("sm90"):
+        text = lowered_for_cuda(jax.jit(lambda *x: dot_product_attention(*x)), q, k, v)
+        assert set(calls_in(text)) == {cudnn.FORWARD_TARGET} and not recwarn.list
+        # XLA stands in for the vendor's kernel, and that alone is missed.
+        with pytest.warns(AttentionFallbackWarning) as given:
+            wide = jax.ShapeDtypeStruct((2, 64, 8, 64), jnp.float32)
+            loss = jax.grad(lambda q: dot_product_attention(q, q, q).sum())
+            lowered_for_cuda(jax.jit(loss), wide)
+    assert "flash" not in str(given[0].message)
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [("0.3.5", False), ("0.3.6+cu130", True), ("0.3.10", True), ("0.4.0", False), ("?", False)],
+)
+def test_other_versions_of_the_package_are_a_reason(monkeypatch, version: str, fits: bool):
+    monkeypatch.setattr(library, "version", lambda: version)
+    assert flash.unusable_reason(SM90) == ("" if fits else (
+        f"dew-flash-attn from 0.3.6 to below 0.4 is needed, and {version} is installed"
+    ))  # fmt: skip
+
+
+def test_short_batch_rows_are_not_spread(monkeypatch):
+    """A tile apart, 70,000 rows of 8 would be 25 times as large."""
+    lengths = jax.ShapeDtypeStruct((70_000,), jnp.int32)
+    options = {"key_value_seq_lengths": lengths, "implementation": "flash", "target": "sm90"}
+    (verdict,) = explain(*arrays(8, 8, b=70_000), **options).forward
+    assert str(verdict.reasons[0]) == (
+        "lengths and packed sequences of 70,000 batch rows, of 8 queries or keys: they would have "
+        "to lie 192 rows apart"
+    )
+    options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((2**20,), jnp.int32)
+    with settings.scratch_limit("off"):
+        (verdict,) = explain(*arrays(2048, 2048, b=2**20, n=2), **options).forward
+    assert verdict.rewrites == ("in parts of 61681 batch rows, one after the other",)
+    assert (*map(str, verdict.reasons_as_it_is),) == (
+        "packed sequences of 2^31 rows and more, past 32-bit offsets",
+    )
+    options["key_value_seq_lengths"] = jax.ShapeDtypeStruct((4,), jnp.int32)
+    (verdict,) = explain(*arrays(1024, 1024, b=4), **options).forward
+    rows = 4 * (1024 + 192)
+    assert verdict.scratch_bytes == 2 * 2 * rows * (8 + 2) * 64 + 8
+
+
+def test_every_reason():
+    q = jax.ShapeDtypeStruct((2, 64, 8, 260), jnp.float32)
+    k = jax.ShapeDtypeStruct((2, 96, 8, 260), jnp.float32)
+    explanation = explain(q, k, k, is_causal=True, logits_soft_cap=2.0, implementation="flash",
+                          return_max_logits=True, target="sm100")  # fmt: skip
+    assert (*map(str, explanation.forward[0].reasons),) == (
+        "runs on sm120, sm80, sm86, sm87, sm89, sm90 in this version, and this is "
+        f"{parse('sm100')}",
+        "logits_soft_cap: dew-flash-attn's kernels have none",
+        "the row maximum: dew-flash-attn's kernels have none",
+        "needs float16 or bfloat16, got float32",
+        "head dims up to 256, got 264 columns",
+        "causality and windows from the top left with 64 queries and 96 keys: kernels count from "
+        "the last of both, and no side of a window may be below 0",
+    )
+
+
+def test_more_batch_rows_than_a_grid_has_blocks_go_backward_in_parts():
+    explanation = explain(*arrays(8, 8, b=70_000), implementation="flash", target="sm90")
+    assert explanation.chosen_forward == explanation.chosen_backward == "flash"
+    (verdict,) = explanation.backward
+    assert verdict.rewrites == ("in parts of 35000 batch rows, one after the other",)
+    assert (*map(str, verdict.reasons_as_it_is),) == (
+        "batch and heads up to 65,535 each in the backward pass, got 70,000 and 8",
+    )
+    with settings.rewrites(False):
+        explanation = explain(*arrays(8, 8, b=70_000), implementation="flash", target="sm90")
+    assert explanation.backward[0].reasons == verdict.reasons_as_it_is
+
+
+def test_a_library_that_cannot_be_loaded_is_a_reason(monkeypatch, tmp_path):
+    """Such as one for another CUDA, on a machine with a GPU."""
+    (tmp_path / FA3.library).write_text("not a library")
+    monkeypatch.setattr(library, "_folder", lambda: tmp_path)
+    here = replace(SM90, is_present=True)
+    assert "dew-flash-attn's library cannot be loaded: " in flash.unusable_reason(here)
+    assert not flash.unusable_reason(SM90)
+    with pytest.raises(RuntimeError, match="library cannot be loaded"):
+        flash.register()
+
+
+def lowered(function, *arguments) -> dict:
+    with planning_for("sm90"):
+        return calls_in(lowered_for_cuda(jax.jit(function), *arguments))
+
+
+def test_the_custom_calls(monkeypatch):
+    """Results and attributes that the library asks for, in a program for a GPU that is not here."""
+    monkeypatch.undo()
+    monkeypatch.setattr(library, "version", lambda: "0.3.6")
+    monkeypatch.setattr(clear_rows, "_native", lambda: None)
+
+    def packed(q, k, v, cu):
+        def loss(q, k, v):
+            out = ragged_dot_product_attention(
+                q[0], k[0], v[0], is_causal=True, cu_seqlens_q=cu, cu_seqlens_kv=cu,
+                max_seqlen_q=32, max_seqlen_kv=32, implementation="flash",
+            )  # fmt: skip
+            return out.astype(jnp.float32).sum()
+
+        return jax.grad(loss, (0, 1, 2))(q, k, v)
+
+    calls = lowered(packed, *arrays(96, 96, h=60, v=64), jax.ShapeDtypeStruct((4,), jnp.int32))
+    line, operands, results = calls["attn_dispatch_flash_forward_packed"]
+    offsets = ["12xi32"] * 2
+    assert operands == ["96x8x64xbf16", "96x2x64xbf16", "96x2x64xbf16", *offsets]
+    assert results[:2] == ["96x8x64xbf16", "8x96xf32"]
+    for attribute in ("is_causal = true", "max_seqlen = 32", "window_size_left = -1"):
+        assert attribute in line
+    _, operands, results = calls["attn_dispatch_flash_backward_packed"]
+    assert operands[4:] == ["96x8x64xbf16", "8x96xf32", *offsets]
+    assert results[3:] == [f"{8 * (96 + 128 * 12)}xf32"] * 2
+
+
+def test_rows_are_cleared_in_place_by_the_cuda_library(monkeypatch):
+    monkeypatch.setattr(clear_rows, "_native", lambda: object())
+    rows, flags = jax.ShapeDtypeStruct((6, 2, 8), jnp.bfloat16), jax.ShapeDtypeStruct((6,), "bool")
+    line, operands, _ = lowered(clear_rows.cleared, rows, flags)[clear_rows.TARGET]
+    assert operands == ["6x2x8xbf16", "6xui8"] and "output_operand_alias" in line
+    monkeypatch.setattr(clear_rows, "_native", lambda: None)
+    flags = jnp.asarray([1, 0, 2], jnp.uint8)
+    out = clear_rows.cleared(jnp.ones((3, 1, 1)), flags)[:, 0, 0]
+    np.testing.assert_array_equal(out, [1, 0, np.nan])
+
+
+def test_one_array_for_both_sides_is_known_to_be():
+    def kinds(**options) -> tuple[Reason, ...]:
+        q, k, v = arrays(64, 64)
+        options |= {"is_causal": True, "implementation": "flash", "target": "sm90"}
+        return explain(q, k, v, **options).forward[0].reasons
+
+    lengths, others = (jax.ShapeDtypeStruct((2,), jnp.int32) for _ in range(2))
+    ids = jax.ShapeDtypeStruct((2, 64), jnp.int32)
+    assert not kinds(query_seq_lengths=lengths, key_value_seq_lengths=lengths)
+    assert not kinds(query_segment_ids=ids, max_segments=3)
+    assert kinds(query_seq_lengths=lengths, key_value_seq_lengths=others)
+    assert kinds(key_value_seq_lengths=lengths)
+    assert not kinds(key_value_seq_lengths=lengths, causal_alignment="bottom_right")

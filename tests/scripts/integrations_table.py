@@ -1,0 +1,97 @@
+"""Writes the table of docs/integrations.md from what the tests find.
+
+usage: python -m tests.scripts.integrations_table [--print]
+
+Runs tests/integrations with the frameworks that are installed. A test says what it has found as a
+property `cell`: (framework, column, words).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.repository import DOCS, TESTS
+
+PAGE = DOCS / "integrations.md"
+BEGIN = "<!-- table: python -m tests.scripts.integrations_table -->\n"
+END = "<!-- end of table -->"
+
+COLUMNS = (
+    "plain", "mask", "causal", "dropout training step", "decode", "sow", "remat", "mesh",
+)  # fmt: skip
+PACKAGES = {
+    "Flax NNX": "flax", "Flax Linen": "flax", "Equinox": "equinox", "Haiku": "dm-haiku",
+    "Keras 3": "keras", "Penzai": "penzai",
+}  # fmt: skip
+NONE_THERE = {
+    ("Equinox", "decode"), ("Haiku", "decode"), ("Keras 3", "decode"), ("Equinox", "sow"),
+    ("Haiku", "sow"), ("Penzai", "sow"),
+}  # fmt: skip
+"""What a framework's own layer has not."""
+
+
+class Cells:
+    """A plugin of pytest's that keeps what tests that passed have recorded."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], str] = {}
+        self.failed = 0
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.failed += report.failed
+        if report.when == "call" and report.passed:
+            for name, cell in report.user_properties:
+                if name == "cell":
+                    framework, column, words = cell
+                    self.found[framework, column] = words
+
+
+def table(cells: Cells) -> str:
+    def cell(name: str, column: str) -> str:
+        if words := cells.found.get((name, column)):
+            return words
+        return "has none" if (name, column) in NONE_THERE else "not run"
+
+    def versioned(name: str) -> str:
+        try:
+            return f"{name} {importlib.metadata.version(PACKAGES[name])}"
+        except importlib.metadata.PackageNotFoundError:
+            return name
+
+    jax_version = importlib.metadata.version("jax")
+    lines = [
+        f"Each framework's own layer and ours, of the same parameters, on XLA, JAX {jax_version},"
+        " on a CPU, in",
+        "float32: values and all gradients within 1e-5; ten steps of Adam; a cache step by step; "
+        "how often a remat",
+        'policy by the name "context" runs the attention; a batch shared out to four of eight '
+        "devices. In bfloat16 each lowers",
+        "to cuDNN's kernels, forward and backward (sm90).",
+        "",
+        "| | " + " | ".join(COLUMNS) + " |",
+        "|---" * (len(COLUMNS) + 1) + "|",
+    ]
+    for name in PACKAGES:
+        lines.append("| " + " | ".join([versioned(name), *(cell(name, x) for x in COLUMNS)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    cells = Cells()
+    status = pytest.main(["-q", "-x", str(TESTS / "integrations")], plugins=[cells])
+    if status or cells.failed:
+        return 1
+    if "--print" in sys.argv:
+        print(table(cells))
+        return 0
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{table(cells)}\n{END}{rest.split(END)[1]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Shortens reports of runs on GPUs, to keep them in tests/gpu/results.
+
+usage: python -m tests.scripts.keep_reports FOLDER    the folder of tests/gpu/prove.py's reports
+
+A kept report of `attn-dispatch verify` has the environment, the options, counts, every reason and
+rewrite with its count, and everything about each case that failed or crashed. Other outcomes are
+left out: at the commit of the report, the seed draws the same calls again. `attn-dispatch verify`
+reads kept reports with --repeat; --plot needs the full one. Other JSON files are copied as they
+are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from attn_dispatch_tools.verify import report
+from attn_dispatch_tools.verify.report import Report
+from tests.support.repository import TESTS
+
+RESULTS = TESTS / "gpu/results"
+
+
+def kept(full: Report) -> dict[str, Any]:
+    """What is kept of a full report; it may be written as JSON."""
+    facts = full.to_json()
+    del facts["outcomes"]
+    families = {
+        x.name: x.counts | {"worst": _share(x.worst)} for x in report.families(full.outcomes)
+    }
+    kernels = Counter(f"{way}: {x}" for y in full.outcomes for way, x in y.engines.items())
+    return facts | {
+        "families": families,
+        "refused": dict(report.reasons_of(full.outcomes)),
+        "gradients_left_to_xla": dict(report.gradient_reasons_of(full.outcomes)),
+        "rewrites": dict(report.rewrites_of(full.outcomes)),
+        "kernels": dict(kernels.most_common()),
+        "outcomes": [x.to_json() for x in full.bad],
+    }
+
+
+def is_kept(facts: dict[str, Any]) -> bool:
+    """Whether a report, read as JSON, was shortened before."""
+    return "families" in facts
+
+
+def _share(worst: float) -> float | str:
+    # JSON knows no infinity: that is the share where a NaN is.
+    return round(worst, 4) if math.isfinite(worst) else str(worst)
+
+
+def keep(folder: Path, results: Path = RESULTS) -> None:
+    """Writes every JSON file of the folder into the results, full reports shortened."""
+    for path in sorted(folder.glob("*.json")):
+        text = path.read_text()
+        if path.name.startswith("verify-") and not is_kept(json.loads(text)):
+            text = json.dumps(kept(report.read(path)), indent=1) + "\n"
+        (results / path.name).write_text(text)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    keep(Path(sys.argv[1]))

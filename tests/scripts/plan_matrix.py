@@ -1,0 +1,162 @@
+"""Plans every call of plan_cases.py with one cuDNN; as a script, printing a JSON line for each.
+
+One process speaks to one cuDNN, so each version has a process of its own: ATTN_DISPATCH_CUDNN names
+the library. A process that cuDNN ends is followed by one that plans what is left.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attn_dispatch import cudnn
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch.devices.target import parse
+from tests.support.plan_cases import CASES, cells_of
+from tests.support.repository import environment
+
+INSTALLED = "installed"
+"""The cuDNN that JAX would use."""
+
+_MOST_CRASHES = 8
+
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What came of one call on one kind of GPU."""
+
+    reasons: tuple[str, ...] = ()
+    """Why it is not planned."""
+    engine: str = ""
+    workspace_bytes: int = -1
+    crash: str = ""
+    """How the process ended that was to plan it."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What one cuDNN makes of everything."""
+
+    version: int
+    path: str
+    cells: dict[Key, Cell]
+
+    @property
+    def version_text(self) -> str:
+        """Without the patch, which changes no refusal."""
+        return f"{self.version // 10000}.{self.version // 100 % 100}"
+
+
+class Planning:
+    """Processes that plan with one cuDNN, one after the other; the first is started at once."""
+
+    def __init__(
+        self, library: str = INSTALLED, script: Path = Path(__file__), part: int | None = None
+    ) -> None:
+        self._environment = _environment(library)
+        self._script = script
+        self._part = "" if part is None else str(part)
+        self.keys = cells_of(part)
+        self._start()
+
+    def matrix(self) -> Matrix:
+        """Waits until everything is planned."""
+        cells: list[Cell] = []
+        crashes = 0
+        while True:
+            code, lines, errors = self._finish()
+            if not lines:
+                raise RuntimeError(f"planning did not begin:\n{errors}")
+            version, path = lines[0]
+            cells += [Cell(tuple(x.pop("reasons")), **x) for x in lines[1:]]
+            if len(cells) == len(self.keys) and code == 0:
+                matrix = Matrix(version, path, dict(zip(self.keys, cells, strict=True)))
+                return replace(matrix, cells=_without_patch(matrix))
+            crashes += 1
+            if crashes > _MOST_CRASHES or len(cells) == len(self.keys):
+                raise RuntimeError(
+                    f"planning ended {crashes} times, at last with {code}:\n{errors}"
+                )
+            cells.append(Cell(crash=f"the process ended with {code}: {errors[-1000:]}"))
+            self._start(skip=len(cells))
+
+    def stop(self) -> None:
+        """Ends what still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+    def _start(self, skip: int = 0) -> None:
+        self._out = tempfile.TemporaryFile("w+")  # a pipe would fill before anyone reads it
+        self._process = subprocess.Popen(
+            [sys.executable, self._script, str(skip), self._part], stdout=self._out,
+            stderr=subprocess.PIPE, text=True, env=self._environment,
+        )  # fmt: skip
+
+    def _finish(self) -> tuple[int, list[Any], str]:
+        """The exit code, every whole line, and what was said on stderr."""
+        _, errors = self._process.communicate()
+        with self._out as out:
+            out.seek(0)
+            lines = [json.loads(line) for line in out if line.endswith("\n")]
+        return self._process.returncode, lines, errors
+
+
+def _without_patch(matrix: Matrix) -> dict[Key, Cell]:
+    """The cells with reasons that name the version as `version_text` does."""
+    names = rf"\b{re.escape(matrix.version_text)}\.\d+|\b{matrix.version}\b"
+
+    def named(cell: Cell) -> Cell:
+        reasons = (re.sub(names, matrix.version_text, reason) for reason in cell.reasons)
+        # Nor does the line of a mod that a reason names.
+        reasons = (re.sub(r" \(at \S+\)", "", reason) for reason in reasons)
+        return replace(cell, reasons=tuple(reasons))
+
+    return {key: named(cell) for key, cell in matrix.cells.items()}
+
+
+def cell(spec: AttentionSpec, arch: str) -> Cell:
+    """The plan, or every reason against one."""
+    device = parse(arch)
+    if reasons := cudnn.not_supported_reasons(spec, device):
+        return Cell(tuple(map(str, reasons)))
+    plan = cudnn.plan(spec, device)
+    return Cell((), plan.engine, plan.workspace_bytes)
+
+
+def main() -> None:
+    library = cudnn_library.find()
+    print(json.dumps([library.version, library.path]), flush=True)
+    spec_of = cache(lambda label, direction: CASES[label].spec(direction))
+    skip, part = int(sys.argv[1]), sys.argv[2]
+    for label, direction, arch in cells_of(int(part) if part else None)[skip:]:
+        print(json.dumps(asdict(cell(spec_of(label, direction), arch))), flush=True)
+
+
+def _environment(library: str) -> dict[str, str]:
+    if library == INSTALLED:
+        return environment()
+    # Older cuDNNs need NVRTC to plan, and look for it beside themselves or where this says.
+    nvrtc = [
+        str(Path(str(file.locate())).parent)
+        for file in importlib.metadata.files("nvidia-cuda-nvrtc") or []
+        if file.name.startswith("libnvrtc.so")
+    ]
+    search = os.pathsep.join([*nvrtc, os.environ.get("LD_LIBRARY_PATH", "")])
+    return environment(ATTN_DISPATCH_CUDNN=library, LD_LIBRARY_PATH=search)
+
+
+if __name__ == "__main__":
+    main()

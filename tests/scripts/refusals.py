@@ -1,0 +1,152 @@
+"""How many drawn calls each vendor's implementation refuses, and for which reasons.
+
+usage: python -m tests.scripts.refusals [--draws N] [--seed N] [--targets sm90,gfx942]
+                                                 [--as-they-are] [--mods] [--names]
+                                                 [--out FOLDER]
+
+No GPU is needed: cuDNN plans every call here. A call counts as refused, as in `attn-dispatch
+verify`, where its forward pass does not run on the vendor's kernels, and as half-refused where its
+backward pass, of the gradients that are wanted, does not. The reasons are what is left once the
+rewrites have done what they can. Calls with a score_mod or a mask_mod are passed over, unless
+--mods is given: --draws says how many count. --out keeps each target's counts as JSON, as in
+tests/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attn_dispatch import settings
+from attn_dispatch.call.options import as_partners, backward_options
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import select
+from attn_dispatch.devices.device import Device
+from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.reports.environment import environment, file_name
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.case import Case, spec_of
+
+TARGETS = ("sm90", "sm80", "sm120", "gfx942")
+
+
+@dataclass
+class Count:
+    """What one target refuses of the drawn calls."""
+
+    calls: int = 0
+    refused: list[Case] = field(default_factory=list)
+    forward: int = 0
+    """Calls of which no part runs there."""
+    backward: int = 0
+    """Calls of which the forward pass alone does."""
+    later: int = 0
+    """Calls that run there, or not, as is decided when they run: those with a float32 bias."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    alone: Counter[str] = field(default_factory=Counter)
+    """Of calls that have one reason against them: what it would take to run those."""
+
+    def lines(self) -> Iterator[str]:
+        """A summary, then each reason: of how many calls it is one, and of how many the only."""
+        forward, backward = (100 * x / max(self.calls, 1) for x in (self.forward, self.backward))
+        yield (
+            f"of {self.calls}: refused {self.forward} ({forward:.1f} %), "
+            f"the backward pass alone {self.backward} ({backward:.1f} %); "
+            f"decided when they run: {self.later}"
+        )
+        for reason, count in self.reasons.most_common():
+            yield f"  {count:4} ({self.alone[reason]:3} alone)  {reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same, for a file."""
+        return {
+            "calls": self.calls,
+            "refused": self.forward,
+            "backward_pass_alone_refused": self.backward,
+            "decided_when_they_run": self.later,
+            "reasons": [
+                {"reason": reason, "calls": count, "alone": self.alone[reason]}
+                for reason, count in self.reasons.most_common()
+            ],
+        }
+
+
+def drawn(seed: int, count: int, *, mods: bool) -> list[Case]:
+    """The first so many calls of a seed, without those that have mods unless they are wanted."""
+    cases = draws.examples(2 * count, seed)  # a quarter of them have mods
+    return [x for x in cases if mods or not (x.score_mod or x.mask_mod)][:count]
+
+
+def variants_of(case: Case) -> list[AttentionSpec]:
+    """The forward call of a case and, where gradients are wanted, the backward call."""
+    operands = case.avals()
+    # As verify/calls.py asks for it, and primitive.py: a residual where gradients are wanted.
+    needs_lse = bool(case.gradients) or case.lse_grad or case.needs_max
+    forward = case.forward_options(needs_lse=needs_lse)
+    if not case.gradients:
+        return [spec_of(forward, operands)]
+    backward = backward_options(forward, case.gradients, has_lse_grad=case.lse_grad)
+    forward, backward = as_partners(forward, backward)
+    spec = spec_of(forward, operands)
+    return [spec, spec.backward(backward)]
+
+
+def count(cases: list[Case], device: Device) -> Count:
+    """Asks this device's implementation about every call."""
+    (implementation,) = (x for x in select.IMPLEMENTATIONS if x.PLATFORM == device.platform)
+    result = Count()
+    for case in cases:
+        considered = [select.consider(implementation, spec, device) for spec in variants_of(case)]
+        against = [bool(reasons) for reasons, _ in considered]
+        why = {_general(reason) for _, chain in considered for reason in chain.reasons}
+        result.calls += 1
+        result.forward += against[0]
+        result.backward += against[-1] and not against[0]
+        result.later += considered[0][1].may_fall_back and not against[0]
+        result.reasons.update(why)
+        if any(against):
+            result.refused.append(case)
+        if len(why) == 1:
+            result.alone.update(why)
+    return result
+
+
+def _general(reason: str) -> str:
+    """The reason without what it says of one call."""
+    reason = re.sub(r"\(cuDNN [\d.]+\)$", "", reason)
+    return re.sub(r"\d[\d,.]*", "#", reason)[:160]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What is refused of drawn calls?")
+    parser.add_argument("--seed", type=int, default=20261122)
+    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--as-they-are", action="store_true", help="without core/rewrites")
+    parser.add_argument("--mods", action="store_true", help="calls with mods as well")
+    parser.add_argument("--names", action="store_true", help="the calls that are refused as well")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to keep the counts")
+    args = parser.parse_args()
+    cases = drawn(args.seed, args.draws, mods=args.mods)
+    for target in args.targets.split(","):
+        with settings.rewrites(not args.as_they_are):
+            found = count(cases, parse(target))
+        print(f"{target}:", *found.lines(), sep="\n", flush=True)
+        if args.out:
+            facts = environment() | {"device": target}
+            report = {"environment": facts, "seed": args.seed, **found.to_json()}
+            args.out.mkdir(parents=True, exist_ok=True)
+            path = args.out / f"{file_name('refusals', facts)}.json"
+            path.write_text(json.dumps(report, indent=1) + "\n")
+        if args.names:
+            print(*(f"    {case.to_json()}" for case in found.refused), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

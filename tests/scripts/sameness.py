@@ -1,0 +1,131 @@
+"""What every case is lowered to on each platform, and why: whether a change left it as it was.
+
+usage: python -m tests.scripts.sameness FOLDER [--cases GLOB] [--random N] [--seed N]
+       python -m tests.scripts.sameness FOLDER --against EARLIER_FOLDER
+
+The first writes one file for each case: the lowered program of its forward and backward pass, and
+the verdict of every implementation on every call of it, for an H100, an MI300X and the CPU. The
+second names what differs; programs must not, and verdicts may in their wording alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import gzip
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+
+import attn_dispatch
+from attn_dispatch.core import select
+from attn_dispatch.devices.target import device_for
+from attn_dispatch_tools.verify import draws
+from attn_dispatch_tools.verify.calls import Program, specs_in
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.cases import CASES
+
+TARGETS = {"sm90": "cuda", "gfx942": "rocm", "cpu": "cpu"}
+
+
+def made_of(case: Case, target: str) -> dict[str, Any]:
+    """The lowered program of a case, and the verdicts on its calls; or why there is no program."""
+    operands = case.operands() | ({} if case.inference else case.cotangents())
+    gradients = () if case.inference else case.gradients
+    platform = TARGETS[target]
+    with (
+        warnings.catch_warnings(action="ignore"),
+        attn_dispatch.target(target),
+        attn_dispatch.fallback("silent"),
+    ):
+        try:
+            traced = jax.jit(Program.of(case, (), gradients).run).trace(operands)
+            program = traced.lower(lowering_platforms=(platform,)).as_text()
+        except NotImplementedError as error:
+            return {"program": f"NotImplementedError: {error}", "verdicts": []}
+        verdicts = [
+            {
+                "call": str(spec), "implementation": x.implementation,
+                "reasons": [*map(str, x.reasons)],
+                "plan": str(x.plan), "rewrites": x.rewrites,
+                "as_it_is": [*map(str, x.reasons_as_it_is)],
+                "scratch_bytes": x.scratch_bytes, "limit": x.limit,
+            }
+            for spec in specs_in(traced.jaxpr)
+            for x in select.verdicts(spec, device_for(platform))
+        ]  # fmt: skip
+    return {"program": program, "verdicts": verdicts}
+
+
+def file_of(folder: Path, case: Case) -> Path:
+    return folder / f"{case.name.replace('/', '-')}.json.gz"
+
+
+def write(folder: Path, cases: Iterable[Case]) -> None:
+    """A file for each case that has none yet, so that what was cut off can go on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, case in enumerate(cases):
+        file = file_of(folder, case)
+        if case.transform == "eager" or file.exists():
+            continue
+        found = {target: made_of(case, target) for target in TARGETS}
+        partial = file.with_suffix(".partial")
+        partial.write_bytes(gzip.compress(json.dumps(found).encode(), 1))
+        partial.rename(file)
+        if i % 50 == 0:
+            print(f"{i}: {case.name}", flush=True)
+
+
+def read(file: Path) -> dict[str, Any]:
+    return json.loads(gzip.decompress(file.read_bytes()))
+
+
+def compare(folder: Path, earlier: Path) -> bool:
+    """Whether the programs are the same; prints what is not."""
+    names = sorted({x.name for y in (folder, earlier) for x in y.glob("*.json.gz")})
+    if not names:
+        sys.exit(f"neither {folder} nor {earlier} has cases")
+    is_same, worded = True, 0
+    for name in names:
+        if not ((folder / name).exists() and (earlier / name).exists()):
+            print(f"{name}: in one folder alone")
+            is_same = False
+            continue
+        now, before = read(folder / name), read(earlier / name)
+        for target in TARGETS:
+            for what in now[target]:
+                if now[target][what] == before[target][what]:
+                    continue
+                worded += what == "verdicts"
+                if what == "program" or worded <= 20:
+                    print(f"{name}: {target}: {what} differs")
+                is_same = is_same and what != "program"
+    programs = "the same programs" if is_same else "OTHER PROGRAMS"
+    print(f"{len(names)} cases: {programs}, {worded} with other verdicts")
+    return is_same
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cases", default="*")
+    parser.add_argument("--random", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=4711)
+    parser.add_argument("--against", type=Path)
+    args = parser.parse_args()
+    if args.against:
+        sys.exit(not compare(args.folder, args.against))
+    named = [x for x in CASES if fnmatch.fnmatch(x.name, args.cases)]
+    write(args.folder, [*named, *draws.examples(args.random, args.seed)])
+
+
+if __name__ == "__main__":
+    main()

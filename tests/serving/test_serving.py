@@ -1,0 +1,348 @@
+"""The paged cache: whatever is done to it, each sequence has its own keys, and no page is lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import dot_product_attention, paged_attention, serving
+from tests.support.repository import DOCS
+
+SLOTS, MOST, PAGES, PAGE, K, H = 4, 6, 15, 4, 2, 8
+POOL = np.zeros((PAGES, PAGE, K, H), np.float32)
+
+
+def tables(num_pages: int = PAGES) -> serving.PageTables:
+    return serving.new_tables(SLOTS, MOST, num_pages, PAGE)
+
+
+def check(state: serving.PageTables, lengths: Any = None) -> None:
+    """What must hold of every state."""
+    table, references = np.asarray(state.table), np.asarray(state.references)
+    has = np.arange(table.shape[1]) < -(-np.asarray(state.lengths)[:, None] // state.page_size)
+    assert (table[has] >= 0).all() and (table[~has] == -1).all()
+    counted = np.bincount(table[has], minlength=references.size)
+    np.testing.assert_array_equal(counted, references)
+    if lengths is not None:
+        np.testing.assert_array_equal(state.lengths, lengths)
+
+
+def read(state: serving.PageTables, pages: jax.Array, slot: int) -> np.ndarray:
+    """What stands in a sequence."""
+    length = int(state.lengths[slot])
+    found = np.asarray(pages)[np.asarray(state.table)[slot]].reshape(-1, *pages.shape[2:])
+    return found[:length]
+
+
+class Cache:
+    """A cache beside plain lists of what its sequences should have."""
+
+    def __init__(self, is_jitted: bool):
+        self.state, self.rng = tables(), np.random.default_rng(0)
+        self.pages = serving.new_pages(PAGES, PAGE, K, H, jnp.float32) + jnp.nan
+        self.expected = [np.zeros((0, K, H)) for _ in range(SLOTS)]
+        jit = jax.jit if is_jitted else (lambda f: f)
+        self.grow, self.shrink = jit(serving.grow), jit(serving.shrink)
+        self.free, self.fork = jit(serving.free), jit(serving.fork)
+        self.share, self.write = jit(serving.share_prefix), jit(serving.write)
+        self.is_jitted = is_jitted
+
+    def check(self) -> None:
+        check(self.state, [len(x) for x in self.expected])
+        for slot, expected in enumerate(self.expected):
+            np.testing.assert_array_equal(read(self.state, self.pages, slot), expected)
+
+    def has_room_for(self, tokens: np.ndarray) -> bool:
+        lengths = np.array([len(x) for x in self.expected])
+        pages = lambda x: -(-x // PAGE)  # noqa: E731
+        needed = pages(lengths + tokens) - pages(lengths)
+        fits = (lengths + tokens <= MOST * PAGE).all()
+        return fits and needed.sum() <= int(self.state.free_pages)
+
+    def step(self, what: str) -> None:
+        source, target = self.rng.permutation(SLOTS)[:2]
+        if what == "grow":
+            tokens = self.rng.integers(0, 6, SLOTS) * self.rng.integers(0, 2, SLOTS)
+            if not self.has_room_for(tokens):
+                self.refused(lambda: self.grow(self.state, tokens))
+                return
+            new = self.rng.standard_normal((SLOTS, 6, K, H)).astype(np.float32)
+            self.state = self.grow(self.state, tokens)
+            if self.rng.integers(0, 2):
+                self.pages = self.write(self.pages, new, self.state, tokens)
+            else:
+                rows = np.concatenate([x[:n] for x, n in zip(new, tokens, strict=True)])
+                rows = np.concatenate([rows, np.full((3, K, H), 7, np.float32)])
+                cu = np.concatenate([[0], np.cumsum(tokens)])
+                self.pages = self.write(self.pages, rows, self.state, cu_seqlens=cu)
+            for slot, number in enumerate(tokens):
+                self.expected[slot] = np.concatenate([self.expected[slot], new[slot, :number]])
+        elif what == "shrink":
+            tokens = self.rng.integers(0, 4, SLOTS)
+            lengths = np.maximum([len(x) for x in self.expected] - tokens, 0)
+            shared = np.asarray(self.state.references)[np.asarray(self.state.table)] > 1
+            ends = shared[np.arange(SLOTS), np.maximum(-(-lengths // PAGE) - 1, 0)]
+            if (ends & (lengths % PAGE > 0) & (tokens > 0)).any():
+                error = ValueError, "which other sequences have too"
+                self.refused(lambda: self.shrink(self.state, tokens), *error)
+                return
+            self.state = self.shrink(self.state, tokens)
+            self.expected = [x[:n] for x, n in zip(self.expected, lengths, strict=True)]
+        elif what == "free":
+            slots = self.rng.integers(0, 3, SLOTS) == 0
+            self.state = self.free(self.state, slots)
+            self.expected = [x[:0] if y else x for x, y in zip(self.expected, slots, strict=True)]
+        elif what == "share":
+            tokens = self.rng.integers(0, 30)
+            self.state = self.share(self.state, source, target, tokens)
+            length = min(tokens, len(self.expected[source])) // PAGE * PAGE
+            self.expected[target] = self.expected[source][:length]
+        else:
+            length = len(self.expected[source])
+            freed = self.free(self.state, np.arange(SLOTS) == target)
+            if length % PAGE and not int(freed.free_pages):
+                self.refused(lambda: self.fork(self.state, source, target)[0])
+                return
+            self.state, start, end = self.fork(self.state, source, target)
+            self.pages = serving.copy_pages(self.pages, start, end)
+            self.expected[target] = self.expected[source]
+
+    def refused(
+        self,
+        call: Any,
+        error: type[Exception] = serving.OutOfPages,
+        message: str = "expected at most",
+    ) -> None:
+        """Nothing changes; not traced, it raises."""
+        if not self.is_jitted:
+            with pytest.raises(error, match=message):
+                call()
+            return
+        state = call()
+        assert state.failed
+        for name in ("table", "lengths", "references"):
+            np.testing.assert_array_equal(getattr(state, name), getattr(self.state, name))
+        with pytest.raises(serving.OutOfPages, match="could not grow or shrink"):
+            serving.raise_if_failed(state)
+
+
+@pytest.mark.parametrize("is_jitted", [True, False])
+def test_whatever_is_done_to_it(is_jitted):
+    cache = Cache(is_jitted)
+    steps = ("grow", "grow", "grow", "shrink", "free", "share", "fork")
+    for number in range(300 if is_jitted else 60):
+        cache.step(steps[cache.rng.integers(len(steps))])
+        if number % 5 == 0:
+            cache.check()
+    cache.state = serving.free(cache.state, np.ones(SLOTS, bool))
+    check(cache.state, [0] * SLOTS)
+    assert int(cache.state.free_pages) == PAGES
+
+
+def test_attention_to_what_was_written():
+    """A prompt in chunks, then token by token, beside attention to arrays."""
+    rng = np.random.default_rng(3)
+    key, value = (rng.standard_normal((SLOTS, 20, K, H)).astype(np.float32) for _ in range(2))
+    query = rng.standard_normal((SLOTS, 20, 2 * K, H)).astype(np.float32)
+    expected = dot_product_attention(query, key, value, is_causal=True)
+    state = serving.new_tables(SLOTS, 5, 20, PAGE)
+    pools = [serving.new_pages(20, PAGE, K, H, jnp.float32) * jnp.nan for _ in range(2)]
+
+    @jax.jit
+    def step(state, pools, q, new):
+        state = serving.grow(state, jnp.full(SLOTS, q.shape[1]))
+        pools = [serving.write(x, y, state) for x, y in zip(pools, new, strict=True)]
+        out = paged_attention(q, *pools, state.table, state.lengths)
+        return out, state, pools
+
+    at = 0
+    for chunk in (7, 6, 1, 1, 2, 3):
+        now = slice(at, at + chunk)
+        out, state, pools = step(state, pools, query[:, now], (key[:, now], value[:, now]))
+        np.testing.assert_allclose(out, expected[:, now], atol=2e-6)
+        at += chunk
+    serving.raise_if_failed(state)
+
+
+def test_pages_are_written_in_place():
+    state = serving.grow(tables(), [3, 0, 1, 0])
+    pages = serving.new_pages(PAGES, PAGE, K, H, jnp.float32)
+    write = jax.jit(serving.write, donate_argnums=0)
+    new = jnp.ones((SLOTS, 3, K, H))
+    text = write.lower(pages, new, state, jnp.array([3, 0, 1, 0])).compile().as_text()
+    assert "input_output_alias={ {}: (0, {}, may-alias)" in text
+    assert float(write(pages, new, state, jnp.array([3, 0, 1, 0])).sum()) == 4 * K * H
+
+
+def test_a_prefix_is_shared_and_a_fork_goes_its_own_way():
+    state = serving.grow(tables(), [10, 0, 0, 0])
+    state = serving.share_prefix(state, 0, 1, 10)
+    check(state, [10, 8, 0, 0])
+    assert (state.table[0, :2] == state.table[1, :2]).all() and int(state.free_pages) == PAGES - 3
+    state, start, end = serving.fork(state, 0, 2)
+    check(state, [10, 8, 10, 0])
+    assert start == state.table[0, 2] and end == state.table[2, 2] != start
+    state = serving.free(state, np.array([True, False, False, False]))
+    check(state, [0, 8, 10, 0])
+    full, start, end = serving.fork(state, 1, 3)
+    assert start == end and int(full.references[state.table[1, 0]]) == 3
+
+
+def test_what_failed_is_remembered():
+    """Until it is cleared nothing grows and nothing is written."""
+    grow, write = jax.jit(serving.grow), jax.jit(serving.write)
+    begun = grow(tables(2), np.array([4, 0, 0, 0]))
+    pages = write(jnp.zeros((2, PAGE, K, H)), jnp.ones((SLOTS, 4, K, H)), begun, [4, 0, 0, 0])
+    state = begun
+    for tokens in ([5, 0, 0, 0], [1, 0, 0, 0]):
+        state = grow(state, np.array(tokens))
+        check(state, [4, 0, 0, 0])
+        after = write(pages, jnp.full((SLOTS, 5, K, H), 7.0), state, np.array(tokens))
+        np.testing.assert_array_equal(after, pages)
+    message = "1 of 2 pages are free, and a slot holds 24 keys"
+    for call in (lambda: serving.raise_if_failed(state), lambda: serving.grow(state, [1, 0, 0, 0])):
+        with pytest.raises(serving.OutOfPages, match=message):
+            call()
+    state = grow(serving.recovered(state), np.array([1, 0, 0, 0]))
+    check(state, [5, 0, 0, 0])
+    assert not state.failed
+
+
+_CHANGES: dict[str, Callable[[serving.PageTables], serving.PageTables]] = {
+    "grow": lambda x: serving.grow(x, np.array([1, 0, 0, 0])),
+    "shrink": lambda x: serving.shrink(x, np.array([1, 0, 0, 0])),
+    "share_prefix": lambda x: serving.share_prefix(x, 0, 2, 4),
+    "fork": lambda x: serving.fork(x, 0, 2)[0],
+    "free_behind": lambda x: serving.free_behind(x, 1),
+}
+
+
+@pytest.mark.parametrize("name", _CHANGES)
+def test_after_a_failure_sequences_keep_what_they_have(name):
+    """What is done later in the same step would take keys away that had not been added."""
+    change = _CHANGES[name]
+    begun = serving.grow(tables(3), [9, 0, 0, 0])
+    failed = jax.jit(serving.grow)(begun, np.array([0, 4, 0, 0]))
+    after = jax.jit(change)(failed)
+    assert after.failed
+    for field in ("table", "lengths", "references"):
+        np.testing.assert_array_equal(getattr(after, field), getattr(begun, field))
+    with pytest.raises(serving.OutOfPages, match="nothing has changed since but by free"):
+        change(failed)
+    begun = serving.shrink(serving.recovered(failed), [4, 0, 0, 0])  # there is a page for a fork
+    assert any(
+        (x != y).any() for x, y in zip(*map(jax.tree.leaves, (change(begun), begun)), strict=True)
+    )
+
+
+def test_a_prefix_that_was_given_back_is_not_shared():
+    state = serving.free_behind(serving.grow(tables(), [10, 0, 0, 0]), 2)
+    with pytest.raises(ValueError, match=r"slot 0 has, got 8: that page was given back"):
+        serving.share_prefix(state, 0, 1, 8)
+    after = jax.jit(serving.share_prefix)(state, 0, 1, 8)
+    assert after.failed and not after.lengths[1]
+    forked = serving.fork(state, 0, 1)[0]  # behind the same window
+    assert forked.lengths.tolist() == [10, 10, 0, 0] and int((forked.table >= 0).sum()) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: serving.grow(x, [1, 2]), ValueError, r"tokens: expected integers \[4\]"),
+        (lambda x: serving.grow(x, np.ones(4)), ValueError, "tokens: expected integers"),
+        (lambda x: serving.grow(x, [-1, 0, 0, 0]), ValueError, "expected 0 or more, got -1"),
+        (lambda x: serving.grow(x, [25, 0, 0, 0]), serving.OutOfPages, "at most 24 keys, got 25"),
+        (lambda x: serving.grow(x, [20] * 4), serving.OutOfPages, "at most 15 new pages.*got 20"),
+        (lambda x: serving.free(x, [1, 0, 0, 0]), ValueError, r"a mask, bool \[4\]"),
+        (
+            lambda x: serving.write(jnp.zeros((15, 4, 2, 8)), jnp.zeros((4, 1, 2, 9)), x),
+            ValueError, r"new: expected \[4, T, 2, 8\], got \[4, 1, 2, 9\]",
+        ),
+        (
+            lambda x: serving.write(
+                jnp.zeros((15, 4, 2, 8)), jnp.zeros((4, 1, 2, 8)), x, cu_seqlens=[0, 1, 2, 3, 4]
+            ),
+            ValueError, r"new: expected \[tokens, 2, 8\] with cu_seqlens",
+        ),
+        (lambda _: serving.new_tables(0, 1, 1, 1), ValueError, "slots: .*positive int, got 0"),
+        (lambda _: serving.new_tables(2.5, 1, 1, 1), ValueError, "slots: .* int, got 2.5"),
+        (lambda _: serving.new_pages(0, 1, 1, 1, "float32"), ValueError, "num_pages: .*got 0"),
+        (lambda x: serving.grow(x, 1), ValueError, r"integers \[4\], got int32\[\]"),
+        (lambda x: serving.shrink(x, [-1, 0, 0, 0]), ValueError, "tokens: .*or more, got -1"),
+        (lambda x: serving.free(x, 0), ValueError, r"a mask, bool \[4\], got int32\[\]"),
+        (lambda x: serving.free_behind(x, 2.5), ValueError, "window: .*left side.*got float32"),
+        (lambda x: serving.free_behind(x, (4, 0)), ValueError, r"integers \[\] or \[4\], got"),
+        (lambda x: serving.free_behind(x, None), ValueError, "window: expected .*got None"),
+        (lambda x: serving.free_behind(x, -3), ValueError, "window: expected 0 or more, got -3"),
+        (lambda x: serving.free_behind(x, 3, [1]), ValueError, "slots: expected a mask"),
+        (lambda x: serving.share_prefix(x, 1, 1, 8), ValueError, "two slots from 0 to 3, got 1 an"),
+        (lambda x: serving.share_prefix(x, 0, 4, 8), ValueError, "from 0 to 3, got 0 and 4"),
+        (lambda x: serving.share_prefix(x, 0, 1, -8), ValueError, "tokens: expected 0 or more"),
+        (lambda x: serving.share_prefix(x, [0], 1, 8), ValueError, r"source: .* \[\], got int32"),
+        (lambda x: serving.fork(x, 0.0, 1), ValueError, "source: expected an integer .*float32"),
+        (
+            lambda x: serving.write(jnp.zeros((15, 8, 2, 8)), jnp.zeros((4, 1, 2, 8)), x),
+            ValueError, r"pages: expected .*15 or more pages of 4 keys, got \[15, 8, 2, 8\]",
+        ),
+        (
+            lambda x: serving.write(POOL[:3], jnp.zeros((4, 1, 2, 8)), x),
+            ValueError, r"15 or more pages of 4 keys, got \[3, 4, 2, 8\]",
+        ),
+        (
+            lambda x: serving.write(POOL, jnp.zeros((4, 1, 2, 8)), x, [2, 0, 0, 0]),
+            ValueError, r"tokens: expected numbers from 0 to 1, got \[2, 0, 0, 0\]",
+        ),
+        (
+            lambda x: serving.write(POOL, jnp.zeros((4, 1, 2, 8)), x, [1]),
+            ValueError, r"tokens: expected integers \[4\], got int32\[1\]",
+        ),
+        (
+            lambda x: serving.write(POOL, jnp.zeros((3, 2, 8)), x, cu_seqlens=[0, 2, 1, 1, 3]),
+            ValueError, r"ascending numbers from 0 to at most 3, got \[0, 2, 1, 1, 3\]",
+        ),
+        (
+            lambda x: serving.write(POOL, jnp.zeros((3, 2, 8)), x, cu_seqlens=[0, 2, 2, 2, 4]),
+            ValueError, r"at most 3, got \[0, 2, 2, 2, 4\]",
+        ),
+        (
+            lambda x: serving.write(
+                POOL, jnp.zeros((4, 2, 2, 8)), serving.grow(x, [2, 1, 0, 0]), [2, 2, 0, 0]
+            ),
+            ValueError, "tokens: expected no more keys than slot 1 has after grow, 1, got 2",
+        ),
+        (
+            lambda x: serving.write(POOL, jnp.zeros((3, 2, 8)), x, cu_seqlens=[0, 0, 3, 3, 3]),
+            ValueError, "cu_seqlens: expected no more keys than slot 1 has after grow, 0, got 3",
+        ),
+        (lambda _: serving.copy_pages(POOL, 15, 0), ValueError, "from_page: .*0 to 14, got 15"),
+        (lambda _: serving.copy_pages(POOL, 0, -1), ValueError, "to_page: expected pages from 0"),
+        (lambda _: serving.copy_pages(POOL, [0, 1], 2), ValueError, "integers of one shape, got"),
+        (
+            lambda _: serving.merge(*[jnp.ones((2, 1, 4, 8)), jnp.ones((2, 4, 1))] * 2),
+            ValueError, r"merge: expected out \[2, 1, 4, 8\] and lse \[2, 1, 4\] of both",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_calls_say_what_was_expected(call, error, message):
+    with pytest.raises(error, match=message):
+        call(tables())
+
+
+def test_the_code_of_the_page_runs():
+    """docs/serving.md, from top to bottom."""
+    page = (DOCS / "serving.md").read_text("utf-8")
+    names: dict[str, Any] = {}
+    for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        names.pop("out", None)
+        exec(snippet, names)
+        assert "out" not in names or bool(jnp.isfinite(names["out"]).all()), snippet
+    code = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    public = set(serving.__all__) - {"OutOfPages", "PageTables"}
+    assert all(f"serving.{name}(" in code for name in public)
+    check(names["tables"])

@@ -1,0 +1,231 @@
+"""One case of AITER's, compiled once, to be checked against the float64 reference at will."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch import aiter
+from attn_dispatch.aiter import arrays as aiter_arrays
+from attn_dispatch.aiter import kernels as aiter_kernels
+from attn_dispatch.aiter.call import AiterCall, call_of
+from attn_dispatch.aiter.kernels import Kernel
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.devices.device import Device
+from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
+from attn_dispatch_tools.verify.judge import allowances, error
+from attn_dispatch_tools.verify.naive import naive
+from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference, segment_ids
+from tests.support.aiter_judge.calls import struct_of
+from tests.support.emulator.native import Emulator
+
+
+@dataclass(frozen=True)
+class Check:
+    """A compiled case, what it must compute, and how far off it may be."""
+
+    case: Case
+    emulator: Emulator
+    compiled: Any
+    arrays: dict[str, jax.Array]
+    expected: Operands
+    allowance: dict[str, float]
+    chosen: dict[str, tuple[AiterCall, Kernel]]
+    """What AITER is to be asked, forward and, if there is one, backward."""
+
+    @staticmethod
+    def of(case: Case, device: Device, emulator: Emulator) -> Check:
+        """The forward call, and the backward call for every gradient that AITER can be asked for.
+
+        NaN stands in all padding. `emulator` is the one behind the custom calls.
+        """
+        gradients = gradients_of(case, device)
+        given = _with_residuals(case)
+        options = case.forward_options()
+        arrays = {x: jnp.asarray(y) for x, y in poison_padding(options, given).items()}
+        keep = _keep_mask(case, emulator)
+        expected, plain = reference(options, given, keep), naive(options, given, keep)
+        allowance = allowances(options, expected, plain, ("out", "lse", *gradients))
+        compiled = _program(case, device, gradients).lower(arrays).compile()
+        chosen = Check.chosen_for(case, device)
+        return Check(case, emulator, compiled, arrays, expected, allowance, chosen)
+
+    @staticmethod
+    def chosen_for(
+        case: Case, device: Device, *, needs_lse: bool = True
+    ) -> dict[str, tuple[AiterCall, Kernel]]:
+        """What the front end makes of the case: by direction AITER's call and the kernel."""
+        operands = _with_residuals(case)
+        options = {"forward": case.forward_options(needs_lse=needs_lse)}
+        if gradients := gradients_of(case, device):
+            options["backward"] = case.backward_options(gradients)
+        calls = {x: call_of(_spec_of(case, y, operands)) for x, y in options.items()}
+        return {x: (y, aiter_kernels.kernel_for(y, device.arch)) for x, y in calls.items()}
+
+    def run(self) -> Operands:
+        """out, lse and the gradients."""
+        return {x: np.asarray(y, np.float64) for x, y in self.compiled(self.arrays).items()}
+
+    def errors(self) -> dict[str, float]:
+        """The largest error of each result in units of what is allowed: above 1 is wrong."""
+        got = self.run()
+        assert got.keys() == self.allowance.keys()
+        return {x: error(got[x], self.expected[x]) / self.allowance[x] for x in got}
+
+    def asked_otherwise(self) -> list[str]:
+        """Where the last run asked AITER otherwise than the judge of its dispatch does."""
+        return asked_otherwise(self.case, self.chosen, self.emulator)
+
+
+def asked_otherwise(
+    case: Case, chosen: dict[str, tuple[AiterCall, Kernel]], emulator: Emulator
+) -> list[str]:
+    """Where a case's last run asked AITER otherwise than the judge of its dispatch does.
+
+    Compared is every field of aiter_api.h, pointers as being null or not, but for the strides of a
+    bias, which may be broadcast. `chosen` is what `Check.chosen_for` says. Empty is right.
+    """
+    wrong = []
+    for direction, (call, kernel) in chosen.items():
+        got = emulator.last_call("split_kv" if call.is_split else direction)
+        expected = struct_of(
+            call,
+            use_asm=kernel.family == "asm",
+            rounding=kernel.bf16_rounding,
+            accumulator=kernel.accumulator,
+            num_splits=kernel.num_splits,
+        )
+        expected.call.scale = abs(case.scale) or 1.0  # with another query: scaled_query.py
+        wrong += [f"{direction}: {x}" for x in _differences(got, expected)]
+    return wrong
+
+
+def _differences(got: Any, expected: Any) -> list[str]:
+    found = []
+    for name, kind in expected._fields_:
+        x, y = getattr(got, name), getattr(expected, name)
+        if issubclass(kind, ctypes.Structure):
+            found += _differences(x, y)
+        elif kind is ctypes.c_void_p:
+            found += [name] if bool(x) != bool(y) else []
+        elif x != y and not name.endswith("stride_bias"):
+            found.append(f"{name}: expected {y}, got {x}")
+    return found
+
+
+def gradients_of(case: Case, device: Device) -> tuple[str, ...]:
+    """The gradients that AITER can be asked for: of alibi_slopes never, of some biases not."""
+    if case.inference:
+        return ()
+    operands = _with_residuals(case)
+
+    def can(names: tuple[str, ...]) -> bool:
+        spec = spec_of(case.backward_options(names), operands)
+        return not aiter.not_supported_reasons(spec, device)
+
+    return tuple(name for name in case.differentiable if can((name,)))
+
+
+def _with_residuals(case: Case) -> Operands:
+    """All operands of the backward call, out and lse being 0."""
+    operands = case.operands() | case.cotangents()
+    zeros = np.zeros_like(operands["out_grad"])
+    return operands | {"out": zeros, "lse": np.zeros((case.b, case.n, case.t), np.float32)}
+
+
+def _options_of(case: Case, options: AttentionOptions) -> AttentionOptions:
+    return paged_options(case, options) if case.page else options
+
+
+def _spec_of(case: Case, options: AttentionOptions, operands: Operands) -> AttentionSpec:
+    """Of the call that the case makes, which may be one of keys in pages."""
+    if not case.page:
+        return spec_of(options, operands)
+    arrays = {name: jnp.asarray(x) for name, x in operands.items()}
+    return spec_of(paged_options(case, options), in_pages(case, arrays))
+
+
+def _program(case: Case, device: Device, gradients: tuple[str, ...]) -> Any:
+    forward_options, options = case.forward_options(), case.backward_options(gradients)
+
+    @jax.jit
+    def both(given: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        asked = given
+        if case.page:
+            asked = in_pages(case, given)
+        out, lse = _call(aiter.forward, _options_of(case, forward_options), asked, device)
+        if not gradients:
+            return {"out": out, "lse": lse}
+        residuals = {"out": out + given["out"], "lse": lse + given["lse"]}
+        results = _call(aiter.backward, options, given | residuals, device)
+        return {"out": out, "lse": lse, **dict(zip(gradients, results, strict=True))}
+
+    return both
+
+
+def _call(function: Any, options: Any, operands: Any, device: Device) -> tuple[Any, ...]:
+    """aiter.forward or aiter.backward, its results checked against `spec.results`."""
+    spec = spec_of(options, operands)
+    assert aiter.not_supported_reasons(spec, device) == ()
+    results = function(spec, device, {name: operands[name] for name in options.operands})
+    assert [(x.shape, x.dtype) for x in results] == [(x.shape, x.dtype) for x in spec.results]
+    return results
+
+
+def _keep_mask(case: Case, emulator: Emulator) -> np.ndarray | None:
+    """The emulator's dropout mask, bool [B, N, T, S]; False between sequences of one batch row."""
+    if not case.dropout:
+        return None
+    operands = case.operands()
+    spec = spec_of(case.forward_options(), operands)
+    words = np.asarray(aiter_arrays.rng_state(spec, jax.tree.map(jnp.asarray, operands)))
+    seed, offset = words.view(np.uint64)
+    keep = np.zeros((case.b, case.n, case.t, case.s), bool)
+    sequences = _sequences(case)
+    if not sequences:
+        return emulator.keep((int(seed), int(offset)), case.dropout, keep.shape)
+    kept = emulator.keep((int(seed), int(offset)), case.dropout, (len(sequences), *keep.shape[1:]))
+    for x, (batch_row, queries, keys) in zip(kept, sequences, strict=True):
+        shape = (case.n, len(queries), len(keys))
+        keep[batch_row][np.ix_(range(case.n), queries, keys)] = x[tuple(map(slice, shape))]
+    return keep
+
+
+def _sequences(case: Case) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    """Batch row, queries and keys of each sequence, in AITER's order; none if rows are whole."""
+    options, operands = case.forward_options(), case.operands()
+    if case.cu_q is not None:
+        number = len(case.cu_q[0]) - 1
+    elif case.max_segments is not None:
+        number = case.max_segments
+    else:
+        return []
+    found = []
+    for batch_row in range(case.b):
+        ids = segment_ids(options, operands, batch_row)
+        found += [(batch_row, *(np.flatnonzero(x == m + 1) for x in ids)) for m in range(number)]
+    return found
+
+
+@contextmanager
+def sixteen_bit_atomics() -> Iterator[None]:
+    """ASM's backward passes gather the gradient of the queries in 16 bits."""
+    choose = aiter_kernels.kernel_for
+
+    def kernel_for(call, arch):
+        kernel = choose(call, arch)
+        is_asm = call.backward and kernel.family == "asm"
+        return replace(kernel, accumulator="atomic_16") if is_asm else kernel
+
+    with mock.patch.object(aiter_kernels, "kernel_for", kernel_for):
+        yield

@@ -1,0 +1,85 @@
+"""rocm_backend's handlers running under JAX on this machine's CPU, AITER's part by the emulator."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import pybind11
+
+from attn_dispatch import aiter
+from tests.support.emulator import build
+from tests.support.emulator.native import Emulator
+from tests.support.repository import ROOT
+
+NAME = "_rocm_emulated"
+ROCM_BACKEND = ROOT / "rocm_backend"
+HANDLERS = ("module", "handlers", "fill", "fill_split_kv", "call_site", "check", "library")
+PREPARE = build.HERE / "handlers" / "prepare.cc"
+"""The handlers' steps for tests, without XLA."""
+
+
+def library() -> Path:
+    """The handlers, compiled against the emulator's HIP and with the emulator inside."""
+    return build_module(ROCM_BACKEND, NAME)
+
+
+def build_module(folder: Path, name: str) -> Path:
+    """The handlers of this folder as a Python module of this name."""
+    return build.build(
+        name,
+        [*(folder / f"{handler}.cc" for handler in HANDLERS), *build.SOURCES, PREPARE],
+        include_dirs=[folder],
+        defines=[
+            "ATTN_DISPATCH_EMULATED",
+            f"ATTN_DISPATCH_MODULE={NAME}",
+            "ATTN_DISPATCH_NOTE_BUFFER=attn_emulator_note_buffer",
+        ],
+        system_include_dirs=[
+            jax.ffi.include_dir(), pybind11.get_include(), sysconfig.get_path("include"),
+        ],
+        flags=["-include", "emulator_buffers.h"],
+        suffix=build.module_suffix(),
+    )  # fmt: skip
+
+
+def load_module(path: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location(NAME, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[NAME] = module
+    found.loader.exec_module(module)
+    return module
+
+
+_loaded: list[Emulator] = []
+
+
+def emulator(path: Path | None = None) -> Emulator:
+    """The emulator, behind custom calls that XLA's CPU knows from the first time on."""
+    if not _loaded:
+        path = path or library()
+        jax.devices("cpu")  # what is registered before the platform is up comes in the wrong order
+        module = load_module(path)
+        for gfx in ("gfx942", "gfx950"):
+            assert module.load_aiter(str(path), gfx) == ""
+        aiter.register_handlers(module, "cpu")
+        _loaded.append(Emulator(path))
+    return _loaded[0]
+
+
+@contextmanager
+def arch(name: str) -> Iterator[Emulator]:
+    """The emulator plays this GPU."""
+    emulator().reset()  # others may have called it as it was
+    emulator().set_arch(name)
+    try:
+        yield emulator()
+    finally:
+        emulator().reset()

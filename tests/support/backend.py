@@ -1,0 +1,28 @@
+"""What tests need of cuDNN on a machine without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.cudnn import library as cudnn_library
+from attn_dispatch_tools.verify.case import Case, spec_of
+
+needs_cudnn = pytest.mark.skipif(
+    not cudnn_library.find().is_usable, reason=f"cuDNN: {cudnn_library.find().unusable}"
+)
+"""Planning, and so lowering for cuda, needs attn_dispatch._cuda and cuDNN, and no GPU."""
+
+
+needs_no_driver = pytest.mark.skipif(
+    cudnn_library.find().can_run, reason="with a driver cuDNN is loaded in this process, for good"
+)
+
+
+def forward_spec(case: Case, *, needs_lse: bool = True) -> AttentionSpec:
+    return spec_of(case.forward_options(needs_lse=needs_lse), case.avals())
+
+
+def backward_spec(case: Case, gradients: tuple[str, ...] | None = None) -> AttentionSpec:
+    """For these gradients, or all that the case has."""
+    return forward_spec(case).backward(case.backward_options(gradients))

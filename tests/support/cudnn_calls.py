@@ -1,0 +1,18 @@
+"""cuDNN calls in the terms of `_cuda`, for tests that ask it about attributes directly."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from attn_dispatch.cudnn.call import CudnnCall, variants_of
+from attn_dispatch_tools.verify.sizes import case
+from tests.support.backend import forward_spec
+
+PLAIN: CudnnCall = variants_of(forward_spec(case("plain", n=8, k=8), needs_lse=False))[0]
+"""Forward, bfloat16, [2, 256, 8, 64] all three, and no option."""
+
+
+def cudnn_attributes(**changes: Any) -> dict[str, Any]:
+    """What a probe passes for PLAIN with these changes."""
+    return asdict(replace(PLAIN, **changes))

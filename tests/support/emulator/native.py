@@ -1,0 +1,151 @@
+"""aiter_api.h and the emulator's hooks through ctypes; the structs are read off the header."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+import numpy as np
+
+from tests.support.repository import ROOT
+
+API = ROOT / "rocm_backend" / "aiter_api.h"
+
+_MESSAGE_SIZE = 1024
+_TYPES: dict[str, type] = {
+    "int32_t": ctypes.c_int32,
+    "float": ctypes.c_float,
+    "const char*": ctypes.c_char_p,
+}
+
+
+def _read_structs() -> dict[str, type[ctypes.Structure]]:
+    """All structs but AttnAiter, a table of functions; pointers are void*."""
+    text = re.sub(r"//[^\n]*", "", API.read_text())
+    structs: dict[str, type[ctypes.Structure]] = {}
+    for name, body in re.findall(r"struct (\w+) \{(.*?)\n\};", text, re.DOTALL):
+        if "(*" in body:
+            continue
+        fields: list[tuple[str, type]] = []
+        for kind, field in re.findall(r"([\w ]+?\*?)\s+(\w+);", body):
+            kind = kind.strip().removeprefix("struct ")
+            plain = _TYPES.get(kind) or structs.get(kind)
+            fields.append((field, plain or ctypes.c_void_p))
+        structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    return structs
+
+
+def _read_constants() -> dict[str, int]:
+    found = re.findall(r"(ATTN_AITER_\w+)(?: = | )(\d+)", API.read_text())
+    return {name.removeprefix("ATTN_AITER_"): int(value) for name, value in found}
+
+
+STRUCTS = _read_structs()
+CONSTANTS = _read_constants()
+Call, Forward, Backward, SplitKv = (
+    STRUCTS[f"AttnAiter{x}"] for x in ("Call", "Forward", "Backward", "SplitKv")
+)
+_KINDS = {"forward": (0, Forward), "backward": (1, Backward), "split_kv": (3, SplitKv)}
+"""What emulator.h numbers the calls by."""
+
+_Run = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32
+)
+_Ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32)
+_Arch = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_int32
+)
+
+
+class Table(ctypes.Structure):
+    """AttnAiter."""
+
+    _fields_ = [
+        ("api_version", ctypes.c_int32),
+        ("generation", ctypes.c_char_p),
+        ("arch", ctypes.c_char_p),
+        ("device_arch", _Arch),
+        ("forward", _Run),
+        ("backward", _Run),
+        ("split_kv", _Run),
+        ("forward_takes_asm", _Ask),
+        ("backward_takes_asm", _Ask),
+    ]
+
+
+class Refused(Exception):
+    """A call that the emulator, or HIP, failed; its message."""
+
+
+class Emulator:
+    """An emulator in any library that contains one, a Python module included."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self.library.attn_dispatch_aiter.restype = ctypes.POINTER(Table)
+        self.library.attn_emulator_calls.restype = ctypes.c_int64
+        self._aiter = self.library.attn_dispatch_aiter().contents
+        self.api_version = self._aiter.api_version
+        self.generation = self._aiter.generation.decode()
+
+    def run(self, call: ctypes.Structure) -> None:
+        serve = getattr(self._aiter, next(x for x, (_, y) in _KINDS.items() if type(call) is y))
+        message = ctypes.create_string_buffer(_MESSAGE_SIZE)
+        if serve(ctypes.addressof(call), None, message, _MESSAGE_SIZE):
+            raise Refused(message.value.decode())
+
+    def takes_asm(self, call: ctypes.Structure) -> bool:
+        is_forward = isinstance(call, Forward)
+        ask = self._aiter.forward_takes_asm if is_forward else self._aiter.backward_takes_asm
+        message = ctypes.create_string_buffer(_MESSAGE_SIZE)
+        answer = ask(ctypes.addressof(call), message, _MESSAGE_SIZE)
+        if answer < 0:
+            raise Refused(message.value.decode())
+        return bool(answer)
+
+    def device_arch(self) -> str:
+        arch, message = ctypes.create_string_buffer(64), ctypes.create_string_buffer(_MESSAGE_SIZE)
+        if self._aiter.device_arch(arch, 64, message, _MESSAGE_SIZE):
+            raise Refused(message.value.decode())
+        return arch.value.decode()
+
+    def note_buffer(self, buffer: np.ndarray) -> None:
+        self.library.attn_emulator_note_buffer(
+            ctypes.c_void_p(buffer.ctypes.data), ctypes.c_int64(buffer.nbytes)
+        )
+
+    def set_arch(self, arch: str) -> None:
+        self.library.attn_emulator_set_arch(arch.encode())
+
+    def set_asm_answer(self, answer: int) -> None:
+        self.library.attn_emulator_set_asm_answer(answer)
+
+    def fail_next(self, message: str) -> None:
+        self.library.attn_emulator_fail_next(message.encode())
+
+    def reset(self) -> None:
+        self.library.attn_emulator_reset()
+
+    def calls(self, kind: str) -> int:
+        return self.library.attn_emulator_calls(
+            ("forward", "backward", "memset", "split_kv").index(kind)
+        )
+
+    def last_call(self, kind: str) -> ctypes.Structure | None:
+        index, struct = _KINDS[kind]
+        call = struct()
+        size = ctypes.c_int64(ctypes.sizeof(call))
+        found = self.library.attn_emulator_last_call(index, ctypes.byref(call), size)
+        return call if found else None
+
+    def keep(
+        self, rng_state: tuple[int, int], rate: float, shape: tuple[int, int, int, int]
+    ) -> np.ndarray:
+        """The dropout mask [sequences, heads, queries, keys], True = kept."""
+        seed, offset = map(ctypes.c_uint64, rng_state)
+        kept = [
+            self.library.attn_emulator_keep(seed, offset, *at, ctypes.c_float(rate))
+            for at in np.ndindex(shape)
+        ]
+        return np.array(kept, bool).reshape(shape)

@@ -1,0 +1,169 @@
+"""What FlashAttention's kernels make of a call, in float64: the contract of flash/kernels.py.
+
+What a kernel leaves unwritten is NaN here. It multiplies whole tiles, so NaN in the rows that
+follow a packed sequence reaches what the sequence computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch.flash.call import FlashCall, offsets_count
+from attn_dispatch.flash.generations import FA2
+
+Arrays = tuple[Any, ...]
+
+
+def forward(call: FlashCall, qkv: Arrays, offsets: Arrays, scale: float) -> Arrays:
+    q, k, v = (np.asarray(x, np.float64) for x in qkv)
+    _check_head_dims(call, (q, k), (v,))
+    out = np.full((*q.shape[:-1], call.head_dim_v), np.nan)
+    lse = np.full(_lse_shape(call), np.nan)
+    for rows, keys, into in _sequences(call, offsets):
+        p, of_rows = _probabilities(call, q[rows], k[keys], scale)
+        o = np.einsum("nts,snh->tnh", p, _repeated(call, v[keys]))
+        written = slice(0, call.longest_q) if call.is_packed else slice(None)
+        out[rows][written] = (o + _of_the_tile(call, (v,), keys))[written]
+        lse[into][:, written] = of_rows[:, written]
+    return jnp.asarray(out, qkv[0].dtype), jnp.asarray(lse, jnp.float32)
+
+
+def backward(call: FlashCall, operands: Arrays, offsets: Arrays, scale: float) -> Arrays:
+    out_grad, q, k, v, out, lse = (np.asarray(x, np.float64) for x in operands)
+    _check_head_dims(call, (q, k), (v, out, out_grad))
+    found = [np.full(x.shape, np.nan) for x in (q, k, v)]
+    for rows, keys, into in _sequences(call, offsets):
+        scores = _scores(call, q[rows], k[keys], scale)
+        p = np.exp(scores - lse[into][..., None])
+        wrong = _of_the_tile(call, (k, v), keys) + _of_the_tile(call, (q, out_grad), rows)
+        dp = np.einsum("tnh,snh->nts", out_grad[rows], _repeated(call, v[keys]))
+        delta = (out[rows] * out_grad[rows]).sum(-1).T
+        ds = p * (dp - delta[..., None])
+        dq = np.einsum("nts,snh->tnh", ds, _repeated(call, k[keys]))
+        dk = np.einsum("nts,tnh->snh", ds, q[rows])
+        dv = np.einsum("nts,tnh->snh", p, out_grad[rows])
+        in_time = [slice(0, x) for x in (call.longest_q, call.longest_kv, call.longest_kv)]
+        places = (rows, keys, keys)
+        parts = (scale * dq, scale * _grouped(call, dk), _grouped(call, dv))
+        for array, place, part, written in zip(found, places, parts, in_time, strict=True):
+            written = written if call.is_packed else slice(None)
+            array[place][written] = (part + wrong)[written]
+    return tuple(jnp.asarray(x, operands[1].dtype) for x in found)
+
+
+def _check_head_dims(call: FlashCall, keys: Arrays, values: Arrays) -> None:
+    assert {x.shape[-1] for x in keys} == {call.head_dim}
+    assert {x.shape[-1] for x in values} == {call.head_dim_v}
+
+
+def _lse_shape(call: FlashCall) -> tuple[int, ...]:
+    shape = (call.num_heads, call.rows_q)
+    return shape if call.is_packed else (call.batch, *shape)
+
+
+def _sequences(call: FlashCall, offsets: Arrays) -> Iterator[tuple[Any, Any, Any]]:
+    """Of each sequence the places of its queries, of its keys, and of its lse."""
+    if not call.is_packed:
+        for b in range(call.batch):
+            yield b, b, b
+        return
+    of_queries, of_keys = (np.asarray(x) for x in offsets)
+    assert len(of_queries) == len(of_keys) == offsets_count(call)
+    for x, rows in ((of_queries, call.rows_q), (of_keys, call.rows_kv)):
+        assert x[0] == 0 and x[-1] == rows and (np.diff(x) >= 0).all()
+    # Of what belongs to no sequence nothing is computed: its queries have no keys.
+    both = (np.diff(of_queries) > 0) & (np.diff(of_keys) > 0)
+    assert both.sum() <= call.sequences
+    if call.generation is FA2:  # whose buffers have so many rows for each, gaps or not
+        assert np.diff(of_queries).max() <= call.longest_q
+        assert np.diff(of_keys).max() <= call.longest_kv
+    for i in range(len(of_queries) - 1):
+        rows, keys = slice(*of_queries[i : i + 2]), slice(*of_keys[i : i + 2])
+        yield rows, keys, (slice(None), rows)
+
+
+def _of_the_tile(call: FlashCall, arrays: Arrays, place: Any) -> float:
+    """NaN if it stands in what follows a packed sequence within a tile, times 0, else 0."""
+    if not call.is_packed or place.start == place.stop:
+        return 0.0
+    after = slice(place.stop, place.stop + call.generation.tile - 1)
+    return 0.0 * sum(x[after].sum() for x in arrays)
+
+
+def _scores(call: FlashCall, q: np.ndarray, k: np.ndarray, scale: float) -> np.ndarray:
+    assert scale > 0
+    scores = scale * np.einsum("tnh,snh->nts", q, _repeated(call, k))
+    t, s = scores.shape[1:]
+    behind = np.arange(s) - (
+        np.arange(t)[:, None] + s - t
+    )  # how far a key is right of the diagonal
+    left, right = call.window_left, 0 if call.is_causal else call.window_right
+    may = np.ones((t, s), bool)
+    if left >= 0:
+        may &= behind >= -left
+    if right >= 0:
+        may &= behind <= right
+    return np.where(may, scores, -np.inf)
+
+
+def _probabilities(
+    call: FlashCall, q: np.ndarray, k: np.ndarray, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    scores = _scores(call, q, k, scale)
+    top = scores.max(-1, initial=-np.inf)
+    top = np.where(top == -np.inf, 0, top)
+    tall = np.exp(scores - top[..., None])
+    with np.errstate(divide="ignore"):
+        lse = np.log(tall.sum(-1)) + top
+    return tall / np.where(lse == -np.inf, 1, tall.sum(-1))[..., None], lse
+
+
+def _repeated(call: FlashCall, x: np.ndarray) -> np.ndarray:
+    return x.repeat(call.num_heads // call.num_kv_heads, axis=1)
+
+
+def _grouped(call: FlashCall, x: np.ndarray) -> np.ndarray:
+    group = call.num_heads // call.num_kv_heads
+    return x.reshape(len(x), call.num_kv_heads, group, x.shape[2]).sum(2)
+
+
+def run_two(call: FlashCall, results: Any, operands: Arrays, scale: float) -> Arrays:
+    """A custom call of FlashAttention-2: lse by sequence, key gradients for each query head."""
+    count = 6 if call.backward else 3
+    arrays, offsets = list(operands[:count]), operands[count:]
+    if not call.backward:
+        out, lse = forward(call, tuple(arrays), offsets, scale)
+        found = (out, _by_sequence(call, lse, offsets) if call.is_packed else lse)
+    else:
+        if call.is_packed:
+            arrays[5] = _by_row(call, arrays[5], offsets)
+        group = call.num_heads // call.num_kv_heads
+        arrays[2], arrays[3] = (jnp.repeat(x, group, axis=-2) for x in arrays[2:4])
+        wide = replace(call, num_kv_heads=call.num_heads)
+        found = backward(wide, tuple(arrays), offsets, scale)
+    scratch = [jnp.full(x.shape, jnp.nan, x.dtype) for x in results[len(found) :]]
+    for x, y in zip(found, results, strict=False):
+        assert x.shape == y.shape
+    return (*found, *scratch)
+
+
+def _by_sequence(call: FlashCall, lse: Any, offsets: Arrays) -> Any:
+    """[sequences, N, longest] of [N, rows], NaN past the end of a sequence."""
+    starts = np.asarray(offsets[0])
+    found = np.full((len(starts) - 1, call.num_heads, call.longest_q), np.nan, np.float32)
+    for i, (start, end) in enumerate(pairwise(starts)):
+        found[i, :, : end - start] = lse[:, start:end]
+    return jnp.asarray(found)
+
+
+def _by_row(call: FlashCall, lse: Any, offsets: Arrays) -> Any:
+    found = np.full((call.num_heads, call.rows_q), np.nan, np.float32)
+    for i, (start, end) in enumerate(pairwise(np.asarray(offsets[0]))):
+        found[:, start:end] = lse[i, :, : end - start]
+    return jnp.asarray(found)

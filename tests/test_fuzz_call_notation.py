@@ -1,9 +1,0 @@
-"""Calls in a line of text and in files: a clear error, or an explanation of just that call."""
-
-from fuzz.child import DRAWS, outcomes
-
-
-def test_drawn_calls():
-    found = outcomes("fuzz.call_notation", range(DRAWS or 400), seconds=10.0)
-    assert {"explained", "explained as it is", "packed", "calls", "ValueError"} <= found.keys()
-    assert min(found[x] for x in ("explained", "explained as it is", "calls")) > 10

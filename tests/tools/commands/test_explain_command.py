@@ -1,0 +1,222 @@
+"""`attn-dispatch explain`: a call said in a line, and what that line means."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import attn_dispatch
+from attn_dispatch_tools import cli
+from attn_dispatch_tools.written_calls import notation
+from attn_dispatch_tools.written_calls.flags import window
+from tests.support.backend import needs_cudnn
+
+CALL = "q=bf16[2,256,8,64] k=bf16[2,512,2,64]"
+
+
+def struct(dtype, *shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.fixture
+def said(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*words: str) -> str:
+        cli.main(["explain", *words])
+        return capsys.readouterr().out.rstrip("\n")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (CALL, {"query": struct(jnp.bfloat16, 2, 256, 8, 64),
+                "key": struct(jnp.bfloat16, 2, 512, 2, 64),
+                "value": struct(jnp.bfloat16, 2, 512, 2, 64)}),
+        ("query = float16[ 2, 8, 1, 4 ]",
+         dict.fromkeys(("query", "key", "value"), struct(jnp.float16, 2, 8, 1, 4))),
+        ("q=f32[8,1,4], v=f32[8,1,2]; k=q",
+         {"query": struct(jnp.float32, 8, 1, 4), "key": struct(jnp.float32, 8, 1, 4),
+          "value": struct(jnp.float32, 8, 1, 2)}),
+        ("q=f32[8,1,4] is_causal=true local_window_size=[4, null] scale=-0.5 mask=pred[8,8]"
+         " causal_alignment=bottom_right implementation=xla",
+         dict.fromkeys(("query", "key", "value"), struct(jnp.float32, 8, 1, 4))
+         | {"is_causal": True, "local_window_size": (4, None), "scale": -0.5,
+            "mask": struct(jnp.bool_, 8, 8), "causal_alignment": "bottom_right",
+            "implementation": "xla"}),
+        ("q=bf16[4,1,8,64] key_pages=bf16[9,16,2,64] value_pages=key_pages page_table=s32[4,2]"
+         " key_value_seq_lengths=i32[4]",
+         {"query": struct(jnp.bfloat16, 4, 1, 8, 64),
+          "key_pages": struct(jnp.bfloat16, 9, 16, 2, 64),
+          "value_pages": struct(jnp.bfloat16, 9, 16, 2, 64),
+          "page_table": struct(jnp.int32, 4, 2), "key_value_seq_lengths": struct(jnp.int32, 4)}),
+    ],
+)  # fmt: skip
+def test_notation(text: str, expected: dict):
+    assert notation.arguments(text) == expected
+
+
+def test_constants_as_python_writes_them():
+    found = notation.arguments("q=f32[8,1,4] is_causal=True return_lse=False mask=None")
+    assert found["is_causal"] is True and found["return_lse"] is False and found["mask"] is None
+
+
+def test_a_foreign_name_whose_value_is_unreadable():
+    with pytest.raises(ValueError, match=r"got '127,0'; window here is local_window_size, both"):
+        notation.arguments("q=f32[8,1,4] window=127,0")
+
+
+def test_dropout_in_the_call_brings_its_key(said):
+    by_option = said("q=f32[1,8,1,4]", "--dropout", "0.1")
+    assert "dropout_key" in by_option
+    assert said("q=f32[1,8,1,4] dropout_rate=0.1") == by_option
+
+
+def test_arrays_that_are_one_stay_one():
+    found = notation.arguments("q=bf16[64,2,64] cu_seqlens_q=i32[3] cu_seqlens_kv=cu_seqlens_q")
+    assert found["cu_seqlens_q"] is found["cu_seqlens_kv"]
+    assert found["query"] is found["key"] is found["value"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"call: expected arrays like 'q=bf16\[.*got ''"),
+        ("bf16[2,4,1,8]", r"call: expected arrays like .*got 'bf16\[2,4,1,8\]'"),
+        ("k=bf16[2,4,1,8]", "got no query"),
+        ("q=bf17[2,4,1,8]", "query: expected a dtype like bf16 or bfloat16, got 'bf17'"),
+        ("q=bf16[2,4,1,8", r"query: expected an array like .*got 'bf16\[2,4,1,8'"),
+        ("q=bf16[2,4,1,8] q=bf16[2,4,1,8]", "expected query once, got it twice"),
+        ("q=bf16[2,4,1,8] query=bf16[2,4,1,8]", "expected query once, got it twice"),
+        ("q=bf16[2,4,1,8] k=key", "key: expected arrays .*got 'key'"),
+        ("q=bf16[2,4,1,8] k=x", "key: expected arrays .*got 'x'"),
+    ],
+)
+def test_what_is_no_call(text: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        notation.arguments(text)
+    with pytest.raises(SystemExit, match=f"error: .*{message}"):
+        cli.main(["explain", text])
+
+
+def test_it_is_what_explain_says(said):
+    q, kv = struct(jnp.bfloat16, 2, 256, 8, 64), struct(jnp.bfloat16, 2, 512, 2, 64)
+    assert said(CALL) == str(attn_dispatch.explain(q, kv, kv))
+    expected = attn_dispatch.explain(
+        q, kv, kv, is_causal=True, causal_alignment="bottom_right", local_window_size=(127, None),
+        logits_soft_cap=30.0, scale=0.5, target="h100",
+    )  # fmt: skip
+    flags = ["--causal", "--bottom-right", "--window", "127,none", "--soft-cap", "30"]
+    assert said(CALL, *flags, "--scale", "0.5", "--target", "H100") == str(expected)
+    ids = struct(jnp.int32, 2, 256)
+    expected = attn_dispatch.explain(
+        q, q, q, query_segment_ids=ids, max_segments=4, alibi_slopes=struct(jnp.float32, 8),
+        sinks=struct(jnp.float32, 8), deterministic_backward=True, return_lse=True,
+        target="mi300x",
+    )  # fmt: skip
+    flags = ["--segments", "4", "--alibi", "--sinks", "--deterministic", "--lse"]
+    assert said("q=bf16[2,256,8,64]", *flags, "--target", "mi300x") == str(expected)
+
+
+def test_segments_of_both_sides_and_lengths(said):
+    text = said(CALL, "--segments", "4")
+    assert "query_segment_ids" in text and "key_value_segment_ids" in text
+    assert "key_value_seq_lengths" in said(CALL, "--lengths")
+    assert "dropout_rate=0.5" in said(CALL, "--dropout", "0.5")
+
+
+def test_zero_is_a_value(said):
+    assert "scale=0" in said(CALL, "--scale", "0")
+    assert "window=(0, 0)" in said(CALL, "--window", "0")
+    for option, name in (("--segments", "max_segments"), ("--soft-cap", "logits_soft_cap")):
+        with pytest.raises(SystemExit, match=f"error: {name}: expected .*positive"):
+            cli.main(["explain", CALL, option, "0"])
+
+
+def test_a_call_without_quotes(said):
+    assert said(*CALL.split(), "--causal") == said(CALL, "--causal")
+
+
+def test_a_file_of_calls(said, tmp_path):
+    file = tmp_path / "calls.json"
+    call = {"query": "bfloat16[2,256,8,64]", "key": "bf16[2,512,2,64]", "value": "key"}
+    file.write_text(json.dumps([call, call | {"is_causal": True}]))
+    first, second = said(str(file)).split("\n\n")
+    assert first == said(CALL) and second == said(CALL, "--causal")
+    file.write_text(json.dumps([call | {"casual": True}]))
+    with pytest.raises(SystemExit, match=r"error: .*calls.json: call 1: .*unexpected keyword"):
+        cli.main(["explain", str(file)])
+    with pytest.raises(SystemExit, match=r"error: .*none.json: no such file"):
+        cli.main(["explain", str(tmp_path / "none.json")])
+
+
+def test_an_implementation_by_name(said):
+    flags = ["--segments", "4", "--alibi", "--sinks", "--target", "h100"]
+    heads_first = said("q=bf16[2,8,256,64] k=bf16[2,2,512,64] qkv_layout=BNTH", *flags)
+    arrays, _ = said(CALL, *flags).split("max_segments=4)", 1)
+    assert heads_first.startswith(f"{arrays}max_segments=4, heads first in queries")
+    assert "forward   xla" in said(CALL, "--implementation", "xla")
+    with pytest.raises(SystemExit) as status:
+        cli.main(["explain", "q=f32[2,256,8,64]", "--implementation", "cudnn", "--target", "h100"])
+    assert status.value.code == 1, "nothing can run it"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([CALL, "--target", "h1000"], "did you mean 'h100'"),
+        ([CALL, "--target", "quantum"], "got 'quantum'; products: a100, l4, .*rtx5090, .*mi355x"),
+        ([CALL + " is_causal=true", "--causal"], "is_causal: expected it once"),
+        (["q=bf16[2,256,8,64] k=bf16[2,512,3,64]"], "query: expected the number"),
+        (["q=bf16[256]"], "query: expected arrays"),
+        (["q=bf16[2,256,8,64] k=bf16[2]", "--segments", "2"], "key: expected arrays"),
+        (["q=bf16[2,256,8,64] k=3", "--segments", "2"], "key: expected arrays"),
+        ([CALL, "--implementation", "cudn"], "cudn"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(words: list[str], message: str):
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        cli.main(["explain", *words])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4", 4),
+        ("4,0", (4, 0)),
+        ("none,3", (None, 3)),
+        ("3,", (3, None)),
+        ("none,none", (None, None)),
+    ],
+)
+def test_windows(text: str, expected):
+    assert window(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "none", "1,2,3", "x", "1.5"])
+def test_what_is_no_window(text: str):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected W or LEFT,RIGHT"):
+        window(text)
+
+
+@needs_cudnn
+def test_lines_fit_the_terminal(said, monkeypatch):
+    for columns in (80, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = said(CALL, "--causal", "--target", "h100")
+        assert max(map(len, text.splitlines())) <= columns
+        assert "chosen    forward: cudnn, backward: cudnn" in text
+
+
+def test_a_convention_is_said_in_words(capsys):
+    """And not at a line of Python, which is the command's."""
+    cli.main(["explain", "q=f32[2,1,4,8] k=f32[2,9,4,8]", "--causal", "--target", "cpu"])
+    told = capsys.readouterr().err
+    assert told.startswith("warning: is_causal=True with one query and several keys")
+    assert "sys.exit" not in told and ".py" not in told

@@ -1,0 +1,213 @@
+"""The conformance suite on XLA: the table that vendor kernels are run through, on this CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attn_dispatch import xla
+from attn_dispatch.xla import scores
+from attn_dispatch_tools.verify import dropped
+from attn_dispatch_tools.verify.calls import Program, numpy_results
+from attn_dispatch_tools.verify.case import Case
+from attn_dispatch_tools.verify.cases import BY_NAME, CASES
+from attn_dispatch_tools.verify.reference import allowed
+from attn_dispatch_tools.verify.suite import Conformance
+
+EVERY_SIZE = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_SIZE"))
+"""Else each feature at its smallest size: others are for the tiles of kernels, and XLA has none."""
+
+
+def smallest(cases: Sequence[Case]) -> list[Case]:
+    """The smallest case of each feature."""
+    by_feature: dict[str, list[Case]] = {}
+    for case in cases:
+        by_feature.setdefault(feature_of(case), []).append(case)
+    return [min(x, key=lambda case: case.t * case.s) for x in by_feature.values()]
+
+
+def feature_of(case: Case) -> str:
+    """What XLA has code of its own for: cases are named alike up to their sizes.
+
+    Beside a cache that is whether there are pages and whether there is more than one query. Heads
+    that come first are turned around before anything else is done, so that options do not meet
+    them: one case of each kind of option will do.
+    """
+    name = case.name
+    if name.startswith("layouts/"):
+        kind, arrays = re.fullmatch(r"layouts/([^_]+)_.*?_((?:q_)?kv|q)", name).groups()
+        return f"layouts/{kind} {arrays}"
+    if name.startswith("cache/"):
+        name = re.sub(r"(?<=[/_])t(?!1(?!\d))\d+", "tmore", name)
+        name = re.sub(r"(?<=[/_])page(?!0)\d+", "pages", name)
+        return re.sub(r"(?<=[/_])d\d+", "d", name)
+    return re.split(r"_(?=(?:f16|bf16|f32)_)", name)[0]
+
+
+class TestXla(Conformance):
+    implementation = "xla"
+
+    @pytest.mark.parametrize("case", CASES if EVERY_SIZE else smallest(CASES), ids=str)
+    def test_case(self, case: Case):
+        outcome = self.check(case)
+        assert outcome.failures == ()
+        assert outcome.status == "passed"
+        assert outcome.backward == ("" if case.inference else "xla")
+        results = {"out", *case.gradients}
+        assert results <= outcome.errors.keys()
+
+
+def test_names_are_unique():
+    assert len(BY_NAME) == len(CASES) >= 600
+
+
+def test_cases_survive_json():
+    for case in CASES:
+        assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
+
+
+# What each check of the suite is for: a mistake that it alone would notice.
+
+
+def mistaken(monkeypatch, direction: str, change) -> None:
+    """Makes `change(spec, operands, results)` of what XLA computes."""
+    right = getattr(xla, direction)
+
+    def wrong(spec, device, operands):
+        return tuple(change(spec, operands, list(right(spec, device, operands))))
+
+    monkeypatch.setattr(xla, direction, wrong)
+
+
+def failures(name: str, **facts) -> str:
+    suite = Conformance()
+    suite.implementation = "xla"
+    outcome = suite.check(replace(BY_NAME[name], **facts))
+    assert outcome.status == "failed"
+    return "\n".join(outcome.failures)
+
+
+SMALL = "plain/causal_f16_d64_33x17"
+
+
+def test_a_result_that_is_off_is_found(monkeypatch):
+    mistaken(monkeypatch, "forward", lambda spec, _, results: [results[0] * 1.01, *results[1:]])
+    assert failures(SMALL).startswith("out: error")
+
+
+def test_a_gradient_that_is_off_is_found(monkeypatch):
+    mistaken(monkeypatch, "backward", lambda spec, _, results: [*results[:2], results[2] * 1.01])
+    assert failures(SMALL).startswith("value: error")
+
+
+def test_noise_in_rows_that_attend_nothing_is_found(monkeypatch):
+    mistaken(monkeypatch, "backward", lambda spec, _, results: [results[0] + 1e-6, *results[1:]])
+    assert "zeros: query is not exactly 0" in failures("lengths/full_f16_d64_33x17")
+
+
+def test_results_that_change_are_found(monkeypatch):
+    calls = []
+
+    def drift(x):
+        calls.append(x)
+        return x + x.dtype.type(1e-4 * len(calls))
+
+    def change(spec, _, results):
+        return [*results[:2], jax.pure_callback(drift, results[2], results[2])]
+
+    mistaken(monkeypatch, "backward", change)
+    assert "deterministic: value differs" in failures(SMALL, deterministic=True)
+
+
+def test_a_leak_between_documents_is_found(monkeypatch):
+    def change(spec, operands, results):
+        return [results[0] + 1e-3 * jnp.nanmean(operands["query"]), *results[1:]]
+
+    mistaken(monkeypatch, "forward", change)
+    assert "documents: random values in one changed out" in failures("packed/gaps_bf16_d64_256x256")
+
+
+def test_another_mask_in_the_backward_pass_is_found(monkeypatch):
+    right = xla.backward
+
+    def wrong(spec, device, operands):
+        return right(spec, device, dict(operands) | {"dropout_key": operands["dropout_key"] + 1})
+
+    monkeypatch.setattr(xla, "backward", wrong)
+    assert "value: error" in failures(SMALL, dropout=0.3)
+
+
+def test_a_mask_of_the_wrong_rate_is_found(monkeypatch):
+    def most_of(*args):
+        return right(*args) | right(*args)[..., ::-1]
+
+    right = scores.dropout_keep_mask
+    monkeypatch.setattr(scores, "dropout_keep_mask", most_of)
+    assert "dropout: dropped" in failures(SMALL, dropout=0.3)
+
+
+@pytest.mark.parametrize("name", ["found/large_scores_sinks_dropout", SMALL])
+def test_the_mask_can_be_seen_in_the_output(name):
+    suite, case = Conformance(), replace(BY_NAME[name], dropout=0.5)
+    suite.implementation = "xla"
+    operands = case.operands()
+    program = Program.of(case, ("xla",), ())
+    compiled = program.compile(program.trace(operands))
+    seen = dropped.probe(lambda given: numpy_results(compiled, given)["out"], case)(operands)
+    pairs = allowed(case.forward_options(), operands)
+    told = suite._dropout(case, operands)[0](operands)
+    assert np.array_equal(seen & pairs, told & pairs)
+    assert 0.4 < (seen & pairs).sum() / pairs.sum() < 0.6
+
+
+def test_a_sum_whose_terms_cancel_does_not_put_the_reference_in_doubt():
+    # Its sinks' gradient is a fortieth of what it is a sum of (drawn with seed 20261203).
+    case = Case(
+        name="drawn/20261203_359", t=256, s=100, k=4, h=64, v=224, dtype="bfloat16",
+        is_causal=True, kv_lengths=(100, 10), mask=(1, 4, 1, 1), sinks=1, lse_grad=True,
+        wanted=("query", "value", "sinks"), transform="vmap", scale=1e-30,
+    )  # fmt: skip
+    suite = Conformance()
+    suite.implementation = "xla"
+    assert suite.check(case).failures == ()
+
+
+def test_a_custom_call_that_should_not_be_there_is_found(monkeypatch):
+    monkeypatch.setattr(xla, "FORWARD_TARGET", "attn_dispatch_other", raising=False)
+    assert "kernels: expected custom calls ['attn_dispatch_other'], got []" in failures(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("axis", "apart", "what"),
+    [(0, 2, "batch rows"), (1, 2, "heads"), (2, 4, "rows"), (3, 16, "keys")],
+)
+def test_a_mask_that_repeats_itself_is_noticed(axis, apart, what):
+    case = Case(name="mask", b=4, t=64, s=96, dropout=0.1)
+    keep = np.random.default_rng(0).random((4, 4, 64, 96)) >= case.dropout
+    pairs = np.ones_like(keep)
+    assert dropped._not_independent(case, keep, pairs) == []
+    half = np.arange(keep.shape[axis]) // apart % 2 == 0
+    again = np.where(half, np.arange(keep.shape[axis]), np.arange(keep.shape[axis]) - apart)
+    (failure,) = dropped._not_independent(case, keep.take(again, axis), pairs)
+    assert failure.startswith(f"{what} {apart} apart do not drop independently")
+
+
+def test_rows_that_share_a_random_number_are_allowed_where_that_is_known():
+    case = Case(name="mask", b=4, t=64, s=96, dropout=0.5)
+    rows = np.arange(64)
+    keep = np.random.default_rng(0).random((4, 4, 64, 96)) >= 0.5
+    keep = keep.take(rows // 8 * 8 + rows % 2, 2)
+    pairs = np.ones_like(keep)
+    assert dropped._not_independent(case, keep, pairs, together=4) == []
+    assert "rows 2 apart" in dropped._not_independent(case, keep, pairs)[0]
+    keep = keep.take(rows // 16 * 16 + rows % 8, 2)
+    (failure,) = dropped._not_independent(case, keep, pairs, together=4)
+    assert failure.startswith("rows 8 apart")
