@@ -6,6 +6,8 @@
 #include <map>
 #include <string>
 
+#include "status.h"
+
 namespace attn_dispatch {
 
 // Python's str of a text. It may hold a file name, which need not be UTF-8.
@@ -19,6 +21,13 @@ inline std::string path_from(const pybind11::object& path) {
   PyObject* bytes = nullptr;
   if (!PyUnicode_FSConverter(path.ptr(), &bytes)) throw pybind11::error_already_set();
   return pybind11::reinterpret_steal<pybind11::bytes>(bytes);
+}
+
+// Raises a RuntimeError with the sentence of a failure.
+inline void raise_if_error(const Status& status) {
+  if (status.ok()) return;
+  PyErr_SetObject(PyExc_RuntimeError, to_python(status.message).ptr());
+  throw pybind11::error_already_set();
 }
 
 inline std::map<std::string, pybind11::capsule> capsules(

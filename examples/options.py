@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 
 
 def of(kind: Any, expected: str, is_right: Callable[[Any], bool]) -> Callable[[str], Any]:
@@ -37,7 +37,7 @@ def make_folder(option: str, folder: Path | None) -> None:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        sys.exit(f"error: {option}: {said(error)}")
+        sys.exit(f"error: {option}: {error_text(error)}")
 
 
 def check_file(option: str, file: Path | None) -> None:
@@ -46,4 +46,4 @@ def check_file(option: str, file: Path | None) -> None:
         if file is not None:
             file.open("a").close()
     except OSError as error:
-        sys.exit(f"error: {option}: {said(error)}")
+        sys.exit(f"error: {option}: {error_text(error)}")

@@ -17,14 +17,14 @@ PYBIND11_MODULE(ATTN_DISPATCH_MODULE, m) {
   m.doc() = "AITER's fused attention: the XLA FFI handlers that call it.";
   m.def(
       "load_aiter",
-      [](const std::string& path, const std::string& arch) {
-        return load_aiter(path, arch).message;
+      [](const py::object& path, const std::string& arch) {
+        raise_if_error(load_aiter(path_from(path), arch));
       },
       // The interpreter's lock is kept: a daemon thread that takes it again while the process ends
       // is unwound through C++, which would abort.
       py::arg("path"), py::arg("arch"),
-      "Load the library that serves aiter_api.h on an architecture; an empty string, or why it "
-      "cannot be used.");
+      "Load the library that serves aiter_api.h on an architecture, or raise a RuntimeError that "
+      "says why it cannot be used.");
   m.def("forward_handlers", [] { return capsules(forward_handlers()); });
   m.def("backward_handlers", [] { return capsules(backward_handlers()); });
   m.def("split_kv_handlers", [] { return capsules(split_kv_handlers()); });

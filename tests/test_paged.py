@@ -31,8 +31,8 @@ from attn_dispatch.xla import paged as xla_paged
 from attn_dispatch_tools.verify.cache_cases import CACHE
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
-from tests.core.rewrites.test_rewrites import by_xla, kernel
 from tests.support.backend import needs_cudnn
+from tests.support.in_place_of_kernels import by_xla, kernel
 from tests.support.rewritten_calls import rewritten_alone
 
 B, N, K, H, V, PAGE, PAGES = 3, 4, 2, 16, 24, 8, 5

@@ -277,7 +277,7 @@ def test_a_mask_that_32_bits_do_not_count():
     """As a bias, which the user did not pass, it is too large for AITER."""
     mask = jax.ShapeDtypeStruct((1, 1, 65536, 65536), jnp.bool_)
     as_made, rewritten = against("mi300x", *square(65536), mask=mask)
-    assert as_made.startswith("mask: not run through AITER") and "(remedy: say it with" in as_made
+    assert as_made.startswith("mask: not run through AITER") and "(remedy: use lengths" in as_made
     assert rewritten.startswith("over 2**31 - 1 elements from one to the next head of bias, ")
     assert rewritten.endswith(f"(of the call as rewritten: {MaskAsBias().name})")
 

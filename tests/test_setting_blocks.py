@@ -41,7 +41,7 @@ def test_blocks_and_decorators_are_not(name: str):
         assert decorated() == decorated() == inside
         gc.collect()
     assert settings.current() == before
-    with pytest.raises(RuntimeError, match=f"{name}: expected a block of its own"), block:
+    with pytest.raises(RuntimeError, match=f"{name}: expected a new block"), block:
         pass
 
 

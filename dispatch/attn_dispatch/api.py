@@ -26,9 +26,10 @@ from attn_dispatch.core.mask_share import mask_share
 from attn_dispatch.core.primitive import attention
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
-from attn_dispatch.one_call import MaskMod, ScoreMod, normal_form, run
 from attn_dispatch.paged import normalise_paged, paged_attention
+from attn_dispatch.programs.functions import MaskMod, ScoreMod
 from attn_dispatch.programs.tracing import Mod, trace
+from attn_dispatch.public_call import normal_form, run
 
 _READ_BY_MODS = ("score_mod_args", "mask_mod_args")
 

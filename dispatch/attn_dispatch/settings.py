@@ -1,7 +1,7 @@
-"""What surrounds a call without being an argument of it: targets, policies, switches.
+"""Settings that apply to calls without being arguments: targets, policies, switches.
 
-They are kept in a `jax.make_user_context`, so a change of any misses JAX's caches and the call is
-lowered again.
+A `jax.make_user_context` holds them, so that changing one misses JAX's caches and lowers the call
+again.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TUNING = "ATTN_DISPATCH_TUNING"
-"""The environment variable that says how many seconds calls are tuned for; "off" is not at all."""
+"""The environment variable with the seconds of tuning for each call; "off" disables tuning."""
 
 AITER_ASM = "ATTN_DISPATCH_AITER_ASM"
-"""The environment variable that is 0 where AITER's ASM kernels are not to run."""
+"""The environment variable that turns AITER's ASM kernels off with 0."""
 
 TRUST_PLANS = "ATTN_DISPATCH_TRUST_PLANS"
-"""The environment variable that is 1 where plans are read whoever wrote them."""
+"""The environment variable that allows, with 1, plans that another user wrote."""
 
 POISON = "ATTN_DISPATCH_POISON"
-"""The environment variable that is 1 where results hold NaN before each kernel runs. The C++
+"""The environment variable that fills results with NaN before each kernel runs, with 1. The C++
 libraries read it when a call is compiled (common_backend/environment.h)."""
 
 SCRATCH_LIMIT = "ATTN_DISPATCH_SCRATCH_LIMIT"
 """The environment variable of `scratch_limit`."""
 
 OFF = "off"
-"""What a variable says of a file or folder in which nothing is to be kept."""
+"""The value of a variable for a file or folder that turns saving off."""
 
 FallbackPolicy = Literal["warn", "error", "silent"]
 ShardedDropout = Literal["own", "same"]
@@ -52,26 +52,25 @@ ScratchLimit = int | float | Literal["off"] | None
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings in force; `targets` are unparsed, as the caller named them."""
+    """The settings in force. `targets` are the names that the caller gave, not parsed."""
 
     targets: tuple[str, ...]
     fallback: FallbackPolicy
     sharded_dropout: ShardedDropout
     check: bool = False
-    """Look at lengths, ids, cu_seqlens and windows where that costs a wait, too."""
+    """Check lengths, ids, cu_seqlens and windows even if the host must wait for the device."""
     rewrites: bool = True
-    """Run calls that a kernel refuses rewritten (core/rewrites)."""
+    """Rewrite calls that a kernel does not run (core/rewrites)."""
     aiter_asm: bool = True
-    """Run AITER's ASM kernels where they can run a call, else CK's alone."""
+    """Run AITER's ASM kernels where they can run a call; otherwise CK's alone."""
     first_rewrite: str | None = None
-    """Take this one to begin with, whether or not the kernel refuses the call: to test it."""
+    """The rewrite to apply first, even to a call that the kernel runs. For tests."""
     tuning_seconds: float | None = None
-    """How long a call that is lowered may be tuned (core/tuning); None: it is not."""
+    """The time to tune each call that is lowered (core/tuning); None does not tune."""
     scratch_limit: ScratchLimit = None
-    """How much scratch memory a call may take; None: what is right for the device (core/scratch.py)
-    """
+    """The most scratch memory of a call; None is a limit for the device (core/scratch.py)."""
     is_exporting: bool = False
-    """What is lowered is to run in other processes (jax.export)."""
+    """Whether the lowered program will run in other processes (jax.export)."""
 
 
 _context = jax.make_user_context(None)
@@ -85,10 +84,10 @@ def current() -> Settings:
 
 def _from_environment() -> Settings:
     names = os.environ.get("ATTN_DISPATCH_TARGET", "")
-    # A device-property JSON has commas of its own.
+    # Device properties as JSON contain commas.
     targets = (names,) if names.lstrip().startswith("{") else tuple(names.split(","))
     targets = tuple(name.strip() for name in targets if name.strip())
-    # Neither changes what is lowered, but a wrong value is an error, as in the others.
+    # Neither changes the lowered program, but an invalid value is an error, as for the others.
     for name in (TRUST_PLANS, POISON):
         flag(name)
     return Settings(
@@ -112,7 +111,7 @@ def _tuning_seconds() -> float | None:
 
 
 def _variable(name: str, default: str) -> tuple[str, str]:
-    """What an environment variable says, an empty one nothing, and its name for messages."""
+    """An environment variable's value, `default` if it is empty or not set; and its name."""
     return os.environ.get(name) or default, name
 
 
@@ -141,7 +140,7 @@ def _checked_dropout(choice: Any, name: str = "sharded_dropout") -> ShardedDropo
 
 
 def checked_seconds(seconds: Any, name: str = "seconds") -> float:
-    """Them, if they are positive and finite; a ValueError if not."""
+    """The seconds as a float; ValueError unless they are positive and finite."""
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 < seconds < float("inf"):
         raise ValueError(f"{name}: expected a positive number of seconds, got {seconds!r}")
@@ -154,7 +153,7 @@ _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def _checked_scratch(limit: Any, name: str = "scratch_limit") -> ScratchLimit:
-    """Bytes, a share, "off" or None of what a caller or the environment gives."""
+    """A limit from the caller or the environment as bytes, a share, "off" or None."""
     if limit is None or (isinstance(limit, str) and limit.lower() == OFF):
         return None if limit is None else OFF
     if isinstance(limit, SupportsIndex) and not isinstance(limit, bool):
@@ -176,9 +175,11 @@ def _checked_scratch(limit: Any, name: str = "scratch_limit") -> ScratchLimit:
 
 
 def cache_path(variable: str, name: str) -> Path | None:
-    """Where something is kept for other processes, which need not exist: what an environment
-    variable names, else `name` in the user's cache folder; None where the variable says OFF, and of
-    users that have no home, as in some containers."""
+    """The path of a file or folder saved for other processes; it need not exist.
+
+    The environment variable names it; by default it is `name` in the user's cache folder. None if
+    the variable is "off", or if the user has no home folder, as in some containers.
+    """
     named = os.environ.get(variable)
     if named and named.lower() == OFF:
         return None
@@ -191,7 +192,7 @@ def cache_path(variable: str, name: str) -> Path | None:
 
 
 def why_no_cache_path(variable: str) -> str:
-    """Why `cache_path` of this variable is None."""
+    """Why `cache_path` returns None for this variable."""
     named = os.environ.get(variable)
     return f"{variable}={named}" if named else f"you have no home folder, and no {variable}"
 
@@ -212,7 +213,10 @@ class Block:
     """Settings that differ within a `with` block, or in the calls of a function it decorates."""
 
     def __init__(self, name: str, **changes: Any) -> None:
-        """A block of the setting that the caller knows by this name."""
+        """Args:
+        name: the public function that made the block, for messages.
+        changes: the settings that differ.
+        """
         self._name = name
         self._changes = changes
         self._entered: AbstractContextManager[None] | None = None
@@ -220,7 +224,7 @@ class Block:
 
     def __enter__(self) -> None:
         if self._is_used:
-            raise RuntimeError(f"{self._name}: expected a block of its own for each `with`")
+            raise RuntimeError(f"{self._name}: expected a new block for each `with`")
         self._is_used = True
         self._entered = override(**self._changes)
         self._entered.__enter__()
@@ -250,15 +254,16 @@ class Block:
 
 
 def fallback(policy: FallbackPolicy) -> Block:
-    """What to do, within the block, if no GPU kernel can run a call and XLA would.
+    """Choose what happens, within the block, if no GPU kernel can run a call and XLA would run it.
 
         with attn_dispatch.fallback("error"):
             step(params, batch)
 
     Args:
-      policy: "warn" (the default): an `AttentionFallbackWarning`, once for each kind of call, with
-        every reason. "error": a NotImplementedError with every reason. "silent": nothing. The
-        environment variable ATTN_DISPATCH_FALLBACK sets the policy outside such blocks.
+      policy: "warn" (the default) warns once for each kind of call with an
+        `AttentionFallbackWarning` that lists every reason. "error" raises a NotImplementedError
+        with every reason. "silent" does nothing. The environment variable ATTN_DISPATCH_FALLBACK
+        sets the policy outside such blocks.
 
     Raises:
       ValueError: for any other policy.
@@ -267,14 +272,14 @@ def fallback(policy: FallbackPolicy) -> Block:
 
 
 def sharded_dropout(choice: ShardedDropout) -> Block:
-    """Whether, within the block, dropout masks may depend on the number of devices.
+    """Choose, within the block, whether dropout masks may depend on the number of devices.
 
     Args:
-      choice: "own" (the default): a kernel draws, on each device, from a key of that device's own,
-        so that another number of devices gives another mask. "same": the mask is the same on any
-        number of devices. Then only an implementation that draws by the position in the whole call
-        may run calls with dropout, on a single device too; of ours, that is XLA. The environment
-        variable ATTN_DISPATCH_SHARDED_DROPOUT sets the choice outside such blocks.
+      choice: "own" (the default): each device draws from a different key, so another number of
+        devices gives another mask. "same": the mask is the same on any number of devices. Calls
+        with dropout, on a single device too, then run only on implementations that draw by the
+        position in the whole call; of those included, XLA alone does. The environment variable
+        ATTN_DISPATCH_SHARDED_DROPOUT sets the choice outside such blocks.
 
     Raises:
       ValueError: for anything else.
@@ -283,10 +288,10 @@ def sharded_dropout(choice: ShardedDropout) -> Block:
 
 
 def rewrites(wanted: bool) -> Block:
-    """Whether, within the block, a call that a kernel refuses may run rewritten.
+    """Choose, within the block, whether a call that a kernel does not run may be rewritten.
 
-    A rewrite turns the call into one that the kernel runs and that computes the same; `explain`
-    names those that a call takes.
+    A rewrite turns the call into one that the kernel runs, with the same results; `explain` names
+    the rewrites of a call.
 
     Args:
       wanted: True (the default) rewrites such calls; False leaves them to XLA. The environment
@@ -301,23 +306,23 @@ def rewrites(wanted: bool) -> Block:
 
 
 def scratch_limit(limit: int | str | None) -> Block:
-    """How much scratch memory a call may take, within the block.
+    """Limit the scratch memory that a call may take, within the block.
 
         with attn_dispatch.scratch_limit("2GB"):
             step(params, batch)
 
-    Scratch memory is what a call allocates beside its operands and results, for each direction. A
-    call that would take more is computed in parts, of the batch or of the heads, one after the
-    other; gradients of what the parts share, a bias for example, are summed in float32. `explain`
-    shows the scratch memory of a call, and its parts.
+    Scratch memory is what a call allocates beside its operands and results, in each direction. A
+    call that would take more is computed in parts of the batch or of the heads, one after the
+    other; gradients of operands that the parts share, such as a bias, are summed in float32.
+    `explain` shows a call's scratch memory and its parts.
 
     Args:
       limit: bytes, or a size such as "500MB", "2GB" or "2GiB", or a share of the device's memory
-        such as "5%". A kernel that takes more in the smallest parts is not used. None, the default:
-        1.25 times what kernels take that keep no scores in memory, no more than XLA takes for the
-        same call, at least 1/64 and at most 1/16 of the device's memory. Then a kernel that takes
-        more in the smallest parts is used all the same. "off": no limit. The environment
-        variable ATTN_DISPATCH_SCRATCH_LIMIT sets the limit outside such blocks.
+        such as "5%". A kernel that takes more even in the smallest parts is not used. None, the
+        default: 1.25 times what kernels take that keep no scores in memory, no more than XLA takes
+        for the same call, at least 1/64 and at most 1/16 of the device's memory. A kernel that
+        takes more even in the smallest parts is then used nevertheless. "off": no limit. The
+        environment variable ATTN_DISPATCH_SCRATCH_LIMIT sets the limit outside such blocks.
 
     Raises:
       ValueError: for anything else.
@@ -326,27 +331,27 @@ def scratch_limit(limit: int | str | None) -> Block:
 
 
 def tuning(seconds: float = 30.0) -> Block:
-    """Find out, within the block, what runs each call fastest on this device, and save it.
+    """Measure, within the block, what runs each call fastest on this device, and save the winner.
 
         with attn_dispatch.tuning(seconds=30):
             step(params, batch)  # the first call of a jitted step
 
-    When a call is compiled that has no saved winner, every implementation that can run it is run
-    on random arrays, and so are cuDNN's other engines. Candidates whose results differ from the
-    untuned choice are dropped, and the fastest of the others is saved in a file, for this device
-    and these library versions. Later calls find it there, in other processes too, and `explain`
-    shows it. The forward and the backward pass are tuned separately. Calls with dropout are not
-    tuned, because both passes must draw the same mask.
+    When a call without a saved winner is compiled, every implementation that can run it runs on
+    random arrays, and so do cuDNN's other engines. Candidates whose results differ from those of
+    the untuned choice are dropped. The fastest of the others is saved in a file, for this device
+    and these library versions. Later calls use it, in other processes too, and `explain` shows it.
+    The forward and the backward pass are tuned separately. Calls with dropout are not tuned,
+    because both passes must draw the same mask.
 
-    Tuning allocates arrays of the call's size, beside what the program holds. Put the block around
-    the first call of a jitted function, not inside the function, where it does nothing: a program
-    that is compiled already is compiled again inside the block, and unchanged outside it.
+    Tuning allocates arrays of the call's size beside the program's arrays. Put the block around the
+    first call of a jitted function: inside the function it does nothing. A program that is compiled
+    already is compiled again inside the block, and is unchanged outside it.
 
     The environment variable ATTN_DISPATCH_TUNING, a number of seconds, tunes without a block.
     ATTN_DISPATCH_WINNERS names the file.
 
     Args:
-      seconds: for each call and direction, the time after which no further engine is tried.
+      seconds: the time, for each call and direction, after which no further candidate is tried.
 
     Raises:
       ValueError: for anything but a positive number of seconds.

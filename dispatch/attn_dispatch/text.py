@@ -45,14 +45,16 @@ def wrapped(label: str, text: str, columns: int) -> list[str]:
     return [line.replace(_UNBROKEN, " ") for line in lines]
 
 
-def said(error: Exception) -> str:
-    """An error as a sentence; of a file its name, and why not, without Python's numbers. What was
-    given is shown in part if it is long."""
-    text = _said(error)
+def error_text(error: Exception) -> str:
+    """The error in words, cut off if it is long.
+
+    An OSError is the file's name and the reason, without Python's numbers.
+    """
+    text = _whole_error_text(error)
     return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}…"
 
 
-def _said(error: Exception) -> str:
+def _whole_error_text(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         reason = error.strerror[0].lower() + error.strerror[1:]
         return f"{error.filename}: {reason}" if error.filename else reason

@@ -1,4 +1,4 @@
-"""Warnings: their categories, each said once, at the line of the program that made the call."""
+"""Warning categories, and issuing each warning once, at the program's line that made the call."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class AttentionFallbackWarning(UserWarning):
 
 
 class AttentionConventionWarning(UserWarning):
-    """A call is valid, but looks as if written for the conventions of another library."""
+    """A valid call looks as if it was written for another library's conventions."""
 
 
 class AttentionShardingWarning(UserWarning):
-    """A call's arrays are sharded so that devices do more than their share of the call."""
+    """A call's arrays are sharded such that devices do more than their share of the call."""
 
 
 def _folder(file: str) -> str:
@@ -32,7 +32,7 @@ def _folder(file: str) -> str:
 
 _inside = [_folder(file) for file in (__file__, jax.__file__, jaxlib.__file__) if file]
 _PYTHON_WRAPPERS = tuple(os.sep + name for name in ("contextlib.py", "functools.py"))
-"""Files of Python's own that calls inside of JAX go through."""
+"""Files of Python's standard library that frames inside JAX go through."""
 
 _MAX_REMEMBERED = 4096
 
@@ -41,25 +41,28 @@ _lock = Lock()
 
 
 def warn_once(message: str, category: type[Warning], line: Line | None = None) -> None:
-    """Warn at this line or the caller's, there once per message whatever the filters say."""
+    """Warn at this line, or the caller's: once per line and message, whatever the filters are."""
     line = line or caller() or ("<unknown>", 1)
     if _is_new((message, category, line)):
         warnings.warn_explicit(message, category, *line)
 
 
 def forget() -> None:
-    """Everything that has been said is said again."""
+    """Issue every warning again, even those that were issued already."""
     _issued.clear()
 
 
 def skip_frames_of(file: str | None) -> None:
-    """A package with this `__init__` makes calls for its users: lines are theirs, not its own."""
+    """Skip the frames of a package, named by its `__init__` file, when looking for the caller.
+
+    Packages that make calls for their users need it: a warning should name the users' line.
+    """
     if file and (folder := _folder(file)) not in _inside:
         _inside.append(folder)
 
 
 def caller() -> Line | None:
-    """The innermost line outside of this package, JAX and what calls go through."""
+    """The innermost line outside this package, JAX and the skipped packages."""
     frame, inside = inspect.currentframe(), (*_inside, "<")
     while frame is not None:
         file = frame.f_code.co_filename

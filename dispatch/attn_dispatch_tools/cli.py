@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 
 from attn_dispatch._version import __version__
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 from attn_dispatch_tools.terminal.ending import dying_of_interrupts, run_process, run_to_the_end
 from attn_dispatch_tools.terminal.help import Formatter
 
@@ -68,7 +68,7 @@ def _check_settings() -> None:
     try:
         device_for("cpu")  # which looks at no device
     except ValueError as error:
-        raise SystemExit(f"error: {said(error)}") from error
+        raise SystemExit(f"error: {error_text(error)}") from error
 
 
 def _check_command(whole: argparse.ArgumentParser, arguments: list[str]) -> None:

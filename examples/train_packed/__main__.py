@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 from attn_dispatch_tools.terminal.ending import run_process
 
 from .. import options
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     except BrokenPipeError:
         raise  # the reader had enough, which is no error
     except (OSError, ValueError) as error:
-        sys.exit(f"error: {said(error)}")
+        sys.exit(f"error: {error_text(error)}")
     facts = {"size": dataclasses.asdict(size), "mesh": args.mesh, "attention": runs}
     return tell(done, facts, args.out)
 

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from .drawn_documents import drawn
 from .mesh import make_mesh, place_rows, state_placement
 from .model import Config
 from .packing import Rows, Shape, batches, packed, padded
 from .sizes import SIZES
 from .step import Program
-from .test_packing import drawn
 from .training import Task, train
 
 CONFIG = Config(

@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("flax", reason="flax missing: pip install flax optax")
 pytest.importorskip("optax", reason="optax missing: pip install flax optax")
 
+from .drawn_documents import drawn
 from .model import Config
 from .packing import NO_TARGET, Rows, Shape, batches, packed, padded
 from .step import Program
-from .test_packing import drawn
 
 CONFIG = Config(
     layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn_width=48, vocabulary=256

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -246,7 +247,21 @@ def build_record(**changes: Any) -> AiterBuild:
 
 
 def load(error: str = "") -> aiter_library.AiterLibrary:
-    return aiter_library.load(SimpleNamespace(load_aiter=lambda path, arch: error), "gfx942")
+    return aiter_library.load(rocm_library(error), "gfx942")
+
+
+def rocm_library(*errors: str) -> SimpleNamespace:
+    """A stand-in for `_rocm` that fails to load AITER with each error in turn, then loads it.
+
+    An empty error is a success.
+    """
+    left = list(errors)
+
+    def load_aiter(path: Path, arch: str) -> None:
+        if left and (error := left.pop(0)):
+            raise RuntimeError(error)
+
+    return SimpleNamespace(load_aiter=load_aiter)
 
 
 def finish_build(folder: Path) -> None:
@@ -261,9 +276,7 @@ def finish_build(folder: Path) -> None:
 
 def test_what_failed_to_load_is_tried_again(folder, monkeypatch):
     """What loads is kept."""
-    errors = ["out of memory"]
-    backend = SimpleNamespace(load_aiter=lambda path, arch: errors.pop() if errors else "")
-    monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", backend)
+    monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", rocm_library("out of memory"))
     assert "AITER is not built for gfx942" in aiter_library.find("gfx942").unusable
     finish_build(folder)
     assert aiter_library.find("gfx942").unusable == "out of memory"
@@ -274,8 +287,7 @@ def test_what_failed_to_load_is_tried_again(folder, monkeypatch):
 
 
 def test_a_rocm_library_that_failed_to_import_is_tried_again(folder, monkeypatch):
-    backend = SimpleNamespace(load_aiter=lambda path, arch: "")
-    answers = [backend, ImportError("cannot allocate memory in static TLS block")]
+    answers = [rocm_library(), ImportError("cannot allocate memory in static TLS block")]
 
     def load(native: Any) -> Any:
         if isinstance(answer := answers.pop(), ImportError):
@@ -356,18 +368,29 @@ class TestMissing:
 
 
 def loaded_alone(path: str, arch: str = "gfx942", then: str = "") -> str:
-    """What a new process says to loading this library: the first that loads stays.
+    """The error of loading this library in a new process; empty if it loads.
 
-    If there is a second one, it is put in the place of the first, and what is said to it counts.
+    A second library takes the place of the first, which must fail, and is loaded in its place.
     """
-    code = (
-        "import os, sys; from tests.support import aiter_emulated; "
-        "module = aiter_emulated.load_module(aiter_emulated.library()); "
-        "path, arch, then = sys.argv[1:]; "
-        "answer = module.load_aiter(path, arch); "
-        "assert answer or not then; "
-        "then and os.replace(then, path); "
-        "print(module.load_aiter(path, arch) if then else answer)"
+    code = textwrap.dedent(
+        """
+        import os, sys
+        from tests.support import aiter_emulated
+        module = aiter_emulated.load_module(aiter_emulated.library())
+        path, arch, then = sys.argv[1:]
+
+        def error():
+            try:
+                module.load_aiter(path, arch)
+            except RuntimeError as error:
+                return str(error)
+            return ""
+
+        if then:
+            assert error()
+            os.replace(then, path)
+        print(error())
+        """
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, path, arch, then]

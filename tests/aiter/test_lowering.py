@@ -19,7 +19,7 @@ from attn_dispatch import (
     ragged_dot_product_attention,
 )
 from attn_dispatch.reason import sentences
-from tests.core.test_lowering import calls_in
+from tests.support.lowered import calls_in
 
 Q = jax.ShapeDtypeStruct((2, 256, 8, 128), jnp.bfloat16)
 KV = jax.ShapeDtypeStruct((2, 384, 2, 128), jnp.bfloat16)

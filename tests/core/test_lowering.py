@@ -26,6 +26,7 @@ from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragge
 from attn_dispatch_tools.verify.sizes import case as sized
 from tests.support.backend import backward_spec, forward_spec, needs_cudnn
 from tests.support.cudnn_in_numpy import names_of
+from tests.support.lowered import calls_in, lowered_for_cuda
 from tests.support.repository import environment
 
 CUSTOM_CALLS = (cudnn.FORWARD_TARGET, cudnn.BACKWARD_TARGET)
@@ -66,21 +67,6 @@ def avals(case: Case) -> list[jax.ShapeDtypeStruct]:
 def exported(case: Case, *platforms: str, **options: Any) -> export.Exported:
     function = with_gradients(case, **options)
     return export.export(function, platforms=platforms, disabled_checks=CHECKS)(*avals(case))
-
-
-def lowered_for_cuda(function: Any, *arguments: Any) -> str:
-    return function.trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
-
-
-def calls_in(module: str) -> dict[str, tuple[str, list[str], list[str]]]:
-    """Of each of our custom calls in the module: its text, its operands' and results' types."""
-    calls = {}
-    for line in module.splitlines():
-        if found := re.search(r"custom_call @(attn_dispatch_\w+)\(", line):
-            name, operands, results = found[1], *line.rsplit(" : (", 1)[1].split(") -> ")
-            assert name not in calls, "each call of a module is lowered once"
-            calls[name] = (line, *(re.findall(r"tensor<(.*?)>", x) for x in (operands, results)))
-    return calls
 
 
 @needs_cudnn

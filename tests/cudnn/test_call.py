@@ -235,7 +235,7 @@ def test_packed_offsets_fit_in_32_bits(value_dim: int, padded: int, lengths: dic
         ({"t": 1, "page": 16, "window": (5, 0)}, "for all but a plain, single query"),
         ({"t": 1, "page": 16, "soft_cap": 2.0}, "for all but a plain, single query"),
         ({"t": 1, "page": 16, "sinks": 1}, "for all but a plain, single query"),
-        ({"t": 1, "page": 24}, "wants a power of two"),
+        ({"t": 1, "page": 24}, "needs a power of two"),
         ({"t": 1, "page": 16}, ""),
     ],
     ids=str,
@@ -256,7 +256,7 @@ def test_what_goes_in_pages(facts: dict[str, Any], reason: str):
     ids=str,
 )  # fmt: skip
 def test_only_a_plain_single_query_is_left_unpacked(facts: dict[str, Any], is_first: bool):
-    """Another kernel multiplies by what stands past a length, which is cleared for it."""
+    """Another kernel multiplies by what is stored past a length, so that is cleared for it."""
     calls = variants_of(spec(**{"t": 1, "kv_lengths": (1.0, 0.5)} | facts))
     assert (calls[0].decodes, calls[0].is_packed) == (is_first, not is_first)
     assert any(call.decodes for call in calls) == is_first

@@ -67,7 +67,7 @@ def test_many_arrays_are_planned():
 @pytest.mark.parametrize("count", [257, 1000])
 def test_what_no_graph_holds_is_a_reason(count: int):
     (reason,) = reasons(with_operations(count))
-    most = f"a graph of cuDNN's holds at most {MAX_NODES}"
+    most = f"a cuDNN graph holds at most {MAX_NODES}"
     assert str(reason) == f"mods: {count:,} operations, and {most}"
 
 
@@ -76,8 +76,7 @@ def test_what_no_graph_holds_is_a_reason(count: int):
 def test_more_arrays_than_cudnn_runs_are_a_reason(count: int):
     (reason,) = reasons(with_arrays(count))
     assert (
-        str(reason)
-        == f"mods: {count:,} arrays, and a graph of cuDNN's holds at most {MAX_NODE_ARRAYS}"
+        str(reason) == f"mods: {count:,} arrays, and a cuDNN graph holds at most {MAX_NODE_ARRAYS}"
     )
 
 

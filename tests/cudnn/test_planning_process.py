@@ -187,8 +187,8 @@ def test_a_crash_is_a_refusal_of_its_call_alone(odd: PlanningProcess):
         with pytest.raises(odd.CudnnError) as refusal:
             odd.plan(SMALL | {"batch": 13}, SM90)
         assert str(refusal.value) == (
-            "the process in which cuDNN plans was ended by signal 11 (Segmentation fault), saying: "
-            "second / third / fourth: assertion failed"
+            "the process in which cuDNN plans was ended by signal 11 (Segmentation fault); its "
+            "last output: second / third / fourth: assertion failed"
         )
         assert getattr(refusal.value, "code", "") == "library"
     assert odd.plan(SMALL, SM90) == plan
@@ -207,7 +207,7 @@ def test_an_answer_that_is_none(tmp_path: Path):
     script = tmp_path / "planner.py"
     script.write_text("print('not JSON', flush=True)\nimport time; time.sleep(60)\n")
     process = PlanningProcess(native(), script)
-    with pytest.raises(process.CudnnError, match="answered what is no answer: b'not JSON"):
+    with pytest.raises(process.CudnnError, match="answered a line that is no answer: b'not JSON"):
         process.load_cudnn(CUDNN)
     end(process)
 
@@ -260,7 +260,7 @@ def test_what_it_logs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     talker = helper.Helper((sys.executable, str(script)))
     for _ in range(10):
         assert talker.ask(b"go\n", 30.0) == b"done\n"
-    assert os.fstat(talker._said.fileno()).st_size <= 1900
+    assert os.fstat(talker._stderr.fileno()).st_size <= 1900
     talker.end()
 
 
@@ -288,7 +288,7 @@ def test_a_planner_that_does_not_start(tmp_path: Path, monkeypatch: pytest.Monke
     script = tmp_path / "planner.py"
     script.write_text("raise SystemExit('no such library')")
     process = PlanningProcess(native(), script)
-    said = r"cuDNN plans ended with status 1, saying: no such library$"
+    said = r"cuDNN plans ended with status 1; its last output: no such library$"
     with pytest.raises(process.CudnnError, match=said):
         process.load_cudnn(CUDNN)
     monkeypatch.setattr(sys, "executable", "")
@@ -386,7 +386,10 @@ ANSWERS = {
     "without an end": ("while True: os.write(1, b'x' * 65536)", "answered more than 67,108,864"),
     "in drops": ("while True: os.write(1, b'x'); time.sleep(0.05)", "did not answer in 2 s"),
     "in half": ("os.write(1, b'[half'); os._exit(0)", "ended with status 0"),
-    "of two lines": ("os.write(1, b'{}\\n{}\\n'); time.sleep(60)", "answered what is no answer"),
+    "of two lines": (
+        "os.write(1, b'{}\\n{}\\n'); time.sleep(60)",
+        "answered a line that is no answer",
+    ),
     "to nobody": ("os.close(0); time.sleep(60)", "did not answer in 2 s|closed its output"),
 }
 

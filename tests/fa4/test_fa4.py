@@ -19,9 +19,10 @@ from attn_dispatch.flash import clear_rows
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.reference import poison_padding, reference
-from tests.cudnn.test_arrays import SMALL, check, poisoned, to_jax
-from tests.flash.test_flash import NAMED
 from tests.support import flash_in_numpy
+from tests.support.comparing import check, poisoned, to_jax
+from tests.support.flash_cases import NAMED
+from tests.support.small_cases import SMALL
 
 SM90 = parse("sm90")
 
@@ -186,7 +187,7 @@ def reasons(target: str, *shapes: jax.ShapeDtypeStruct) -> list[tuple[str, ...]]
 
 def test_every_reason(monkeypatch):
     monkeypatch.setattr(library, "version", lambda: "0.1.0")
-    absent = "its kernels are compiled on the GPU that runs them, which is not here"
+    absent = "its kernels are compiled on the GPU that runs them, which is not present"
     grouped = (
         "the backward pass of 8 heads on 2: gradients of key and value are wrong in programs that "
         "slice their arrays (fa4-jax 0.1.0)"

@@ -18,6 +18,7 @@ import pytest
 
 from attn_dispatch.files import locking, reading, writing
 from attn_dispatch.files.locking import locked
+from tests.support.locks import holder
 
 
 def test_a_file_is_read_whole_up_to_its_limit(tmp_path):
@@ -174,22 +175,6 @@ def test_what_was_begun_goes_after_an_hour_and_nothing_else(tmp_path):
     assert sorted(writing.remove_stale(tmp_path)) == sorted(names)
     assert {x.name for x in tmp_path.iterdir()} == {names[0], *names[2:]}
     assert writing.remove_stale(tmp_path / "nowhere") == []
-
-
-HOLDER = (
-    "import sys; from pathlib import Path; from attn_dispatch.files.locking import locked\n"
-    "with locked(Path(sys.argv[1])):\n"
-    "    print('locked', flush=True); sys.stdin.read()\n"
-)
-
-
-def holder(lock: Path) -> subprocess.Popen[bytes]:
-    """A process that holds the lock until its input ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None and process.stdout.readline() == b"locked\n"
-    return process
 
 
 def test_a_lock_that_another_process_holds(tmp_path):

@@ -60,13 +60,12 @@ def draw(seed: int) -> str:
     return next((x for x in words if x in found.unusable), "the library")
 
 
-def _load(path: str, arch: str) -> str:
+def _load(path: Path, arch: str) -> None:
     """In place of `_rocm`, whose library is loaded once and for all."""
     try:
         ctypes.CDLL(path)
     except OSError as error:
-        return f"AITER's library cannot be loaded: {error}; build-aiter"
-    return ""
+        raise RuntimeError(f"AITER's library cannot be loaded: {error}; build-aiter") from error
 
 
 def _make(folder: Path) -> None:

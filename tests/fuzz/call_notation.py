@@ -13,7 +13,7 @@ import numpy as np
 
 from attn_dispatch.api import explain
 from attn_dispatch.cudnn import plan_store
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 from attn_dispatch_tools.written_calls import notation
 from attn_dispatch_tools.written_calls.json_file import calls_in, each_of
 from tests.fuzz import mutations, strange_files
@@ -61,7 +61,7 @@ def draw(seed: int) -> str:
         try:
             return _file(random, target) if random.random() < 0.4 else _line(random, target)
         except (OSError, OverflowError, TypeError, ValueError) as error:
-            assert 0 < len(said(error)) <= _MOST_CHARACTERS
+            assert 0 < len(error_text(error)) <= _MOST_CHARACTERS
             return f"{type(error).__name__}"
 
 

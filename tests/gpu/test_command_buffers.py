@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-from tests.gpu.test_runtime import in_new_process
+from tests.support.gpu_programs import in_new_process
 
 LAYERS, BATCH, LENGTH, WIDTH = 3, 2, 512, 512
 HEADS, KV_HEADS, DIM = 8, 2, 64

@@ -17,21 +17,8 @@ from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.flash import clear_rows
 from attn_dispatch_tools.verify.case import spec_of
-from attn_dispatch_tools.verify.cases import BY_NAME
+from tests.support.exported_case import CASE, arrays, attend
 from tests.support.repository import environment
-
-CASE = BY_NAME["shapes/bfloat16_d64_causal"]
-
-
-def arrays() -> list[jax.Array]:
-    operands = CASE.operands()
-    return [jnp.asarray(operands[name]) for name in ("query", "key", "value")]
-
-
-def attend(q, k, v):
-    return attn_dispatch.dot_product_attention(
-        q, k, v, is_causal=True, implementation=("cudnn", "xla")
-    )
 
 
 def call_directly(operands=None, out=None, workspace_bytes=1 << 20, **changes):
@@ -146,7 +133,7 @@ def test_exported_module_runs_in_a_new_process(target, tmp_path, record):
     code = """
         import pathlib, sys
         import attn_dispatch, jax, numpy as np
-        from tests.gpu.test_custom_call import arrays
+        from tests.support.exported_case import arrays
         attn_dispatch.register_cudnn_calls()
         module = jax.export.deserialize(pathlib.Path(sys.argv[1]).read_bytes())
         np.save(sys.argv[2], np.asarray(module.call(*arrays()), np.float32))

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attn_dispatch import fa4
 from attn_dispatch.devices.target import default_device
-from tests.gpu.test_flash_programs import assert_close, attend, gradients, packed
-from tests.gpu.test_runtime import arrays, device_bytes_in_use, pool_bytes
+from tests.support.flash_programs import assert_close, attend, gradients, packed
+from tests.support.gpu_programs import arrays, device_bytes_in_use, pool_bytes
 
 # fa4-jax 0.1.0 calls functions of CUTLASS by names that are to go.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")

@@ -15,7 +15,7 @@ import pytest
 from jax.extend import mlir
 
 from attn_dispatch import cudnn
-from tests.gpu.test_custom_call import CASE, arrays, attend
+from tests.support.exported_case import CASE, arrays, attend
 
 CHECKS = [jax.export.DisabledSafetyCheck.custom_call(cudnn.FORWARD_TARGET)]
 

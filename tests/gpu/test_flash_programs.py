@@ -15,7 +15,8 @@ import pytest
 import attn_dispatch
 from attn_dispatch import flash
 from attn_dispatch.devices.target import default_device
-from tests.gpu.test_runtime import arrays, device_bytes_in_use, pool_bytes
+from tests.support.flash_programs import assert_close, attend, gradients, packed
+from tests.support.gpu_programs import arrays, device_bytes_in_use, pool_bytes
 
 
 def unusable() -> str:
@@ -27,34 +28,6 @@ def unusable() -> str:
 def usable():
     if reason := unusable():
         pytest.skip(reason)
-
-
-def attend(q, k, v, implementation="flash", **options):
-    options = {"is_causal": True} | options
-    return attn_dispatch.dot_product_attention(q, k, v, implementation=implementation, **options)
-
-
-def gradients(call):
-    def step(q, k, v, out_grad):
-        out, pull = jax.vjp(call, q, k, v)
-        return out, *pull(out_grad)
-
-    return jax.jit(step)
-
-
-def assert_close(found, expected, tolerance=0.03):
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
-        assert np.abs(x - y).max() <= tolerance * max(1.0, np.abs(y).max())
-
-
-def packed(q, k, v, implementation="flash"):
-    ids = jnp.repeat(
-        jnp.array([1, 2, 4, 0]), jnp.array([200, 130, 150, 32]), total_repeat_length=512
-    )
-    ids = jnp.broadcast_to(ids, q.shape[:2])
-    options = {"query_segment_ids": ids, "max_segments": 4}
-    return attend(q, k, v, implementation, **options)
 
 
 @pytest.mark.parametrize("call", [attend, packed])

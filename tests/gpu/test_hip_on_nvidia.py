@@ -23,10 +23,10 @@ from attn_dispatch import aiter
 from attn_dispatch.devices.target import parse
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.judge import error
-from tests.gpu.test_runtime import in_new_process
 from tests.scripts import hip_on_nvidia
 from tests.support.aiter_cases import AITER_CASES, CASES_BY_GFX, SIXTEEN_BIT_CASES
 from tests.support.aiter_check import Check, sixteen_bit_atomics
+from tests.support.gpu_programs import in_new_process
 
 MODULE = os.environ.get(hip_on_nvidia.VARIABLE, "")
 pytestmark = pytest.mark.skipif(

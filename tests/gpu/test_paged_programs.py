@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch import dot_product_attention, paged_attention, serving
-from tests.gpu.test_runtime import device_bytes_in_use, pool_bytes
+from tests.support.gpu_programs import device_bytes_in_use, pool_bytes
 
 SLOTS, PAGES, PAGE, N, K, H = 6, 600, 16, 8, 2, 64
 

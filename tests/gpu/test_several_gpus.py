@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import attn_dispatch
 from attn_dispatch import cudnn
 from attn_dispatch_tools.reports.environment import cuda_devices
-from tests.gpu.test_runtime import arrays, step
+from tests.support.gpu_programs import arrays, step
 from tests.support.mesh_programs import PROGRAMS, make_mesh, on_mesh, on_one_device
 
 # With ATTN_DISPATCH_SEVERAL_CPUS=1 and two CPU devices the programs of the CPU suite run there, to

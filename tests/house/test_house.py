@@ -12,6 +12,7 @@ import pytest
 
 import attn_dispatch
 import attn_dispatch_tools
+from tests.support.repository import ROOT, TESTS
 
 ENGINE = Path(attn_dispatch.__file__).parent
 TOOLS = Path(attn_dispatch_tools.__file__).parent
@@ -25,11 +26,11 @@ FLOORS = {
             "__init__",
             "__main__",
             "api",
-            "face",
+            "public_names",
             "implementation",
             "integrations",
             "mods",
-            "one_call",
+            "public_call",
             "paged",
             "serving",
         ),
@@ -121,7 +122,7 @@ def test_semantics_imports_only_what_a_call_is():
         assert rooms <= {"semantics", "call", "programs", "reason"}, path.name
 
 
-_OF_ANY_VENDOR = ("core", "api", "one_call", "paged", "devices", "semantics", "call")
+_OF_ANY_VENDOR = ("core", "api", "public_call", "paged", "devices", "semantics", "call")
 
 
 def test_only_the_choice_names_the_implementations():
@@ -147,8 +148,43 @@ def test_private_names_of_jax_are_in_one_file():
                 assert path.name == "jax_compat.py", f"{path.relative_to(HOUSE)}: {names}"
 
 
-def test_the_face_takes_its_arguments_by_name():
+def test_public_calls_pass_their_arguments_by_name():
     for name in ("api", "paged"):
         tree = ast.parse((ENGINE / f"{name}.py").read_text())
         calls = [x for x in ast.walk(tree) if isinstance(x, ast.Call)]
         assert not any(isinstance(x.func, ast.Name) and x.func.id == "locals" for x in calls)
+
+
+# Folders of tests/ that are of no room: of the C++ backends, of the repository, of several rooms.
+_OF_NO_ROOM = {
+    "cuda_backend", "docs", "fuzz", "gpu", "house", "rocm_backend", "scripts",
+}  # fmt: skip
+
+
+def test_tests_lie_as_the_packages_do():
+    """Tests of a room are in its folder; those of a module of no room are in tests/ itself."""
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    for folder in folders - {Path(x) for x in _OF_NO_ROOM}:
+        first, *rest = folder.parts or ("",)
+        room = TOOLS.joinpath(*rest) if first == "tools" else ENGINE / folder
+        assert room.is_dir(), f"tests/{folder} has tests, and there is no {room.relative_to(HOUSE)}"
+
+
+def test_what_is_shared_is_in_support():
+    """No file imports a test, but for scripts, which may run one."""
+    for path in sorted({*TESTS.rglob("*.py"), *(ROOT / "examples").rglob("*.py")}):
+        if path.parent == TESTS / "scripts" and not path.name.startswith("test_"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(alias.name for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            words = {word for name in names for word in name.split(".")}
+            found = {x for x in words if x.startswith("test_") and x not in _NOT_TESTS}
+            assert not found, f"{path.relative_to(ROOT)} imports {found}"
+
+
+_NOT_TESTS = {"test_util"}  # of JAX

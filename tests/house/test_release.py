@@ -56,7 +56,9 @@ def no_tools(monkeypatch):
     monkeypatch.setattr(checks, "_auditwheel", lambda path: [])
 
 
-PURE = {"attn_dispatch/__init__.py": "", "attn_dispatch/py.typed": ""}
+PURE = dict.fromkeys(
+    ("attn_dispatch/__init__.py", "attn_dispatch/py.typed", "attn_dispatch_tools/__init__.py"), ""
+)
 
 
 @pytest.mark.parametrize(
@@ -67,12 +69,19 @@ PURE = {"attn_dispatch/__init__.py": "", "attn_dispatch/py.typed": ""}
         ({"attn_dispatch/x.pyc": ""}, ["stray file attn_dispatch/x.pyc"]),
         ({"attn_dispatch/_cuda.cpython-311-x86_64-linux-gnu.so": ""},
          ["compiled: attn_dispatch/_cuda.cpython-311-x86_64-linux-gnu.so"]),
-        ({"benchmarks/speed.py": ""}, ["outside the package: benchmarks/speed.py"]),
+        ({"benchmarks/speed.py": ""}, ["outside the packages: benchmarks/speed.py"]),
     ],
 )  # fmt: skip
 def test_a_pure_wheel(tmp_path, files, said):
     name = f"attn_dispatch-{VERSION}-py3-none-any.whl"
     assert checks.wrong(wheel(tmp_path, name, files=PURE | files)) == said
+
+
+@pytest.mark.parametrize("file", PURE)
+def test_a_pure_wheel_that_lacks_something(tmp_path, file):
+    name = f"attn_dispatch-{VERSION}-py3-none-any.whl"
+    left = {x: y for x, y in PURE.items() if x != file}
+    assert checks.wrong(wheel(tmp_path, name, files=left)) == [f"{file} is missing"]
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda x: x.suffix)

@@ -95,7 +95,9 @@ def test_what_has_no_counterpart_is_said_once():
         return said(lambda: [call(**arguments) for _ in range(2)])[1]
 
     (message,) = twice()
-    assert message.startswith("broadcast_dropout: each pair of query and key is dropped on its own")
+    assert message.startswith(
+        "broadcast_dropout: each pair of query and key is dropped independently"
+    )
     assert twice(broadcast_dropout=False) == []
     assert twice(deterministic=True) == []
     (message,) = twice(deterministic=True, precision="highest")

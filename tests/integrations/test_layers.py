@@ -53,7 +53,7 @@ def test_equinox_dropout_and_process_heads():
     from attn_dispatch.integrations.equinox import MultiheadAttention, replace_attention
 
     layer = MultiheadAttention(N, D, dropout_p=0.5, key=jax.random.key(0))
-    with pytest.raises(RuntimeError, match="expected a key, because there is dropout"):
+    with pytest.raises(RuntimeError, match="expected a key for dropout"):
         layer(X, X, X)
     quiet = layer(X, X, X, inference=True)
     np.testing.assert_array_equal(eqx.nn.inference_mode(layer)(X, X, X), quiet)

@@ -12,9 +12,9 @@ import jax
 import pybind11
 import pytest
 
+from tests.support.aiter_emulated import HANDLERS, ROCM_BACKEND
 from tests.support.repository import ROOT
 
-ROCM_BACKEND = ROOT / "rocm_backend"
 HIP = next(
     (
         x
@@ -23,11 +23,10 @@ HIP = next(
     ),
     None,
 )
-SOURCES = ("module", "handlers", "fill", "fill_split_kv", "call_site", "check", "library")
 
 
 @pytest.mark.skipif(HIP is None, reason="needs HIP's headers (Debian: libamdhip64-dev)")
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", HANDLERS)
 def test_compiles_against_hip(name):
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler is not None
@@ -45,6 +44,6 @@ def test_compiles_against_hip(name):
 def test_handlers_allocate_and_wait_for_nothing():
     """What a handler must not do, by the names of the calls that would do it."""
     forbidden = ("hipMalloc", "hipFree", "Synchronize", "hipMemcpy", "abort(", "exit(", "throw ")
-    for name in SOURCES:
+    for name in HANDLERS:
         text = (ROCM_BACKEND / f"{name}.cc").read_text()
         assert [x for x in forbidden if x in text] == [], name

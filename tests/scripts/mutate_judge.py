@@ -3,7 +3,7 @@
 usage: python -m tests.scripts.mutate_judge [--seed N] [--draws N] [--only GLOB]
                                                      [--jobs N] [--write]
 
-Every one of wrong_implementations.py and wrong_serving.py runs cases of `verify.draws`, or of
+Every one of tests/wrong_implementations runs cases of `verify.draws`, or of
 `verify.serving_draws`, on the CPU, those in which its mistake can show, until one fails that
 the right implementation passes. What no case notices survives; the exit status says whether
 anything did.
@@ -37,7 +37,7 @@ from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.serving_draws import serving_examples
 from attn_dispatch_tools.verify.suite import Conformance
-from tests.wrong_implementations.wrong_serving import WRONG, Wrong
+from tests.wrong_implementations import WRONG, Wrong
 
 RECORD = TESTS / "wrong_implementations" / "judged.json"
 

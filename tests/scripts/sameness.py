@@ -2,10 +2,13 @@
 
 usage: python -m tests.scripts.sameness FOLDER [--cases GLOB] [--random N] [--seed N]
        python -m tests.scripts.sameness FOLDER --against EARLIER_FOLDER
+       python -m tests.scripts.sameness FOLDER --digests
 
 The first writes one file for each case: the lowered program of its forward and backward pass, and
 the verdict of every implementation on every call of it, for an H100, an MI300X and the CPU. The
-second names what differs; programs must not, and verdicts may in their wording alone.
+second names what differs; programs must not, and verdicts may in their wording alone. The third
+writes the digests of the programs of all named cases to tests/results/lowered-JAX_VERSION.json,
+which tests compare with.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import gzip
+import hashlib
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable
@@ -33,6 +38,8 @@ from attn_dispatch_tools.verify.calls import Program, specs_in
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import CASES
 
+RESULTS = Path(__file__).parents[1] / "results"
+SCRATCH = re.compile(r"tensor<\d+xui8>")
 TARGETS = {"sm90": "cuda", "gfx942": "rocm", "cpu": "cpu"}
 
 
@@ -63,6 +70,27 @@ def made_of(case: Case, target: str) -> dict[str, Any]:
             for x in select.verdicts(spec, device_for(platform))
         ]  # fmt: skip
     return {"program": program, "verdicts": verdicts}
+
+
+def digest(program: str) -> str:
+    """A short hash of a lowered program, the same whatever scratch memory a cuDNN version takes."""
+    return hashlib.sha256(SCRATCH.sub("tensor<?xui8>", program).encode()).hexdigest()[:10]
+
+
+def digests_file() -> Path:
+    return RESULTS / f"lowered-{jax.__version__}.json"
+
+
+def write_digests(folder: Path) -> None:
+    """One line for each named case that has a program in `folder`."""
+    found = {
+        case.name: {target: digest(x["program"]) for target, x in read(file).items()}
+        for case in sorted(CASES, key=lambda x: x.name)
+        if (file := file_of(folder, case)).exists()
+    }
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(x)}" for name, x in found.items())
+    digests_file().write_text("{\n" + lines + "\n}\n")
+    print(f"{len(found)} cases in {digests_file()}")
 
 
 def file_of(folder: Path, case: Case) -> Path:
@@ -120,7 +148,10 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=0)
     parser.add_argument("--seed", type=int, default=4711)
     parser.add_argument("--against", type=Path)
+    parser.add_argument("--digests", action="store_true")
     args = parser.parse_args()
+    if args.digests:
+        return write_digests(args.folder)
     if args.against:
         sys.exit(not compare(args.folder, args.against))
     named = [x for x in CASES if fnmatch.fnmatch(x.name, args.cases)]

@@ -14,7 +14,7 @@ from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
-from tests.core.rewrites.test_rewrites import by_xla
+from tests.support.in_place_of_kernels import by_xla
 
 
 def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] | None:

@@ -1,4 +1,4 @@
-"""AMD: AITER's CK and ASM attention kernels, run by the `_rocm` library."""
+"""AMD: AITER's CK and ASM attention kernels. The `_rocm` library runs them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SPLIT_KV_TARGET = FORWARD_TARGET + "_split_kv"
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-    """This version's own limits, then those of AITER's kernels."""
+    """Every limit of this version and of AITER's kernels that the call exceeds."""
     reasons = (*_device_reasons(device), *broken(CALL_RULES, spec))
     if spec.dtype in ("float16", "bfloat16") and device.platform == "rocm":
         reasons += aiter_kernels.not_supported_reasons(call_of(spec), device.arch)
@@ -67,7 +67,7 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
-    """CK or ASM, with what distinguishes its kernels, and the scratch memory in bytes."""
+    """The kernel, CK or ASM, and the scratch memory in bytes."""
     call, kernel = _kernel(spec, device)
     engine = str(kernel)
     if kernel.why_not_asm:
@@ -89,7 +89,7 @@ def version() -> tuple[str, str]:
 
 
 def library_lines() -> list[str]:
-    """One line for each architecture AITER was built for here, or where it was looked for."""
+    """One line for each architecture that AITER is built for here, or the folder searched."""
     lines = []
     for arch in aiter_folder.ARCHS:
         folder = aiter_folder.folder(arch)
@@ -137,7 +137,7 @@ def backward(
     arrays = inputs(spec, call, operands, sequences)
     lse = operands["lse"]
     if not each_query_attends(spec):
-        # exp(-inf - lse) must be 0 whatever the kernel makes of an lse of -inf.
+        # exp(-inf - lse) must be 0, however the kernel treats an lse of -inf.
         lse = jnp.where(lse == -jnp.inf, 0, lse)
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
@@ -162,12 +162,12 @@ def backward(
 
 @lru_cache(maxsize=8)
 def register(arch: str) -> None:
-    """Make the custom calls known to XLA; lowering for a device that is here does so by itself.
+    """Register the custom calls with XLA. Lowering for a device that is present does so itself.
 
-    Only a process that runs an exported module without ever calling attention needs it.
+    Only a process that runs an exported module without ever calling attention needs this.
 
     Args:
-      arch: of the devices here: "gfx942" or "gfx950".
+      arch: the architecture of the devices, "gfx942" or "gfx950".
 
     Raises:
       RuntimeError: if the ROCm library or AITER is not usable, with the reason.
@@ -179,7 +179,7 @@ def register(arch: str) -> None:
 
 
 def register_handlers(backend: ModuleType, platform: str) -> None:
-    """Make the handlers of a `_rocm` module the custom calls of this XLA platform."""
+    """Register the handlers of a `_rocm` module as custom calls of this XLA platform."""
     jax.ffi.register_ffi_type("attn_dispatch_aiter_call_site", backend.state_type(), platform)
     for target, stages in (
         (FORWARD_TARGET, backend.forward_handlers()),
@@ -228,7 +228,7 @@ def _call(
 def _attributes(
     spec: AttentionSpec, call: AiterCall, kernel: Kernel, device: Device
 ) -> dict[str, bool | str | np.generic]:
-    """The custom call's attributes: name for name ATTN_AITER_SPEC of rocm_backend/spec.h."""
+    """The custom call's attributes, name for name as ATTN_AITER_SPEC of rocm_backend/spec.h."""
     return {
         "arch": device.arch,
         "max_seq_len_q": np.int64(call.max_seq_len_q),

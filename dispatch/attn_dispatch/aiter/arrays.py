@@ -1,7 +1,7 @@
-"""Between the arrays of a call and those of AITER's custom calls: layouts, padding, sums.
+"""Conversion between a call's arrays and those of AITER's custom calls: layouts, padding, sums.
 
-In group mode AITER's arrays have no batch axis: [B, L, …] becomes [B · L, …], and lse, [B, N, T]
-everywhere else, becomes [N, B · T].
+In group mode AITER's arrays have no batch axis: [B, L, …] becomes [B · L, …], and lse [B, N, T]
+becomes [N, B · T].
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def inputs(
     operands: Mapping[str, jax.Array],
     sequences: Sequences,
 ) -> KernelArrays:
-    """What both directions take first, in the order of rocm_backend/fill.cc."""
+    """The operands that both directions begin with, in the order of rocm_backend/fill.cc."""
     arrays = {
         "q": to_rows(pad_last(scaled_query(spec, operands["query"]), call.head_dim), call),
         "k": to_rows(pad_last(operands["key"], call.head_dim), call),
@@ -46,34 +46,34 @@ def inputs(
 
 
 def slopes_of_rows(slopes: jax.Array, batch: int) -> jax.Array:
-    """float32 [1|batch, N] of slopes [1|B, N]; a batch row may be several sequences."""
+    """Slopes [1|B, N] as float32 [1|batch, N], repeated for each sequence of a batch row."""
     slopes = slopes.astype(jnp.float32)
     return slopes if slopes.shape[0] == 1 else jnp.repeat(slopes, batch // slopes.shape[0], axis=0)
 
 
 def _whole_rows(spec: AttentionSpec, bias: jax.Array) -> jax.Array:
-    """[1|B, 1|N, T, S]: AITER broadcasts over batch and heads alone."""
+    """The bias as [1|B, 1|N, T, S]: AITER broadcasts it over batch and heads only."""
     return jnp.broadcast_to(bias, (*bias.shape[:2], spec.seq_len_q, spec.seq_len_kv))
 
 
 def rng_state(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """{seed, offset}, two u64 as u32 words, drawn from the caller's key."""
+    """{seed, offset}, two u64 as u32 words. The seed is drawn from the caller's key."""
     key = first_dropout_key(spec, operands)
     return jnp.append(jax.random.bits(key, (2,), jnp.uint32), jnp.zeros(2, jnp.uint32))
 
 
 def to_rows(x: jax.Array, call: AiterCall) -> jax.Array:
-    """[B, L, ...], in group mode [B · L, ...]."""
+    """x [B, L, ...] as AITER takes it: unchanged, or in group mode [B · L, ...]."""
     return x.reshape(-1, *x.shape[2:]) if call.is_group else x
 
 
 def from_rows(x: jax.Array, batch: int) -> jax.Array:
-    """[B, L, heads, D] of what is that already, or [B · L, heads, D]."""
+    """x [B, L, heads, D] or [B · L, heads, D] as [B, L, heads, D]."""
     return x if x.ndim == 4 else x.reshape(batch, -1, *x.shape[1:])
 
 
 def lse_to_rows(lse: jax.Array, call: AiterCall) -> jax.Array:
-    """[B, N, T], in group mode [N, B · T]."""
+    """lse [B, N, T] as AITER takes it: unchanged, or in group mode [N, B · T]."""
     return jnp.swapaxes(lse, 0, 1).reshape(call.num_heads, -1) if call.is_group else lse
 
 
@@ -88,7 +88,7 @@ def where_real(real: jax.Array | None, x: jax.Array, value: float) -> jax.Array:
 
 
 def sum_groups(spec: AttentionSpec, x: jax.Array) -> jax.Array:
-    """[B, S, K, D] of gradients [B, S, N, D] that have a head for each query head."""
+    """Gradients [B, S, N, D], one per query head, summed to [B, S, K, D]."""
     if spec.num_heads == spec.num_kv_heads:
         return x
     by_group = x.reshape(*x.shape[:2], spec.num_kv_heads, -1, x.shape[3])

@@ -1,4 +1,4 @@
-"""The results of AITER's custom calls, scratch memory among them: every size, in one place.
+"""The results of AITER's custom calls and their sizes, including scratch memory.
 
 The handlers (rocm_backend/fill*.cc) take them in this order and refuse any other shape.
 """
@@ -19,7 +19,7 @@ Buffers = dict[str, jax.ShapeDtypeStruct]
 
 
 def forward_results(call: AiterCall) -> Buffers:
-    """out, and lse if wanted."""
+    """out, and lse if it is wanted."""
     results = {"out": _rows(call, call.seq_len_q, call.num_heads, call.head_dim_v)}
     if call.needs_lse:
         results["lse"] = _per_row(call)
@@ -27,7 +27,7 @@ def forward_results(call: AiterCall) -> Buffers:
 
 
 def split_results(call: AiterCall, num_splits: int) -> Buffers:
-    """out, lse if wanted, and what each split finds; heads come first."""
+    """out, lse if it is wanted, and the partial results of each split; heads come first."""
     rows = (call.batch, call.num_heads, call.seq_len_q)
     parts = (call.batch, call.num_heads, num_splits, call.seq_len_q)
     results = {"out": jax.ShapeDtypeStruct((*rows, call.head_dim_v), call.dtype)}
@@ -39,7 +39,7 @@ def split_results(call: AiterCall, num_splits: int) -> Buffers:
 
 
 def backward_results(call: AiterCall, kernel: Kernel) -> Buffers:
-    """dq, dk and dv with a head per query head, dbias if wanted, and the scratch memory."""
+    """dq, dk and dv with all query heads, dbias if it is wanted, and scratch memory."""
     results = {
         "dq": _rows(call, call.seq_len_q, call.num_heads, call.head_dim),
         "dk": _rows(call, call.seq_len_kv, call.num_heads, call.head_dim),
@@ -54,7 +54,7 @@ def backward_results(call: AiterCall, kernel: Kernel) -> Buffers:
 
 
 def workspace_bytes(call: AiterCall, kernel: Kernel) -> int:
-    """Bytes of scratch: what the call writes beyond results of the operands' own sizes."""
+    """Bytes of scratch memory: results beyond output, lse and gradients of the operands' sizes."""
     if call.is_split:
         results = split_results(call, kernel.num_splits)
         return _bytes(results["lse_acc"]) + _bytes(results["out_acc"])
@@ -80,7 +80,7 @@ def _per_row(call: AiterCall) -> jax.ShapeDtypeStruct:
 
 
 def _dq_acc(call: AiterCall, kernel: Kernel) -> jax.ShapeDtypeStruct:
-    """The three layouts of aiter_api.h's AttnAiterAccumulator."""
+    """The accumulator of dq, in the layout of aiter_api.h's AttnAiterAccumulator."""
     if kernel.accumulator == "atomic_32":
         return jax.ShapeDtypeStruct((*_per_row(call).shape, call.head_dim), jnp.float32)
     if kernel.accumulator == "atomic_16":
@@ -92,7 +92,7 @@ def _dq_acc(call: AiterCall, kernel: Kernel) -> jax.ShapeDtypeStruct:
 
 
 def num_splits(call: AiterCall) -> int:
-    """How many dq_acc CK writes: one per tile of keys where the sum must be deterministic."""
+    """The number of dq_acc that CK writes: one, or one per tile of keys if deterministic."""
     if not call.deterministic:
         return 1
     return -(-call.max_seq_len_kv // keys_per_split(call))

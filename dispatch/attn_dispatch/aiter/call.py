@@ -1,4 +1,4 @@
-"""One AITER call's facts in AITER's own terms: what its kernels are chosen by."""
+"""One attention call in AITER's terms, by which its kernel is chosen."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 
 HEAD_DIM_MULTIPLE = 8
-"""Of AITER's kernels; smaller head dims are padded."""
+"""AITER's kernels take multiples of it; other head dims are padded."""
 
 MAX_SPLIT_QUERIES = 8
-"""Queries of a row up to which keys with lengths are split among workgroups."""
+"""The most queries of a row for which keys with lengths are split among workgroups."""
 
 Mask = Literal["none", "top_left", "bottom_right"]
 Bias = Literal["none", "bias", "alibi"]
@@ -23,10 +23,11 @@ Bias = Literal["none", "bias", "alibi"]
 
 @dataclass(frozen=True)
 class AiterCall:
-    """A forward or backward call as AITER sees it: head dims padded, masks in its normal form.
+    """A forward or backward call as AITER takes it: padded head dims, masks in AITER's form.
 
     In group mode (packed sequences) `batch` counts sequences, `seq_len_*` are the rows of the
-    packed arrays and `max_seq_len_*` the longest sequence; else `max_seq_len_*` equal `seq_len_*`.
+    packed arrays and `max_seq_len_*` the longest sequence. Otherwise `max_seq_len_*` equal
+    `seq_len_*`.
     """
 
     backward: bool
@@ -34,7 +35,7 @@ class AiterCall:
     """"float16" or "bfloat16"."""
     is_group: bool
     has_gaps: bool
-    """Group mode: sequences have lengths of their own, shorter than the space they have."""
+    """Group mode: whether sequences may be shorter than the space up to the next one."""
     batch: int
     seq_len_q: int
     seq_len_kv: int
@@ -45,32 +46,32 @@ class AiterCall:
     head_dim: int
     head_dim_v: int
     mask: Mask
-    """Where the diagonal starts; "none" where both sides of the window are open."""
+    """The corner where the diagonal starts; "none" if both sides of the window are open."""
     window_left: int
     """Keys to the left of the diagonal that a query sees; -1 is open. Causal is (-1, 0)."""
     window_right: int
     bias: Bias
     has_dbias: bool
-    """Backward: the gradient of the bias is wanted."""
+    """Backward: whether the gradient of the bias is wanted."""
     logits_soft_cap: float
-    """0 is none."""
+    """0 means none."""
     dropout_rate: float
     deterministic: bool
     needs_lse: bool
-    """Forward: lse is wanted."""
+    """Forward: whether lse is wanted."""
     is_split: bool = False
-    """Forward: by the split-KV kernels, each row up to its own number of keys.
+    """Forward: whether the split-KV kernels run the call, which read keys up to each row's length.
 
-    Where `folds_heads` says so, `num_heads` are the kv heads, and `seq_len_q` counts the query
-    heads of each as rows.
+    If `folds_heads` is true of the spec, `num_heads` counts kv heads, and `seq_len_q` counts the
+    query heads of each as rows.
     """
     page_size: int = 0
-    """Of split-KV: keys in a page, 0 where they are not in pages."""
+    """Split-KV: the keys in a page; 0 if keys are not in pages."""
     num_pages: int = 0
-    """Those of which each has keys, and its values `value_page` further on."""
+    """Split-KV: the pages of keys; the values of a page are `value_page` pages further on."""
     value_page: int = 0
     heads_first_kv: bool = False
-    """Of split-KV: heads of keys and values come before their keys, in a page or a batch row."""
+    """Split-KV: whether a page, or a batch row, has its heads before its keys."""
 
     @property
     def is_causal(self) -> bool:
@@ -90,7 +91,7 @@ def call_of(spec: AttentionSpec) -> AiterCall:
         backward=spec.is_backward,
         dtype=spec.dtype,
         is_group=is_group,
-        # What is packed without gaps is one row of sequences, each ending where the next starts.
+        # Without gaps there is one batch row, in which each sequence ends where the next starts.
         has_gaps=is_group and not (spec.has("cu_seqlens_q") and spec.batch == 1),
         batch=spec.batch * (sequences or 1),
         seq_len_q=rows * spec.seq_len_q,
@@ -114,7 +115,7 @@ def call_of(spec: AttentionSpec) -> AiterCall:
 
 
 def is_split(spec: AttentionSpec) -> bool:
-    """Whether split-KV kernels run the call: keys in pages, or few queries beside a cache."""
+    """Whether split-KV kernels run the call: keys in pages, or few queries and a cache."""
     if spec.is_backward or is_packed(spec) or spec.meaning.dropout_rate:
         return False
     if not spec.has("key_value_seq_lengths"):
@@ -123,10 +124,10 @@ def is_split(spec: AttentionSpec) -> bool:
 
 
 def folds_heads(spec: AttentionSpec) -> bool:
-    """Whether the query heads of a kv head are rows of one tile, for which keys are read once.
+    """Whether the query heads of a kv head become rows of one tile, for which keys are read once.
 
-    CK's tile has 64 rows of one head, which otherwise are those of its queries alone. A mask tells
-    rows apart, and ALiBi, which heads differ in, comes with one.
+    CK's tile has 64 rows of one head, most of them unused with few queries. A mask depends on the
+    row, and ALiBi, whose slopes depend on the head, comes with a mask: then heads cannot be rows.
     """
     return _split_mask(spec)[0] == "none"
 
@@ -171,7 +172,7 @@ def _pages(spec: AttentionSpec) -> int:
 
 
 def _split_mask(spec: AttentionSpec) -> tuple[Mask, int, int]:
-    """As `_mask`; no key is to the right of a single query that is the row's last."""
+    """`_mask`, or no mask if it hides nothing from a single query, the last of its row."""
     mask, left, right = _mask(spec)
     is_last = spec.seq_len_q == 1 and mask == "bottom_right"
     if is_last and left == -1:
@@ -180,9 +181,9 @@ def _split_mask(spec: AttentionSpec) -> tuple[Mask, int, int]:
 
 
 def _sequences(spec: AttentionSpec) -> int | None:
-    """How many sequences a batch row is made of; None where it is all there is, whole."""
+    """The number of sequences in a batch row; None if batch rows are whole, without lengths."""
     if is_packed(spec):
-        return most_sequences(spec) or 1  # where nobody knows no kernel is asked
+        return most_sequences(spec) or 1  # if the number is unknown, another rule refuses the call
     has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
     return 1 if has_lengths else None
 
@@ -192,12 +193,12 @@ def _lse_grad_columns(spec: AttentionSpec) -> int:
 
 
 def _mask(spec: AttentionSpec) -> tuple[Mask, int, int]:
-    """Where the diagonal starts and how far a query sees to both sides of it; -1 is open."""
+    """The corner where the diagonal starts, and the window (left, right) around it; -1 is open."""
     left, right = (-1 if side is None else side for side in spec.band)
     if spec.has("alibi_slopes") or spec.has("bias"):
-        # A window that hides nothing. CK counts ALiBi's distances from the diagonal only under one:
-        # without a mask they count from the bottom right, and under (-1, 0) from the first key,
-        # which changes lse. And only with a mask does it expect a row of biases all -inf.
+        # A window that hides nothing. Only with a window does CK count ALiBi's distances from the
+        # diagonal: without a mask they count from the bottom right, and with (-1, 0) from the first
+        # key, which changes lse. And only with a mask does CK handle a row of biases all -inf.
         wide = spec.seq_len_q + spec.seq_len_kv
         left, right = (wide if side < 0 else side for side in (left, right))
     if (left, right) == (-1, -1):

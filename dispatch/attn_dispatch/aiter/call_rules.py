@@ -1,4 +1,4 @@
-"""What this version does not run through AITER, before its kernels are asked (rules.py)."""
+"""The calls that this version does not run through AITER, whatever its kernels run (rules.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attn_dispatch.semantics.scaled_query import is_out_of_range
 _ALIBI_LENGTHS = 2**16  # CK takes distances as 16-bit numbers (block_position_encoding.hpp)
 
 _MAX_RATE_ERROR = 1 / 32
-"""By how much of 1 - rate the share that is kept may differ from it: the output does as well."""
+"""The largest relative error of the share of kept entries, and so of the output."""
 
 _NOT_RUN = "not run through AITER by this version"
 
@@ -31,7 +31,7 @@ def _feature(name: str, remedy: str = "", *, called: str = "") -> Rule[Attention
 
 
 def _share_kept(rate: float) -> float:
-    """The share of entries that CK keeps: it draws a byte for each (block_dropout.hpp)."""
+    """The share of entries that CK keeps, which draws one byte for each (block_dropout.hpp)."""
     return (np.floor(np.float32(1 - rate) * np.float32(255)) + 1) / 256 if rate else 1.0
 
 
@@ -41,7 +41,7 @@ def _keeps_another_share(spec: AttentionSpec) -> bool:
 
 
 CALL_RULES = (
-    _feature("mask", "say it with lengths, a window or segment ids"),
+    _feature("mask", "use lengths, a window or segment ids instead"),
     _feature("sinks"),
     Rule[AttentionSpec](
         "aiter/bias_and_alibi",
@@ -90,4 +90,4 @@ CALL_RULES = (
     ),
     EMPTY,
 )
-"""Limits of a call, of either direction."""
+"""The limits of forward and backward calls."""

@@ -1,4 +1,4 @@
-"""Where AITER's libraries are once `attn-dispatch build-aiter` has built them."""
+"""The folder in which `attn-dispatch build-aiter` puts AITER's libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import platformdirs
 from attn_dispatch.files import reading
 
 GENERATION = "dev18"
-"""Of AITER's C++ interface, which changes from version to version."""
+"""The version of AITER's C++ interface, which changes from release to release."""
 WHEEL_VERSION = "0.1.7.post2.dev18"
 ARCHS = ("gfx942", "gfx950")
 ADAPTER = "libattn_dispatch_aiter.so"
@@ -36,56 +36,56 @@ class AiterBuild:
     filter_split_kv: str
     compiler: str
     compile_check_only: bool
-    """Built against headers that are not ROCm's: never to be loaded beside ROCm."""
+    """Whether it was built without ROCm's headers, so that it must never be loaded beside ROCm."""
     files: int
-    """How many C++ files were compiled."""
+    """The number of compiled C++ files."""
     asm_kernels: int
     date: str
 
     def write(self, folder: Path) -> None:
-        """Record this build in `folder`, as the last step: a folder with a record is complete."""
+        """Write the record into `folder`, as the last step: a folder with a record is complete."""
         text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
         (folder / _RECORD).write_text(text, encoding="utf-8")
 
 
 def root() -> Path:
-    """$ATTN_DISPATCH_AITER, else a folder of the user's. One subfolder for each architecture."""
+    """$ATTN_DISPATCH_AITER, or else a folder of the user. It has a subfolder per architecture."""
     if chosen := os.environ.get("ATTN_DISPATCH_AITER"):
         # Path.expanduser raises where there is no such user.
         return Path(os.path.expanduser(chosen))
     try:
         data = platformdirs.user_data_path("attn-dispatch")
-    except RuntimeError:  # of users that have no home: what Python's environment is in
+    except RuntimeError:  # the user has no home folder: use that of Python's environment
         data = Path(sys.prefix, "share", "attn-dispatch")
     return data / "aiter" / GENERATION
 
 
 def folder(arch: str) -> Path:
-    """Where the libraries for `arch` ("gfx942") are, or will be built."""
+    """The folder where the libraries for `arch` ("gfx942") are, or will be built."""
     return root() / arch
 
 
 def libraries(arch: str) -> tuple[str, str, str]:
-    """The files of a build. What the linker finds by its name has the architecture in it: a process
-    with GPUs of two kinds loads both builds."""
+    """The library files of a build. Names that the linker looks up contain the architecture,
+    because a process with GPUs of two kinds loads both builds."""
     return f"libmha_fwd_{arch}.so", f"libmha_bwd_{arch}.so", ADAPTER
 
 
 def asm_folder(folder: Path, arch: str) -> Path:
-    """Where the libraries of a build look for ASM kernels (rocm_backend/aiter_asm_folder.cc)."""
+    """The folder where a build's libraries find ASM kernels (rocm_backend/aiter_asm_folder.cc)."""
     return folder / "hsa" / arch
 
 
 def asm_kernels(folder: Path) -> list[Path]:
-    """The ASM kernels of attention in AITER's folder of one architecture."""
+    """The attention ASM kernels in AITER's folder for one architecture."""
     return sorted(x for x in folder.glob("fmha_v3_*/**/*.co") if os.path.isfile(x))
 
 
 def read(folder: Path) -> AiterBuild | None:
-    """The finished build in `folder`, or None where there is none.
+    """The finished build in `folder`; None if there is none.
 
     Raises:
-      ValueError: if there is something that this version cannot read; it says what.
+      ValueError: the record cannot be read by this version; the message says why.
     """
     path = folder / _RECORD
     try:

@@ -1,9 +1,9 @@
-"""Which of AITER's kernels runs a call: its hand-written ASM ("v3") kernels, else CK's templates.
+"""The choice of AITER's kernel for a call: a hand-written ASM ("v3") kernel, or CK's templates.
 
-AITER's C++ dispatch decides by itself once it is called. It is decided here first, because the
-scratch memory depends on it, because lowering happens on machines without AITER, and because that
-dispatch lets through what its Python layer, the one its users run, does not. The rules are the
-tables of rules.py; tests/aiter/test_dispatch.py holds them against AITER's compiled dispatch.
+AITER's C++ dispatch chooses when it is called. The choice is made here already, for three reasons:
+scratch memory depends on it; calls are lowered on machines without AITER; and the C++ dispatch
+accepts calls that AITER's Python layer, which its users run, does not. The rules are the tables of
+rules.py; tests/aiter/test_dispatch.py compares them with AITER's compiled dispatch.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from attn_dispatch.reason import Reason
 
 Accumulator = Literal["split", "atomic_32", "atomic_16"]
 
-_NEAREST_EVEN = 0  # the exact one, and there is a kernel of it for every call that ASM runs
+_NEAREST_EVEN = 0  # the most accurate; every call that ASM runs has a kernel with it
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """The kernel of one call, as far as its caller must know it."""
+    """The kernel of one call: what the custom call and its buffers depend on."""
 
     family: Literal["asm", "ck"]
     name: str
     bf16_rounding: int
-    """How ASM rounds to bfloat16: 0 nearest even, 1 nearest away from zero, 2 towards zero."""
+    """ASM's rounding to bfloat16: 0 nearest even, 1 nearest away from zero, 2 towards zero."""
     accumulator: Accumulator
-    """Backward: how the gradient of the queries is gathered (aiter_api.h). CK: "split"."""
+    """Backward: how the gradient of query is accumulated (aiter_api.h). CK: "split"."""
     why_not_asm: tuple[Reason, ...]
-    """Why CK, with every reason; empty where the kernel is ASM, and of split-KV, which is CK's."""
+    """Every reason for CK rather than ASM; empty for ASM, and for split-KV, which only CK has."""
     num_splits: int = 1
-    """Split-KV: into how many parts the keys of a row are divided."""
+    """Split-KV: the number of parts into which the keys of a row are split."""
 
     def __str__(self) -> str:
         return self.name
@@ -48,12 +48,12 @@ def unsupported_arch(arch: str) -> tuple[Reason, ...]:
 
 
 def not_supported_reasons(call: AiterCall, arch: str) -> tuple[Reason, ...]:
-    """What no kernel of AITER runs. CK is what is asked: ASM runs nothing that CK does not."""
+    """Every reason why no kernel of AITER runs the call: CK's, because ASM runs fewer calls."""
     return unsupported_arch(arch) or _reasons(_rules_of(call), call, arch)
 
 
 def kernel_for(call: AiterCall, arch: str) -> Kernel:
-    """The kernel of a call against which there are no `not_supported_reasons`."""
+    """The kernel of a call that has no `not_supported_reasons`."""
     if call.is_split:
         splits = splits_of(call, arch)
         name = f"ck split-KV, {splits} split{'s' if splits > 1 else ''}"
@@ -63,7 +63,7 @@ def kernel_for(call: AiterCall, arch: str) -> Kernel:
         return Kernel("ck", name, _NEAREST_EVEN, "split", why)
     name = "asm v3 bf16, rounding nearest even" if call.dtype == "bfloat16" else "asm v3 fp16"
     if call.backward:
-        # 16-bit atomics lose bits with every block of keys, and run no call that these do not.
+        # 16-bit atomics lose bits with every block of keys, and run no further calls.
         return Kernel("asm", f"{name}, fp32 atomics", _NEAREST_EVEN, "atomic_32", ())
     return Kernel("asm", name, _NEAREST_EVEN, "split", ())
 

@@ -1,4 +1,4 @@
-"""Finding AITER and the library that speaks to it, once per process and architecture."""
+"""Finds AITER and loads it with `_rocm`, once per process and architecture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class AiterLibrary:
     """AITER as this process uses it, or the reason why it cannot."""
 
     backend: ModuleType | None
-    """`_rocm`, once it has loaded AITER."""
+    """`_rocm`, with AITER loaded; None if it is not usable."""
     path: str = ""
     unusable: str = ""
 
@@ -28,7 +28,7 @@ class AiterLibrary:
 def find(arch: str) -> AiterLibrary:
     """Load `_rocm` and through it the AITER that was built for this architecture.
 
-    What is found is kept. A failure to load is not: AITER may be built, memory may be free again.
+    The result is cached, but not a failure to load: later, AITER may be built or memory be free.
     """
     try:
         return _load(arch)
@@ -81,17 +81,19 @@ def load(backend: ModuleType, arch: str) -> AiterLibrary:
             f"{folder} was built without ROCm, to check that it compiles: {remedy} with ROCm "
             "installed",
         )
-    if not os.path.isfile(path):  # to open a pipe would wait
+    if not os.path.isfile(path):  # opening a pipe would wait
         missing = f"AITER's library is missing, or no file: {path}; {remedy}"
         return AiterLibrary(None, str(path), missing)
     kernels = aiter_folder.asm_folder(folder, arch)
-    if not os.path.isdir(kernels):  # of a folder that may not be looked into: False
+    if not os.path.isdir(kernels):  # also False for a folder without permission
         missing = f"AITER's ASM kernels are missing from {kernels}: {remedy}"
         return AiterLibrary(None, str(path), missing)
-    # AITER ends the process where it does not find the kernel that a call needs.
+    # AITER aborts the process if it does not find the kernel that a call needs.
     if (found := len(aiter_folder.asm_kernels(kernels))) < build.asm_kernels:
         missing = f"{kernels} has {found} of AITER's {build.asm_kernels} ASM kernels: {remedy}"
         return AiterLibrary(None, str(path), missing)
-    if error := backend.load_aiter(str(path), arch):
-        return AiterLibrary(None, str(path), error)
+    try:
+        backend.load_aiter(path, arch)
+    except RuntimeError as error:
+        return AiterLibrary(None, str(path), str(error))
     return AiterLibrary(backend, str(path))

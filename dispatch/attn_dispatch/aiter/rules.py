@@ -1,8 +1,7 @@
-"""The limits of AITER's kernels, generation "dev18", as tables: of its ASM kernels, of CK's, and of
-CK's that split the keys.
+"""The limits of AITER's kernels, generation "dev18", as three tables: ASM, CK, and CK's split-KV.
 
-A row is a name, a condition and a sentence. Where `source` is DISPATCH or CK, AITER's own C++
-refuses the call too; any other row is stricter than that, and its source says on whose word.
+A row is a name, a condition and a sentence. If its `source` is DISPATCH or CK, AITER's C++ refuses
+the call too. All other rows are stricter than AITER's C++, and name the source of the limit.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ADAPTER = "rocm_backend/aiter_adapter.h"
 
 @dataclass(frozen=True)
 class Rule:
-    """Calls of one direction, or both, on these archs do not run where `applies` is true."""
+    """A row: on these archs, calls of this direction do not run if `applies` is true."""
 
     name: str
     direction: str
@@ -43,7 +42,7 @@ class Rule:
     archs: tuple[str, ...]
     applies: Callable[[AiterCall], bool]
     text: str
-    """With facts in braces: fields of the call, or those of `_COUNTED`."""
+    """The sentence, with facts in braces: fields of the call or entries of `_COUNTED`."""
     source: str
     remedy: str = ""
 
@@ -52,7 +51,7 @@ class Rule:
         return of_direction and arch in self.archs and self.applies(call)
 
     def reason(self, call: AiterCall) -> Reason:
-        """What the rule says of a call: its facts are those that the sentence names."""
+        """The reason for a call that breaks the rule. Its facts are those in the sentence."""
         names = [name for _, name, _, _ in Formatter().parse(self.text) if name]
         facts = {x: _COUNTED[x](call) if x in _COUNTED else getattr(call, x) for x in names}
         return Reason(self.name, tuple(facts.items()), self.text.format(**facts), self.remedy)
@@ -73,7 +72,7 @@ def _head_dims(call: AiterCall) -> tuple[int, int]:
 
 
 def _is_window(call: AiterCall) -> bool:
-    """More than a causal mask."""
+    """Whether the mask is more than a causal one."""
     return call.mask != "none" and not call.is_causal
 
 
@@ -82,7 +81,7 @@ def _equal_and_within(call: AiterCall, low: int, high: int) -> bool:
 
 
 def _top_left_of_unequal(call: AiterCall) -> bool:
-    """A top-left diagonal that is not also the bottom-right one."""
+    """Whether the diagonal is top-left and differs from the bottom-right one."""
     return call.mask == "top_left" and (call.is_group or call.seq_len_q != call.seq_len_kv)
 
 
@@ -90,7 +89,7 @@ _OVER_GRID = Rule("aiter/grid", "both", _BOTH, lambda c: bool(over_grid(c)),
     f"{{layers}}: an AMD GPU's grid has at most {MAX_GRID_SIZE} workgroups along an axis",
     "maxGridSize of hipamd/src/hip_device.cpp in github.com/ROCm/clr; sizes.over_grid",
 )  # fmt: skip
-"""hipModuleLaunchKernel refuses a larger grid, upon which AITER ends the process."""
+"""hipModuleLaunchKernel refuses a larger grid, and AITER then aborts the process."""
 
 _DIMS = "({head_dim}, {head_dim_v})"
 _WINDOW = "window ({window_left}, {window_right})"
@@ -162,7 +161,7 @@ ASM_RULES = (
          lambda c: not c.is_group and c.seq_len_q <= 16,
          "backward with {seq_len_q} queries: CK is preferred up to 16", PYTHON),
 )  # fmt: skip
-"""What keeps a call from the ASM kernels. Several key-value heads to a query head never do."""
+"""The calls that ASM kernels do not run. Grouped heads are no obstacle."""
 
 CK_RULES = (
     Rule("dtype", "both", _BOTH, lambda c: c.dtype not in ("float16", "bfloat16"),
@@ -188,7 +187,7 @@ CK_RULES = (
     Rule("aiter/soft_cap_gradient", "backward", _BOTH, lambda c: c.logits_soft_cap > 0,
          "the gradient under logits_soft_cap", "no field of fmha_bwd_args has it"),
 )  # fmt: skip
-"""What CK does not run, and so no kernel of AITER."""
+"""The calls that CK, and so no kernel of AITER, runs."""
 
 SPLIT_RULES = (
     Rule("dtype", "forward", _BOTH, lambda c: c.dtype not in ("float16", "bfloat16"),
@@ -208,4 +207,4 @@ SPLIT_RULES = (
          "fmha_fwd_splitkv_args"),
     _OVER_GRID,
 )  # fmt: skip
-"""What CK's split-KV kernels do not run."""
+"""The calls that CK's split-KV kernels do not run."""

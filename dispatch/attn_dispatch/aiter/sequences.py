@@ -1,10 +1,10 @@
-"""Packed sequences and lengths as AITER's group mode takes them, and the rows its kernels skip.
+"""Packed sequences and lengths as AITER's group mode takes them, and the rows that XLA must fix.
 
-Group mode takes arrays without a batch axis: batch rows lie one after the other, each a sequence
-of its own, or several. Kernels neither read nor write what belongs to no sequence, and not all of
-them get rows right that attend nothing (NaN dK and dV of a sequence without queries in CK,
-github.com/ROCm/rocm-libraries/pull/5790; NaN output of one without keys in ASM,
-github.com/ROCm/aiter/issues/1442): both are told apart here, for XLA to put the defined values in.
+In group mode arrays have no batch axis: batch rows are laid end to end, each as one sequence or
+several. Kernels neither read nor write rows of no sequence, and some compute padding rows wrongly:
+CK gives NaN dK and dV for a sequence without queries
+(github.com/ROCm/rocm-libraries/pull/5790), and ASM gives NaN output for one without keys
+(github.com/ROCm/aiter/issues/1442). `Sequences` marks these rows, and XLA sets their values.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from attn_dispatch.semantics.row_ids import ascending
 
 @dataclass(frozen=True)
 class Sequences:
-    """Of one call: what group mode takes further, and which rows count."""
+    """The further operands of a call in group mode, and its real rows."""
 
     operands: tuple[jax.Array, ...]
-    """seqstart_q, seqstart_k, and with gaps seqlen_q, seqlen_k; none outside group mode."""
+    """seqstart_q, seqstart_k and, with gaps, seqlen_q and seqlen_k; empty outside group mode."""
     real_queries: jax.Array | None
-    """bool [1|B, T]: the query attends some key. None: all do."""
+    """bool [1|B, T]: the query attends to some key; None if all do."""
     real_keys: jax.Array | None
-    """bool [1|B, S]: the key is of a sequence with queries. None: all are."""
+    """bool [1|B, S]: the key belongs to a sequence with queries; None if all do."""
 
     @staticmethod
     def of(spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]) -> Sequences:
-        """The sequences of a call with lengths, segment ids, packed sequences or none of them."""
+        """The sequences of any call: with lengths, segment ids, cu_seqlens or none of them."""
         queries, keys = real_rows_by_position(spec, operands)
         if not call.is_group:
             return Sequences((), queries, None)
@@ -48,7 +48,7 @@ def _seqstarts(
     operands: Mapping[str, jax.Array],
     ranges: SequenceRanges,
 ) -> tuple[jax.Array, ...]:
-    """Where the sequences start, and with gaps how long they are."""
+    """Where the sequences start and, with gaps, their lengths."""
     if not call.has_gaps:
         cu_q = ascending(operands["cu_seqlens_q"], spec.seq_len_q)
         cu_k = ascending(operands["cu_seqlens_kv"], spec.seq_len_kv)

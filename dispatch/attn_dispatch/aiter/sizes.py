@@ -1,4 +1,4 @@
-"""How far AITER's kernels count: elements and bytes of arrays in 32 bits, workgroups of a grid."""
+"""Limits on the sizes of AITER's calls: 32-bit counts of elements and bytes, and grid sizes."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from attn_dispatch.aiter.call import AiterCall
 
 _INT32_MAX = 2**31 - 1
 
-_ROWS_OF_A_TILE, _KEYS_OF_A_TILE = 64, 128  # of CK's split-KV kernels, at most head dims
+_ROWS_OF_A_TILE, _KEYS_OF_A_TILE = 64, 128  # of CK's split-KV kernels, for most head dims
 _COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256}
 _MAX_SPLITS = 128
 FOUR_GIB = 2**32
 MAX_GRID_SIZE = 65_535
-"""Workgroups along y and along z of a grid on AMD; 2**31 - 1 along x."""
+"""The most workgroups along y and along z of a grid on AMD; along x it is 2**31 - 1."""
 QUERIES_OF_A_TILE = 128  # of CK's forward kernels, where there are many queries
 
 
 def over_int32(call: AiterCall) -> list[str]:
-    """Axes whose neighbours lie more elements apart than an int32 says."""
+    """The axes whose stride in elements exceeds int32."""
     return [axis for axis, elements in _strides(call).items() if elements > _INT32_MAX]
 
 
 def over_4_gib(call: AiterCall) -> list[str]:
-    """Arrays that an unsigned 32-bit number of bytes does not reach the end of."""
+    """The arrays whose size in bytes exceeds 32 bits."""
     return [name for name, size in _bytes(call).items() if size >= FOUR_GIB]
 
 
 def over_grid(call: AiterCall) -> list[str]:
-    """What a kernel lays out along y or z of its grid and there is too much of.
+    """The counts that exceed MAX_GRID_SIZE along y or z of a kernel's grid: "70000 heads".
 
-    Each kernel has batch rows, or sequences, along one of the two: GridSize of fmha_fwd_kernel.hpp,
-    fmha_bwd_kernel.hpp (dot_do_o, dq_dk_dv and convert_dq alike), fmha_fwd_splitkv_kernel.hpp and
-    fmha_fwd_splitkv_combine_kernel.hpp, and gdx, gdy, gdz of hsa/gfx*/fmha_v3_*/codegen.py. The
-    other is the heads' in backward passes and in split-KV, and the tiles of queries' in CK's
-    forward pass.
+    Each kernel has batch rows, or sequences, along one of these axes: GridSize of
+    fmha_fwd_kernel.hpp, fmha_bwd_kernel.hpp (dot_do_o, dq_dk_dv and convert_dq alike),
+    fmha_fwd_splitkv_kernel.hpp and fmha_fwd_splitkv_combine_kernel.hpp, and gdx, gdy, gdz of
+    hsa/gfx*/fmha_v3_*/codegen.py. The other axis has the heads in backward passes and in split-KV,
+    and the tiles of queries in CK's forward pass.
     """
     number = {"sequences" if call.is_group else "batch rows": call.batch}
     if call.backward or call.is_split:
@@ -46,14 +46,14 @@ def over_grid(call: AiterCall) -> list[str]:
 
 
 def keys_per_split(call: AiterCall) -> int:
-    """How many keys CK's deterministic backward pass sums up in one dq_acc, or fewer."""
+    """The most keys that CK's deterministic backward pass sums in one dq_acc."""
     return 128 if max(call.head_dim, call.head_dim_v) <= 128 else 64  # kN0 of dev18's tiles
 
 
 def dq_acc_bytes(call: AiterCall) -> int:
-    """How far CK's backward pass reaches from one place in dq_acc.
+    """The bytes that CK's backward pass addresses from one place in dq_acc.
 
-    That is one batch row, or all splits of it, which lie a whole array apart.
+    These are one batch row, or all splits of it, which are a whole array apart.
     """
     row = 4 * call.max_seq_len_q * call.num_heads * call.head_dim
     if not call.deterministic:
@@ -64,13 +64,13 @@ def dq_acc_bytes(call: AiterCall) -> int:
 
 
 def splits_of(call: AiterCall, arch: str) -> int:
-    """Into how many parts the split-KV kernels divide the keys of each row: 1 to 128.
+    """The number of parts into which the split-KV kernels split the keys of each row: 1 to 128.
 
-    The rule is that of AITER's host (num_splits_heuristic_ck of csrc/include/mha_common.h, which is
-    FlashAttention-2's): two workgroups for a compute unit, and the fewest splits that leave not
-    many more of them idle in the last wave than the best number does. There its caller gives it
-    ceil(head_dim_v / head_dim_v) blocks to divide, one, so that AITER itself never splits; here it
-    gets the tiles of keys that there is room for.
+    The rule is that of AITER's host code (num_splits_heuristic_ck of csrc/include/mha_common.h,
+    from FlashAttention-2): with two workgroups per compute unit, it takes the fewest splits that
+    leave only slightly more of them idle in the last wave than the best number. AITER passes it
+    ceil(head_dim_v / head_dim_v) blocks, that is one, and so never splits; here it gets the number
+    of tiles of keys.
     """
     workgroups = call.batch * call.num_heads * -(-call.seq_len_q // _ROWS_OF_A_TILE)
     at_once, blocks = 2 * _COMPUTE_UNITS[arch], -(-call.seq_len_kv // _KEYS_OF_A_TILE)
@@ -78,7 +78,7 @@ def splits_of(call: AiterCall, arch: str) -> int:
         return 1
     efficiency = {}
     for splits in range(1, min(_MAX_SPLITS, at_once, blocks) + 1):
-        # Some numbers leave the last split empty: as many blocks each as with one split fewer.
+        # Skips numbers with as many blocks per split as one split fewer: the last would be empty.
         if splits == 1 or -(-blocks // splits) != -(-blocks // (splits - 1)):
             waves = np.float32(workgroups * splits) / np.float32(at_once)
             efficiency[splits] = float(waves / np.ceil(waves))
@@ -87,10 +87,10 @@ def splits_of(call: AiterCall, arch: str) -> int:
 
 
 def _strides(call: AiterCall) -> dict[str, int]:
-    """The longest stride of every array, by what lies that far apart.
+    """The largest stride in elements of every array, by what is so far apart.
 
-    Without groups that is from one batch row to the next. In group mode it is from one head's lse
-    to the next, but a kernel also counts to the end of the longest sequence.
+    Outside group mode that is the distance of two batch rows. In group mode it is the distance of
+    two heads' lse; kernels also count to the end of the longest sequence.
     """
     t, s = (
         (call.max_seq_len_q, call.max_seq_len_kv)

@@ -1,9 +1,9 @@
-"""Calls of CK's split-KV kernels: few queries beside a cache, or keys and values in pages.
+"""Calls of CK's split-KV kernels: few queries and a cache, or keys and values in pages.
 
-Such a kernel reads the keys of a row up to its length and nothing beyond. Of the last page it makes
-a view that ends there (fmha_fwd_splitkv_kernel.hpp, page_block_navigator.hpp): value is 0 past its
-end, scores are replaced by -inf, and no further entry of the table is looked up. So nothing of
-key and value is cleared here, and NaN past a length reaches nothing.
+Such a kernel reads the keys of a row up to its length and nothing beyond. Its view of the last page
+ends there (fmha_fwd_splitkv_kernel.hpp, page_block_navigator.hpp): past the end value is 0, scores
+are replaced by -inf, and no further entry of the page table is read. So key and value need no
+clearing: NaN past a length reaches nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from attn_dispatch.semantics.scaled_query import scaled_query
 def split_inputs(
     spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]
 ) -> KernelArrays:
-    """The operands, in the order of rocm_backend/fill_split_kv.cc."""
+    """The operands of the custom call, in the order of rocm_backend/fill_split_kv.cc."""
     query = scaled_query(spec, pad_last(operands["query"], call.head_dim))
     if (shift := _shift(spec, call, operands)) is not None:
         query = _moved(query, -shift, 1)
@@ -46,7 +46,7 @@ def split_inputs(
 def split_outputs(
     spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array], results: KernelArrays
 ) -> tuple[jax.Array, jax.Array | None]:
-    """out [B, T, N, V] and lse [B, N, T], if there is one, of the kernel's results."""
+    """out [B, T, N, V] and lse [B, N, T], if it is wanted, from the kernel's results."""
     out = _from_heads_first(spec, results["out"])[..., : spec.head_dim_v]
     lse = None
     if "lse" in results:
@@ -61,12 +61,12 @@ def _keys(
     spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array], name: str
 ) -> jax.Array:
     x = flat_pages(operands[f"{name}_pages"]) if spec.is_paged else operands[name]
-    # Where the caller had them with heads first, XLA drops this and what it undoes.
+    # If the caller's array has heads first, XLA cancels this transpose with the one that made x.
     return jnp.swapaxes(x, 1, 2) if call.heads_first_kv else x
 
 
 def _heads_first(spec: AttentionSpec, x: jax.Array) -> jax.Array:
-    """[B, T, N, ·] as [B, N, T, ·], or where heads are folded as [B, K, T · N / K, ·]."""
+    """x [B, T, N, ·] as [B, N, T, ·]; with folded heads, as [B, K, T · N / K, ·]."""
     if not folds_heads(spec):
         return jnp.swapaxes(x, 1, 2)
     by_group = x.reshape(*x.shape[:2], spec.num_kv_heads, -1, x.shape[3])
@@ -74,7 +74,7 @@ def _heads_first(spec: AttentionSpec, x: jax.Array) -> jax.Array:
 
 
 def _from_heads_first(spec: AttentionSpec, x: jax.Array) -> jax.Array:
-    """[B, T, N, ·] of what `_heads_first` makes."""
+    """The inverse of `_heads_first`: [B, T, N, ·]."""
     if not folds_heads(spec):
         return jnp.swapaxes(x, 1, 2)
     by_group = x.reshape(spec.batch, spec.num_kv_heads, spec.seq_len_q, -1, x.shape[3])
@@ -84,19 +84,19 @@ def _from_heads_first(spec: AttentionSpec, x: jax.Array) -> jax.Array:
 def _shift(
     spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]
 ) -> jax.Array | None:
-    """How far the queries of each row [B] must go, for the last one to be the row's last.
+    """By how many places each row's queries must move, [B], so that its last query comes last.
 
-    The diagonal ends there, and the kernel knows of no lengths of queries. None where that makes no
-    difference.
+    The diagonal ends at the last place, and the kernel takes no lengths of queries. None if the
+    result does not depend on it.
     """
-    is_apart = call.mask == "bottom_right" and spec.seq_len_q > 1
-    if not (is_apart and spec.has("query_seq_lengths")):
+    depends_on_place = call.mask == "bottom_right" and spec.seq_len_q > 1
+    if not (depends_on_place and spec.has("query_seq_lengths")):
         return None
     return spec.seq_len_q - row_lengths(spec, operands, "query")
 
 
 def _moved(x: jax.Array, by: jax.Array, axis: int) -> jax.Array:
-    """Along an axis that has what lies `by` [B] further on, around its end."""
+    """x rotated along an axis by `by` [B] places: place i gets the value of place i + by."""
     size = x.shape[axis]
     places = (jnp.arange(size, dtype=jnp.int32)[None] + by[:, None]) % size
     shape = [1] * x.ndim

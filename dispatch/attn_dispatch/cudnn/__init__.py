@@ -1,4 +1,4 @@
-"""NVIDIA: cuDNN's fused attention, planned and run by the `_cuda` library."""
+"""NVIDIA: cuDNN's fused attention. The `_cuda` library plans and runs it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ BACKWARD_TARGET = "attn_dispatch_cudnn_backward"
 _OLDEST_SM = 80
 
 _WORKSPACE_SHARE = 4
-"""A deterministic backward pass may need this many times the memory of its arrays. More means that
-cuDNN keeps all scores, whose memory grows with the square of the length."""
+"""A deterministic backward pass may take this many times the memory of its arrays. An engine that
+needs more keeps all scores, whose memory grows with the square of the length."""
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-    """This version's own limits first; cuDNN itself is asked only where there are none."""
+    """Every rule of this version that the call breaks; if there is none, cuDNN's own reason."""
     reasons = (*_device_reasons(device), *cudnn_rules.not_supported_reasons(spec))
     if reasons:
         return reasons
@@ -54,14 +54,14 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
-    """cuDNN's engine with its knobs, the workspace of the custom call, and what is made for it."""
+    """cuDNN's engine with its knobs, the workspace, and the memory of copies made for the call."""
     return _must_plan(spec, device).plan
 
 
 def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
-    """Those that its heuristics propose, and those that differ from one in a single knob.
+    """The engines that cuDNN's heuristics propose, and those that differ from one in a single knob.
 
-    None for a deterministic backward pass, whose engine the frontend chooses.
+    Empty for a deterministic backward pass, whose engine the frontend chooses.
     """
     planned = _untuned(spec, device)
     if isinstance(planned, Reason) or (spec.is_backward and spec.meaning.deterministic_backward):
@@ -111,10 +111,10 @@ def backward(
 
 @lru_cache(maxsize=1)
 def register() -> None:
-    """Make the custom calls known to XLA; lowering does so by itself.
+    """Register the custom calls with XLA. Lowering does so itself.
 
-    Only a process that runs an exported module without ever calling attention needs it. It asks JAX
-    for its devices, so it comes after `jax.distributed.initialize`.
+    Only a process that runs an exported module without ever calling attention needs this. It asks
+    JAX for its devices, so call it after `jax.distributed.initialize`.
 
     Raises:
       RuntimeError: if the CUDA library or cuDNN is not usable, with the reason.
@@ -154,7 +154,7 @@ class _Planned:
 
 
 def _planned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
-    """The call as cuDNN runs it, by the engine that is asked for, or why it does not."""
+    """The call as cuDNN runs it, with the engine that tuning chose, or why it does not run it."""
     untuned = _untuned(spec, device)
     if isinstance(untuned, Reason) or not spec.options.engine:
         return untuned
@@ -167,17 +167,13 @@ def _planned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
         return reason_from_sentence(
             "cudnn/engine", f"engine {call.engine}: {error} (cuDNN {version})"
         )
-    # Enough for the untuned plan as well, which runs where another cuDNN lacks the engine.
+    # Enough for the untuned plan too: where another cuDNN lacks the engine, that plan runs.
     workspace_bytes = max(workspace_bytes, untuned.plan.workspace_bytes)
     return _Planned(call, Plan(engine, workspace_bytes, untuned.plan.other_bytes))
 
 
 def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
-    """The first variant of the call that cuDNN plans, or why it plans none.
-
-    The padding mask of the second variant steers clear of several known bugs. What it cannot help
-    with is refused for the first reason.
-    """
+    """The first variant of the call that cuDNN plans, or the reason against the first variant."""
     backend, first_reason = _backend(), None
     library = cudnn_library.find()
     properties = library.device_properties(device)
@@ -198,7 +194,7 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
             continue
         extra_bytes = cudnn_arrays.extra_bytes(spec, call)
         return _Planned(call, Plan(engine, workspace_bytes, extra_bytes))
-    assert first_reason is not None, "every call can be said in one way at least"
+    assert first_reason is not None, "every call has a variant"
     return first_reason
 
 
@@ -212,7 +208,7 @@ _WORKSPACE = Rule[dict[str, Any]](
 
 
 def _planning_reason(error: str, version: str) -> Reason:
-    """What cuDNN says, without the names of nodes, of which its sentence has one for each."""
+    """cuDNN's error as a reason, without the names of nodes that its sentence lists."""
     return reason_from_sentence("cudnn/plan", f"{re.sub(r' for _+', '', error)} (cuDNN {version})")
 
 
@@ -224,7 +220,7 @@ def _must_plan(spec: AttentionSpec, device: Device) -> _Planned:
 
 
 def _workspace_limit(spec: AttentionSpec) -> int:
-    """Bytes a deterministic backward pass may use, linear in the lengths."""
+    """The most bytes of a deterministic backward pass's workspace, linear in the lengths."""
     arrays = ("query", "key", "value", "out", "out_grad")
     elements = sum(math.prod(spec.shape(name)) for name in arrays)
     return _WORKSPACE_SHARE * elements * 2 + 2**24

@@ -37,13 +37,13 @@ from attn_dispatch.semantics.sums import sum_like
 Operands = Mapping[str, jax.Array]
 
 _NO_WEIGHT = 1e30
-"""As lse of a row that attends nothing: exp(score - lse) is 0 whatever the kernel made of it."""
+"""The lse of a padding row in the backward pass: exp(score - lse) is 0 for every score."""
 
 _BIAS_ROW_MULTIPLE = 8
 
 
 def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
-    """Flags of rows, query, key, value and what the call's options need."""
+    """Flags of rows, query, key, value, and the arrays of the call's options."""
     operands = _cleaned(spec, call, operands)
     return [
         *_row_flags(spec, call, operands),
@@ -53,7 +53,7 @@ def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -
 
 
 def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
-    """Flags of rows, query, key, value, out, lse, out_grad and what the options need."""
+    """Flags of rows, query, key, value, out, lse, out_grad, and the arrays of the options."""
     operands = _cleaned(spec, call, operands)
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
@@ -99,9 +99,8 @@ def backward_shapes(call: CudnnCall) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def extra_bytes(spec: AttentionSpec, call: CudnnCall) -> int:
-    """Bytes of the custom call's operands and results that are not the call's own: padded copies,
-    the array that bias and mask make, its gradient before it has the bias's shape and dtype, and a
-    dropout mask in float32."""
+    """Bytes of the arrays that are made for the custom call: padded copies, the one array of bias
+    and mask, its gradient before it is summed to the bias, and a dropout mask in float32."""
     shapes = backward_shapes(call) if call.backward else forward_shapes(call)
     made = {x: shapes[x] for x in ("keep", "dbias") if x in shapes}
     bias = (spec.shape("bias"), spec.dtype_of("bias")) if spec.has("bias") else None
@@ -120,7 +119,7 @@ def extra_bytes(spec: AttentionSpec, call: CudnnCall) -> int:
 def forward_results(
     spec: AttentionSpec, call: CudnnCall, operands: Operands, results: Operands
 ) -> tuple[jax.Array, ...]:
-    """What `spec.result_names` says, from the results of the custom call."""
+    """The results that `spec.result_names` lists, from the results of the custom call."""
     real = RealRows.of(spec, operands).queries
     out = _from_memory(spec, results["out"], call.head_rows_q, leading_padding_rows(spec))
     is_read = None if spec.promises.ignores_dead_rows else real
@@ -136,7 +135,7 @@ def forward_results(
     if call.needs_keep:
         keep = _all_rows(spec, results["keep"], value=1)
         found["keep"] = keep > 0
-    # Where the custom call puts NaN into `out` itself, to do it again would take another pass.
+    # The custom call may have put NaN into `out` already; a second time would cost another pass.
     left = {x: y for x, y in found.items() if not (x == "out" and _clears_all(call, real))}
     found |= nan_where_invalid(spec, operands, left)
     return tuple(found[name] for name in spec.result_names)
@@ -158,18 +157,18 @@ def backward_results(
         dbias = _all_rows(spec, results["dbias"], value=0)
         found["bias"] = sum_like(dbias, spec.shape("bias")).astype(spec.dtype_of("bias"))
     if "sinks" in spec.wanted.gradients:
-        # cuDNN's own is refused for packed sequences by versions before 9.26, was wrong under
-        # dropout and differed from call to call (H200, 9.19).
+        # cuDNN's gradient of sinks was wrong under dropout and differed from call to call (H200,
+        # 9.19), and versions before 9.26 have none for packed sequences.
         found["sinks"] = sinks_grad(spec, operands)
     return tuple(found[name] for name in spec.wanted.gradients)
 
 
 _REAL, _INVALID = 1, 2
-"""Flags of rows, beside 0: clear_rows.h."""
+"""Flags of rows, as in clear_rows.h; 0 is padding."""
 
 
 def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
-    """uint8 [rows] of queries, backward of keys too: what becomes of them, see clear_rows.h."""
+    """Flags, uint8 [rows], of queries and in the backward pass of keys too; see clear_rows.h."""
     if not call.clears_rows:
         return []
     real = RealRows.of(spec, operands)
@@ -193,19 +192,19 @@ def _of_each_head(flags: jax.Array, heads: int) -> jax.Array:
 
 
 def _clears_all(call: CudnnCall, real: jax.Array | None) -> bool:
-    """Whether the custom call alone clears rows; it does not know of heads."""
+    """Whether the custom call clears all padding rows: it cannot if they differ between heads."""
     return call.clears_rows and real is not None and real.shape[1] == 1
 
 
 def _zero_in_padding(call: CudnnCall, real: jax.Array | None, x: jax.Array) -> jax.Array:
-    """x [B, T, N, ·] with 0 in the rows that attend nothing; `live` is [1|B, 1|N, T]."""
+    """x [B, T, N, ·] with 0 in padding rows; `real` is [1|B, 1|N, T]."""
     if real is None or _clears_all(call, real):
         return x
     return jnp.where(jnp.swapaxes(real, 1, 2)[..., None], x, 0)
 
 
 def _cleaned(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> dict[str, jax.Array]:
-    """The operands with 0 in the padding of those that cuDNN reads all of."""
+    """The operands, with 0 in padding where cuDNN reads whole arrays."""
     if call.is_packed or call.decodes or not has_runtime_lengths(spec):
         return dict(operands)
     ranges = SequenceRanges.of(spec, operands)
@@ -236,9 +235,9 @@ def _keys(call: CudnnCall, x: jax.Array, dim: int) -> jax.Array:
 
 
 def _in_memory(call: CudnnCall, x: jax.Array, head_rows: int) -> jax.Array:
-    """[B, L, heads, dim] with its axes in the order in which they lie in memory.
+    """x [B, L, heads, dim] with its axes in the order of the caller's memory.
 
-    Where the caller had arrays in that order, this undoes what made [B, L, heads, dim] of them.
+    If the caller's array had that order, XLA cancels this transpose with the one that made x.
     """
     if head_rows:
         return jnp.swapaxes(x, 1, 2)
@@ -251,14 +250,14 @@ def _to_rows(x: jax.Array) -> jax.Array:
 
 
 def _from_memory(spec: AttentionSpec, x: jax.Array, head_rows: int, padding: int = 0) -> jax.Array:
-    """A result as [B, L, heads, dim], with the rows that were cut off as 0."""
+    """A result as [B, L, heads, dim], with the rows that were cut off put back as 0."""
     if head_rows:
         x = jnp.swapaxes(x, 1, 2)
     return prepend(x.reshape(spec.batch, -1, *x.shape[-2:]), padding, axis=1, value=0)
 
 
 def _all_rows(spec: AttentionSpec, x: jax.Array, *, value: float) -> jax.Array:
-    """[1|B, 1|N, ·, S] with exactly the rows of the call: a longest sequence may be overstated."""
+    """[1|B, 1|N, ·, S] with exactly the rows of the call; the kernel may have computed more."""
     padding = leading_padding_rows(spec)
     return prepend(x[:, :, : spec.seq_len_q - padding], padding, axis=2, value=value)
 
@@ -303,7 +302,7 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[j
 
 
 def _node_arrays(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
-    """What nodes read, as XLA computes it beforehand."""
+    """The arrays that nodes read, computed by XLA beforehand."""
     nodes = nodes_of(spec, packed=call.is_packed)
     assert isinstance(nodes, KernelProgram)
     return [
@@ -340,7 +339,7 @@ _NARROWER = {"first": jnp.maximum, "end": jnp.minimum}
 
 
 def _row_keys(spec: AttentionSpec, operands: Operands, array: RowKeys, t: jax.Array) -> jax.Array:
-    """int32 [B · M, 1, T, 1] of rows that stand at t [1, T] in their sequences."""
+    """int32 [B · M, 1, T, 1]: the bounds of the queries at positions t [1, T] of each sequence."""
     ranges = SequenceRanges.of(spec, operands)
     queries, keys = (x.reshape(-1, 1) for x in (ranges.lengths_q, ranges.lengths_kv))
     is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
@@ -378,15 +377,15 @@ def _lengths_and_offsets(
 
 
 def _row_offsets(first: jax.Array, heads: int, head_rows: int) -> jax.Array:
-    """Where rows begin in an array, counted in heads of a row: of the first head, if those are
-    first."""
+    """Where sequences begin in an array, in units of one head of a row. With heads first, it is
+    where they begin in the first head."""
     if not head_rows:
         return first * heads
     return first // head_rows * (head_rows * heads) + first % head_rows
 
 
 def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> jax.Array:
-    """bias, and -inf where the mask forbids, with rows padded to a multiple of 16 bytes."""
+    """The bias, -inf where masked, with rows padded to a multiple of 16 bytes."""
 
     def extended(name: str) -> jax.Array:
         x = operands[name]
@@ -407,9 +406,9 @@ def _score_bias(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> jax
 def _without_padding(
     spec: AttentionSpec, call: CudnnCall, operands: Operands, score_bias: jax.Array
 ) -> jax.Array:
-    """The bias with 0 where all batch rows that share it have padding.
+    """The bias, with 0 where all batch rows that share it have padding.
 
-    cuDNN 9.28 adds it to what it masks, and NaN - inf is NaN (H200).
+    cuDNN 9.28 adds the bias to masked scores, and NaN - inf is NaN (H200).
     """
     ranges = SequenceRanges.of(spec, operands)
     queries, keys = ranges.real_queries, ranges.real_keys
@@ -422,5 +421,5 @@ def _without_padding(
 
 
 def _seed(spec: AttentionSpec, operands: Operands) -> jax.Array:
-    """64 bits drawn by the caller's key, as two words."""
+    """A 64-bit seed drawn from the caller's key, as two words."""
     return jax.random.bits(first_dropout_key(spec, operands), (2,), jnp.uint32)

@@ -1,4 +1,4 @@
-"""One attention call in cuDNN's terms: which of its options say what the spec means."""
+"""One attention call in cuDNN's terms: the options that express a spec."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from attn_dispatch.semantics.scaled_query import is_normal, positive_scale
 _HEAD_DIM_MULTIPLE = 8
 """Strides must be multiples of 16 bytes (cudnn-frontend issue 1571)."""
 _PACKED_HEAD_DIM_MULTIPLE = 16
-"""Else cudnn-frontend sizes the workspace of packed sequences as if each were the longest."""
+"""For other head dims cudnn-frontend sizes the workspace as if each packed sequence were the
+longest."""
 
 _WIDE_HEAD_DIM = 128
-"""Beyond it some versions write garbage in some backward passes with a smaller value dim."""
+"""With wider heads and a smaller value dim, some versions write garbage in the backward pass."""
 
 _MIN_PACKED_QUERIES = 2
-"""For a longest sequence of one query cuDNN takes a kernel for decoding, whose lse is wrong for
-packed sequences (H200, 9.19). To say that it might be longer changes nothing else."""
-
+"""If the longest sequence has one query, cuDNN takes a kernel for decoding, whose lse is wrong for
+packed sequences (H200, 9.19). Declaring a longer one changes nothing else."""
 
 MAX_NODES = 256
-"""Operations of a cuDNN graph, its own among them: cuda_backend refuses more. For slightly fewer
-cuDNN gives the reason itself."""
+"""The most operations of a cuDNN graph, cuDNN's own included; cuda_backend refuses more. Slightly
+fewer may also be too many, which cuDNN then reports."""
 
 MAX_NODE_ARRAYS = 62
-"""Arrays that the operations read. With 62 calls run; with 100 cuDNN plans the call and then fails
-when it runs (H200, 9.19)."""
+"""The most arrays that the operations read. Calls with 62 run; with 100, cuDNN plans the call and
+fails when it runs (H200, 9.19)."""
 
 Extents = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
 class CudnnCall:
-    """The custom call's attributes: field for field ATTN_SDPA_SPEC of cuda_backend/spec.h."""
+    """The custom call's attributes, field for field as ATTN_SDPA_SPEC of cuda_backend/spec.h."""
 
     backward: bool
     dtype: str
@@ -60,14 +60,14 @@ class CudnnCall:
     packed_rows_q: int
     packed_rows_kv: int
     head_rows_q: int
-    """Rows of a head that follow one another: of an array, or packed of a batch row. 0: the heads
-    of a row do."""
+    """With heads first: the rows of a head, of the array or, packed, of a batch row. 0 if the heads
+    of a row are adjacent."""
     head_rows_kv: int
-    """Likewise of keys; in pages those of a page."""
+    """The same for keys; in pages, the rows of a page."""
     page_size: int
     num_pages: int
     has_value_table: bool
-    """Whether values have a page table of their own."""
+    """Whether values have a separate page table."""
     bends_scores: bool
     moves_scores: bool
     score_nodes: str
@@ -83,23 +83,23 @@ class CudnnCall:
     needs_max: bool
     needs_keep: bool
     deterministic: bool
-    """Every result has the same bits in every call."""
+    """Whether every result must have the same bits in every call."""
     needs_dbias: bool
     clears_rows: bool
     engine: str = ""
-    """One of cuDNN's with its knobs, "6 KERNEL_CFG=2 STREAM_K=1"; "": what its heuristics take."""
+    """A cuDNN engine with its knobs, "6 KERNEL_CFG=2 STREAM_K=1"; "" is the heuristics' choice."""
 
     @property
     def is_packed(self) -> bool:
-        """Whether arrays are [rows, heads, dim], with offsets that say where sequences begin."""
+        """Whether arrays are [rows, heads, dim], with offsets where sequences begin."""
         return self.packed_rows_q > 0
 
     @property
     def decodes(self) -> bool:
-        """Whether cuDNN's kernel for decoding computes it, of a single query beside lengths.
+        """Whether cuDNN's kernel for decoding computes the call: a single query with lengths.
 
-        That keeps away from what stands past a length, in arrays as they are and in pages. With
-        anything more than a scale the query is another kernel's, which multiplies by it.
+        That kernel does not read past a length, in arrays or in pages. With more than a scale,
+        cuDNN uses another kernel, which multiplies by what is stored there.
         """
         is_single = not self.backward and self.seq_len_q == 1 and not self.is_packed
         has_band = self.window_left >= 0 or self.window_right >= 0
@@ -108,7 +108,7 @@ class CudnnCall:
 
     @property
     def packed_elements(self) -> int:
-        """Elements of the largest packed array; what offsets count."""
+        """Elements of the largest packed array, which offsets must be able to count."""
         queries = self.packed_rows_q * self.num_heads
         keys = self.packed_rows_kv * self.num_kv_heads
         return max(queries, keys) * max(self.head_dim, self.head_dim_v)
@@ -124,7 +124,7 @@ class CudnnCall:
 
     @property
     def arrays_by_row(self) -> int:
-        """How many arrays mods read that have several rows."""
+        """The number of arrays with several rows that mods read."""
         return sum(rows != "1" for _, _, rows, _ in self._array_extents())
 
     def _array_extents(self) -> list[list[str]]:
@@ -133,7 +133,7 @@ class CudnnCall:
 
 @dataclass(frozen=True)
 class Band:
-    """Which keys a query sees around the diagonal, in cuDNN's terms; -1 is open."""
+    """The keys around the diagonal that a query sees, in cuDNN's terms; -1 is an open side."""
 
     left: int
     right: int
@@ -144,17 +144,17 @@ OPEN = Band(-1, -1, bottom_right=False)
 
 
 def variants_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
-    """The call as cuDNN may be asked for it, best first; for a spec that rules.py lets pass.
+    """The variants of the call for cuDNN, best first; the spec breaks no rule of rules.py.
 
-    Where sequences have lengths of their own, arrays go packed: cuDNN then keeps away from what
-    stands behind the end of a sequence, NaN for example. A batch of sequences can also go as it is,
-    after what stands there has been replaced by 0.
+    With lengths known at run time, arrays are passed packed: cuDNN then does not read behind the
+    end of a sequence, where NaN may be. A padded batch is the second variant; its padding is
+    replaced by 0.
 
-    Elsewhere a second variant has a padding mask of full lengths, which changes nothing but
-    steers clear of several known bugs, and lifts the rule that a window needs as many keys as
-    queries. A third one goes packed, which lifts the rule that a single query has no sink.
+    Without such lengths, the second variant has a padding mask with full lengths. It changes no
+    result, but avoids several known bugs and allows a window with unequal numbers of queries and
+    keys. The third is packed, which allows sinks with a single query.
 
-    What the kernel for decoding computes goes as it is; what is in pages has no other way.
+    Calls for the decoding kernel start with the padded variant. Paged calls have only that one.
     """
     if spec.is_paged:
         return (_call(spec, packed=False),)
@@ -170,16 +170,16 @@ def variants_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
 
 
 def _also_with_wide_value(call: CudnnCall) -> tuple[CudnnCall, ...]:
-    """The call, and it with value as wide as key where known_bad.cc may want that."""
+    """The call and, where known_bad.cc may refuse it, the call with value padded to key's width."""
     if call.backward and call.head_dim > _WIDE_HEAD_DIM and call.head_dim_v < call.head_dim:
         return call, replace(call, head_dim_v=call.head_dim)
     return (call,)
 
 
 def leading_padding_rows(spec: AttentionSpec) -> int:
-    """How many leading rows causality leaves without a key; they are cut off.
+    """The number of leading rows that causality leaves without a key.
 
-    cuDNN has no bottom-right mask with such rows.
+    They are cut off, because cuDNN has no bottom-right mask with such rows.
     """
     if (
         not spec.meaning.is_causal
@@ -191,42 +191,42 @@ def leading_padding_rows(spec: AttentionSpec) -> int:
 
 
 def has_runtime_lengths(spec: AttentionSpec) -> bool:
-    """Whether sequences have lengths that only the arrays know."""
+    """Whether the lengths of sequences are known at run time only."""
     lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
     return lengths or is_packed(spec)
 
 
 def has_score_bias(spec: AttentionSpec) -> bool:
-    """Whether something is added to every score from an array: a bias, or a mask as one."""
+    """Whether an array is added to the scores: a bias, or a mask turned into one."""
     return spec.has("bias") or spec.has("mask")
 
 
 def counts_alibi_from_lengths(spec: AttentionSpec) -> bool:
-    """Whether ALiBi's diagonal starts where only the arrays know."""
+    """Whether ALiBi's diagonal depends on lengths that are known at run time only."""
     is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
     return spec.has("alibi_slopes") and is_bottom_right and has_runtime_lengths(spec)
 
 
 def band_of(spec: AttentionSpec) -> Band | None:
-    """The window and causality, None where cuDNN cannot be told."""
+    """The window and causality in cuDNN's terms; None if cuDNN cannot express them."""
     left, right = (-1 if side is None else side for side in spec.band)
-    # With as many keys as queries both corners are one, and kernels skip more from the top left.
+    # With equal lengths both corners coincide, and kernels skip more from the top left.
     if spec.meaning.causal_alignment == "top_left" or spec.meaning.same_lengths:
         return Band(left, right, bottom_right=False)
     if spec.seq_len_q - leading_padding_rows(spec) == 1:
-        right = -1  # it is the last: a band would cost the kernel for decoding its split of keys
+        right = -1  # no key is right of the last query; with a band cuDNN would not split the keys
     offset = spec.seq_len_kv - (spec.seq_len_q - leading_padding_rows(spec))
     if not has_runtime_lengths(spec) and offset == 0:
         return Band(left, right, bottom_right=False)
     needs_top_left = spec.has("alibi_slopes")
     if (left, right) == (-1, -1) and not needs_top_left:
         return OPEN
-    # cuDNN combines its bottom-right mask with none of these.
+    # cuDNN cannot combine its bottom-right mask with any of these.
     if not (needs_top_left or has_score_bias(spec) or spec.meaning.dropout_rate):
         return Band(left, right, bottom_right=True)
     if has_runtime_lengths(spec):
         return None if (left, right) != (-1, -1) else OPEN
-    # The same band, counted from the top left. Negative sides are open, so none may become so.
+    # The same band, counted from the top left. A negative side would mean open, so none may be.
     from_left = left if left < 0 else left - offset
     from_right = right if right < 0 else right + offset
     if (left >= 0 > from_left) or (right >= 0 > from_right):
@@ -235,7 +235,7 @@ def band_of(spec: AttentionSpec) -> Band | None:
 
 
 def has_nodes(spec: AttentionSpec) -> bool:
-    """Whether something becomes of scores that cuDNN is told as nodes."""
+    """Whether scores are changed in ways that cuDNN takes as nodes."""
     return (
         bool(spec.meaning.mods)
         or spec.meaning.logits_soft_cap is not None
@@ -244,10 +244,10 @@ def has_nodes(spec: AttentionSpec) -> bool:
 
 
 def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
-    """What becomes of scores as cuDNN is told of it, or why it cannot be.
+    """The changes of scores as nodes, or why cuDNN cannot express them.
 
     Args:
-      packed: whether arrays go packed; else what is padding in them goes as 0.
+      packed: whether arrays are passed packed; otherwise their padding is 0.
     """
     (left, right), offset = spec.band, _offset(spec)
     left = None if left is None else left - offset
@@ -278,12 +278,12 @@ def _beyond_a_graph(program: KernelProgram) -> str:
         (arrays, "arrays", MAX_NODE_ARRAYS),
     ):
         if count > most:
-            return f"mods: {count:,} {what}, and a graph of cuDNN's holds at most {most}"
+            return f"mods: {count:,} {what}, and a cuDNN graph holds at most {most}"
     return ""
 
 
 def score_rules_of(spec: AttentionSpec) -> ScoreRules:
-    """What becomes of the scores of a call, but for its bias, lengths and band."""
+    """The changes of a call's scores, other than bias, lengths and band."""
     alibi = None
     if spec.has("alibi_slopes"):
         right = spec.band[1]
@@ -294,26 +294,26 @@ def score_rules_of(spec: AttentionSpec) -> ScoreRules:
 
 
 def _offset(spec: AttentionSpec) -> int:
-    """The key that query 0 of full rows lines up with."""
+    """The key on the diagonal of query 0, in a batch row of full length."""
     is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
     return spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
 
 
 def node_array_extents(spec: AttentionSpec, call: CudnnCall, array: NodeArray) -> Extents:
-    """Batch, heads, rows and keys of an array that nodes read, 1 where it is the same for all."""
+    """Batch, heads, rows and keys of an array that nodes read; 1 along axes that it lacks."""
     axes = array.axes
     if isinstance(array, XlaArray) and spec.shape("mods_start")[0] > 1:
-        axes += "bt"  # An array of batch rows alone it does not read right: programs/nodes.py.
+        axes += "bt"  # cuDNN misreads arrays by batch row alone: programs/nodes.py
     extents = {"b": call.batch, "n": call.num_heads, "t": call.seq_len_q, "s": call.seq_len_kv}
     b, n, t, s = (extents[x] if x in axes else 1 for x in "bnts")
     return b, n, t, s
 
 
 def _with_nodes(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
-    """The call with its nodes, and what they read."""
+    """The call with its nodes and the extents of the arrays that they read."""
     nodes, rules = nodes_of(spec, packed=call.is_packed), score_rules_of(spec)
     if isinstance(nodes, str):
-        raise ValueError(f"expected mods that cuDNN can be told of: {nodes}")
+        raise ValueError(f"expected mods that cuDNN can express: {nodes}")
     arrays = []
     for array in nodes.arrays:
         extents = node_array_extents(spec, call, array)
@@ -330,7 +330,7 @@ def _with_nodes(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
 
 
 def _longest(spec: AttentionSpec) -> tuple[int, int]:
-    """The queries, those that are cut off among them, and the keys of the longest sequence."""
+    """The queries, including those that are cut off, and the keys of the longest sequence."""
     longest_q, longest_kv = spec.meaning.max_seq_lens or (spec.seq_len_q, spec.seq_len_kv)
     return min(longest_q, spec.seq_len_q), min(longest_kv, spec.seq_len_kv)
 
@@ -347,10 +347,10 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
     bias_batch, bias_heads, bias_rows = _bias_extents(spec, rows_q)
     batch = spec.batch * (most_sequences(spec) or 1)
     forward = not spec.is_backward
-    # cudnn-frontend sizes its float32 gradients of packed arrays by their strides, and takes the
-    # rows of all sequences for those of one head: where heads are first they are too small, and
-    # kernels write past them (wrong gradients and illegal instructions, H200, 9.19).
-    is_either = forward or not packed
+    # cudnn-frontend sizes its float32 gradients of packed arrays by the arrays' strides. With heads
+    # first these buffers are too small, and kernels write past them (wrong gradients and illegal
+    # instructions, H200, 9.19).
+    allows_heads_first = forward or not packed
     call = CudnnCall(
         backward=spec.is_backward,
         dtype=spec.dtype,
@@ -368,8 +368,8 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         has_lengths=packed or has_runtime_lengths(spec),
         packed_rows_q=spec.batch * rows_q if packed else 0,
         packed_rows_kv=spec.batch * spec.seq_len_kv if packed else 0,
-        head_rows_q=rows_q if spec.meaning.heads_first_q and is_either else 0,
-        head_rows_kv=_key_rows(spec) if spec.meaning.heads_first_kv and is_either else 0,
+        head_rows_q=rows_q if spec.meaning.heads_first_q and allows_heads_first else 0,
+        head_rows_kv=_key_rows(spec) if spec.meaning.heads_first_kv and allows_heads_first else 0,
         page_size=spec.page_size if spec.is_paged else 0,
         num_pages=math.prod(spec.shape("key_pages")[:2]) if spec.is_paged else 0,
         has_value_table=spec.meaning.value_page > 0,
@@ -384,7 +384,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         bias_rows=bias_rows,
         has_sinks=forward and spec.has("sinks"),
         dropout_rate=spec.meaning.dropout_rate,
-        # What lse is follows from the row's maximum and sum.
+        # lse follows from the row's maximum and sum.
         needs_lse=forward and spec.wanted.needs_lse and not spec.wanted.needs_max,
         needs_max=forward and spec.wanted.needs_max,
         needs_keep=forward and spec.wanted.needs_keep,
@@ -396,20 +396,20 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
 
 
 def _key_rows(spec: AttentionSpec) -> int:
-    """Of a batch row, or of a page."""
+    """The keys of a batch row or, in pages, of a page."""
     return spec.page_size if spec.is_paged else spec.seq_len_kv
 
 
 def _bias_dtype(spec: AttentionSpec) -> str:
     if not has_score_bias(spec):
         return ""
-    # 0 and -inf, all that a mask needs, are the same in every dtype.
+    # A mask needs only 0 and -inf, which every dtype has.
     is_own = not spec.has("bias") or spec.dtype_of("bias") == spec.dtype
     return spec.dtype if is_own else "float32"
 
 
 def _bias_extents(spec: AttentionSpec, rows_q: int) -> tuple[int, int, int]:
-    """Batch, heads and rows of the one array that bias and mask make."""
+    """Batch, heads and rows of the one array that holds bias and mask."""
     shapes = [spec.shape(name)[:3] for name in ("bias", "mask") if spec.has(name)]
     if not shapes:
         return 1, 1, 1

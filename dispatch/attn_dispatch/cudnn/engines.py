@@ -1,4 +1,4 @@
-"""Engines of cuDNN in text, "6 KERNEL_CFG=2 STREAM_K=1", and which are like another."""
+"""cuDNN's engines as text, "6 KERNEL_CFG=2 STREAM_K=1", and the engines similar to one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 
 
 def similar_engines(text: str, found: str) -> tuple[str, ...]:
-    """What to try beside an engine.
+    """The engines to try beside one engine.
 
     Args:
-      text: the engine; "" is what cuDNN's heuristics take.
-      found: as `_cuda.engines` says it: the engines that cuDNN proposes, best first, and the least,
-        largest and next but least value of each of their knobs.
+      text: the engine; "" is the first proposal of cuDNN's heuristics.
+      found: the JSON of `_cuda.engines`: the engines that cuDNN proposes, best first, and the least
+        value, the largest value and the step of each of their knobs.
 
     Returns:
-      Of "" the proposals but for the first, which it is, and what differs from a proposal in one
-      knob; of another engine what differs from that in one knob. cuDNN refuses most of these.
+      All proposals, and the engines that differ in one knob from `text` (for "": from a proposal),
+      without `text` itself. cuDNN refuses most of these.
     """
     known = json.loads(found)
     proposed: list[str] = known["proposed"]

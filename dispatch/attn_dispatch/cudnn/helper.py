@@ -1,4 +1,4 @@
-"""A process that answers lines with lines, and how it ended if it does not."""
+"""A helper process that answers each line with a line, and the reason if it ends instead."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from contextlib import ExitStack, suppress
 from typing import IO
 
 _LAST_LINES = 3
-"""Lines of stderr that are told of a process that ended."""
+"""The number of lines of stderr that are quoted when the process has ended."""
 
 _CHARACTERS = 1000
-"""At most, of these lines."""
+"""The most characters of these lines."""
 
 _MAX_STDERR = 2**20
-"""Bytes of stderr that are kept: cuDNN may be set to log all it does."""
+"""The most bytes of stderr that are kept: cuDNN may be set to log everything."""
 
 _MAX_ANSWER = 2**26
-"""Bytes of an answer. A plan is some 200 KB."""
+"""The most bytes of an answer. A plan has some 200 KB."""
 
 _PART = 1 << 16
 
 _START_SECONDS = 60.0
-"""In which a process must start: the program's file may be on a disk that does not answer."""
+"""The time for a process to start: its program's file may be on a disk that does not answer."""
 
 _END_SECONDS = 5.0
-"""In which a process that was killed must be gone; one that waits for a disk stays longer."""
+"""The time for a killed process to end; one that waits for a disk takes longer."""
 
 
 class HelperEnded(Exception):
-    """The process ended, or was ended, before it answered: how, and what it said at last."""
+    """The process ended, or was ended, before it answered; the message has its last output."""
 
 
 class HelperSilent(HelperEnded):
@@ -46,7 +46,8 @@ class HelperSilent(HelperEnded):
 class Helper:
     """One running process. It ends with this object, and with the process that started it.
 
-    Not for several threads at once. A forked child must `abandon` it: the pipes are the parent's.
+    One thread may use it at a time. A forked child must `abandon` it, because the pipes are the
+    parent's.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -77,20 +78,20 @@ class Helper:
         try:
             return self._answer(line, timeout)
         except BaseException:
-            # Whatever came between, KeyboardInterrupt too: a late answer would be the next line's.
+            # After any exception, even KeyboardInterrupt: a late answer would seem the next line's.
             self.end()
             raise
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has, before it was asked anything more."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def end(self) -> None:
         self._end()
 
     def abandon(self) -> None:
-        """Let go of it in a forked child, leaving it to the parent."""
+        """Close the pipes in a forked child and leave the process to the parent."""
         self._end.detach()
         self._process.returncode = 0  # not ours to wait for
         _close(self._process, self._stderr)
@@ -146,14 +147,14 @@ class Helper:
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - _CHARACTERS))
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return f", saying: {' / '.join(lines[-_LAST_LINES:])}" if lines else ""
+        return f"; its last output: {' / '.join(lines[-_LAST_LINES:])}" if lines else ""
 
 
 class _Keeper:
-    """The thread that starts a process, and stays for as long as that is wanted.
+    """The thread that starts a process and lives until it is dismissed.
 
-    A process may ask the kernel to be ended with its parent, even where it is stopped and sees
-    nothing of that. The parent is then the thread that started it.
+    A process may ask the kernel to kill it when its parent ends, even while it is stopped. Its
+    parent is then the thread that started it.
     """
 
     def __init__(self, command: Sequence[str], stderr: IO[bytes]) -> None:
@@ -178,7 +179,7 @@ class _Keeper:
 
     def _run(self, command: Sequence[str], stderr: IO[bytes]) -> None:
         try:
-            # In a session of its own, out of reach of the terminal's Ctrl-C.
+            # In a new session, which the terminal's Ctrl-C does not reach.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, bufsize=0,
                 start_new_session=True,
@@ -186,13 +187,13 @@ class _Keeper:
         except OSError as error:
             self._failure = error
             return
-        except ValueError as error:  # `said` is closed: nobody waits any more
+        except ValueError as error:  # `stderr` is closed: nothing waits for the process any more
             self._failure = OSError(str(error))
             return
         finally:
             self._has_started.set()
         self._is_dismissed.wait()
-        self._process.kill()  # if it started too late to be wanted
+        self._process.kill()  # in case it started after the dismissal
 
 
 def _end(process: subprocess.Popen[bytes], stderr: IO[bytes], keeper: _Keeper) -> None:

@@ -1,4 +1,4 @@
-"""Finding cuDNN and the library that speaks to it, once per process."""
+"""Finds cuDNN and loads it with `_cuda`, once per process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attn_dispatch.devices.device import Device
 SONAME = "libcudnn.so.9"
 
 _FILE = re.compile(rb"libcudnn\.so\.9(\.[0-9]+)*")
-"""Names of its file: the loader's name may be a link to one with the whole version."""
+"""File names of cuDNN: the soname may be a link to a file with the full version."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class CudnnLibrary:
     """cuDNN as this process uses it, or the reason why it cannot."""
 
     backend: ModuleType | PlanningProcess | None
-    """What has loaded cuDNN: `_cuda`, or where there is no driver one in a process of its own,
-    which can plan and not run."""
+    """The module that has loaded cuDNN: `_cuda` or, without a driver, a `_cuda` in a helper
+    process, which can plan but not run."""
     version: int = 0
     """91900 for 9.19.0."""
     path: str = ""
@@ -42,11 +42,11 @@ class CudnnLibrary:
 
     @property
     def can_run(self) -> bool:
-        """Whether there is a driver, so that plans can run and not only be made."""
+        """Whether there is a driver, so that plans can run."""
         return self.backend is not None and not self.backend.driver_is_stand_in()
 
     def device_properties(self, device: Device) -> str:
-        """cuDNN's properties of a device, as JSON; of one that is here it is asked for them."""
+        """cuDNN's device properties as JSON; for a device that is present, cuDNN reports them."""
         if device.properties is not None:
             return device.properties
         assert self.backend is not None and device.ordinal is not None
@@ -56,7 +56,8 @@ class CudnnLibrary:
 def find() -> CudnnLibrary:
     """Load `_cuda` and through it the cuDNN that JAX uses, or would use.
 
-    What is found is kept. A failure to load is not: memory may be free again, a library installed.
+    The result is cached, but not a failure to load: later, memory may be free or a library
+    installed.
     """
     try:
         return _load()
@@ -87,18 +88,18 @@ def _load() -> CudnnLibrary:
         raise _NotLoaded(str(error), name) from error
 
 
-# A forked child asks again: it cannot use what its parent has loaded, and is told so.
+# A forked child loads again: it cannot use what its parent has loaded, and gets that reason.
 os.register_at_fork(after_in_child=_load.cache_clear)
 
 
 @lru_cache
 def _planning_process(native: ModuleType) -> PlanningProcess:
-    """The one of this process, also where loading cuDNN has to be tried again."""
+    """This process's helper; it is kept when loading cuDNN has to be tried again."""
     return PlanningProcess(native)
 
 
 def _locate() -> str:
-    """Where to load cuDNN from: the order in which JAX's own plugin ends up with one."""
+    """The path to load cuDNN from, found in the order of JAX's own plugin."""
     if chosen := os.environ.get("ATTN_DISPATCH_CUDNN"):
         return chosen
     if loaded := _loaded_already():
@@ -118,19 +119,19 @@ def _locate() -> str:
 
 
 def _loader_folders() -> list[str]:
-    """The folders of LD_LIBRARY_PATH as the loader reads them, absolute; an empty entry is the
-    current one."""
+    """The folders of LD_LIBRARY_PATH as the loader reads them, absolute. An empty entry is the
+    current folder."""
     entries = os.environ.get("LD_LIBRARY_PATH")
     return [os.path.abspath(entry) for entry in re.split("[:;]", entries)] if entries else []
 
 
 def _loaded_already() -> str:
-    """The cuDNN that something else loaded into this process, which JAX would be given as well."""
+    """The cuDNN that is loaded into this process already, which JAX would get as well."""
     try:
         mapped = Path("/proc/self/maps").read_bytes()
     except OSError:
         return ""
-    # Address, permissions, offset, device, inode, and the path, in which anything may stand.
+    # Address, permissions, offset, device, inode, and the path, which may hold any characters.
     fields = (line.split(None, 5) for line in mapped.split(b"\n"))
     paths = [x[5].removesuffix(b" (deleted)") for x in fields if len(x) == 6]
     paths = [x for x in paths if _FILE.fullmatch(os.path.basename(x))]
@@ -138,5 +139,5 @@ def _loaded_already() -> str:
         for written in (path, path.replace(rb"\012", b"\n")):
             if os.path.isfile(written):
                 return os.fsdecode(written)
-    # Of a file that is deleted since, the loader still knows the name.
+    # A file may have been deleted since; the loader still finds the library by its soname.
     return SONAME if paths else ""

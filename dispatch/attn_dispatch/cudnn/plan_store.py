@@ -1,8 +1,8 @@
-"""Plans in a folder, for other processes: what one of them has planned, the next one reads.
+"""A folder of plans shared by processes: what one has planned, the next one reads.
 
-A file's name is a hash of all that its plan depends on, its first line a hash of the rest. It
-appears whole or not at all, and what is wrong with one, or with the folder, costs planning anew and
-no more. Plans are code, so none is read that another user could have written.
+A file's name is a hash of everything that its plan depends on, and its first line is a checksum of
+the rest. Files appear whole or not at all. A bad file or folder costs a new planning and nothing
+else. Plans are code, so none is read that another user could have written.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from attn_dispatch.files import writing
 from attn_dispatch.settings import TRUST_PLANS, cache_path, flag
 
 FOLDER = "ATTN_DISPATCH_PLANS"
-"""The environment variable that names the folder; "off" keeps none."""
+"""The environment variable that names the folder; "off" saves no plans."""
 
 MAX_FILES = 4096
-"""Those that were not used for longest go first. A plan is some 200 KB here."""
+"""The most files in the folder; the least recently used are removed. A plan has some 200 KB."""
 
 _LARGEST = 2**26
 
@@ -40,10 +40,10 @@ _write_failures: dict[Path, str] = {}
 def plan(
     backend: ModuleType | PlanningProcess, attributes: Mapping[str, Any], properties: str
 ) -> tuple[str, int]:
-    """As `backend.plan`: engine and workspace in bytes, read from the folder if there is one.
+    """`backend.plan`, from the folder if the plan is there: engine and workspace in bytes.
 
     Raises:
-      CudnnError: as `backend.plan`; refusals are not kept.
+      CudnnError: as `backend.plan`; errors are not saved.
     """
     folder = plans_folder()
     if folder is None or backend.has_plan(attributes, properties):
@@ -65,17 +65,17 @@ def plan(
 
 
 def plans_folder() -> Path | None:
-    """Where plans are kept, which need not exist; None if they are not."""
+    """The folder for plans, which need not exist; None if plans are not saved."""
     return cache_path(FOLDER, "plans")
 
 
 def write_failures() -> list[str]:
-    """Why plans of this process are not in the folder, a sentence for each reason."""
+    """Why plans of this process could not be written, one sentence for each cause."""
     return list(dict.fromkeys(_write_failures.values()))
 
 
 def replace_remade(backend: ModuleType) -> None:
-    """Write the plans that did not load on a device and were made anew over those in the folder."""
+    """Replace those plans in the folder that did not load on a device and were planned again."""
     if (folder := plans_folder()) is None:
         return
     with contextlib.suppress(backend.CudnnError):
@@ -93,7 +93,7 @@ def _file(folder: Path, key: str) -> Path:
 
 
 def _read(file: Path) -> str | None:
-    """What the file holds; None if there is none, or none to be trusted."""
+    """The plan in the file; None if the file is missing, damaged or not to be trusted."""
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
             if reason := _why_not_trusted(os.fstat(opened.fileno())):
@@ -139,10 +139,10 @@ def _write(file: Path, line: str) -> None:
 
 
 def _bound(kept: Path) -> None:
-    """Take away what is too much, other than this file, and what was begun and never finished.
+    """Remove the least recently used plans if there are too many, and unfinished files.
 
-    Several processes may do so at once, so any file may be gone. Files are only looked at if there
-    are too many; then an eighth of them goes, so that this does not happen at every write.
+    The file just written stays. Several processes may do this at once, so any file may be gone. If
+    there are too many an eighth is removed, so that this does not happen at every write.
     """
     plans = [x for x in writing.remove_stale(kept.parent) if x.endswith(".plan") and x != kept.name]
     if len(plans) < MAX_FILES:

@@ -1,13 +1,13 @@
-"""A process that plans with cuDNN and does nothing else: a script, not imported.
+"""A process that only plans with cuDNN. It is a script and is never imported.
 
 usage: planner.py CUDA_LIBRARY
 
-Started by planning.py where there is no CUDA driver. The stand-ins with which cuDNN plans there
-have the names of real libraries, and would be in the way of those in the user's process. It answers
-each line of JSON on stdin, [function of CUDA_LIBRARY, arguments], with one on stdout: {"value": …},
-or {"error": name of the exception, "message": …, "code": …}.
+planning.py starts it where there is no CUDA driver. cuDNN then plans with stand-ins, which have the
+names of real libraries and would conflict with those in the user's process. Each line of JSON on
+stdin, [function of CUDA_LIBRARY, arguments], is answered by a line on stdout: {"value": …}, or
+{"error": name of the exception, "message": …, "code": …}.
 
-It imports nothing of this package, nor anything slow, so that it starts in milliseconds.
+It imports nothing from this package, and nothing slow, so that it starts in milliseconds.
 """
 
 import json
@@ -36,7 +36,7 @@ def answer(backend, line):
 
 
 def main():
-    # What cuDNN prints is not an answer.
+    # cuDNN may print to stdout, which must carry only answers.
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         backend = load(sys.argv[1])
@@ -48,5 +48,5 @@ def main():
 
 if __name__ == "__main__":
     main()
-    # Without the destructors of cuDNN's static objects: nothing is left to do.
+    # Skips the destructors of cuDNN's static objects: nothing is left to do.
     os._exit(0)

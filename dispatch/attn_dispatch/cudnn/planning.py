@@ -1,4 +1,4 @@
-"""Planning in a helper process, where there is no CUDA driver: planner.py is its other side."""
+"""Planning in a helper process, where there is no CUDA driver. The process runs planner.py."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from attn_dispatch.cudnn.helper import Helper, HelperEnded, HelperSilent
 PLANNER = Path(__file__).with_name("planner.py")
 
 TIMEOUT = 120.0
-"""Seconds that cuDNN may take for one call. A plan takes some 300 ms, the first one twice that."""
+"""The seconds that cuDNN may take for a plan. One takes some 300 ms, the first one twice that."""
 
 LEAST_TIMEOUT = 5.0
-"""Seconds that are left of it when it has passed often: each time halves it.
+"""The least timeout in seconds: each timeout that passes halves the next.
 
-One call of attention may ask for a dozen plans, and would wait as many times.
+One attention call may need a dozen plans and would wait for each.
 """
 
 _EXCEPTIONS = {x.__name__: x for x in (KeyError, TypeError, ValueError)}
 
 
 class PlanningProcess:
-    """What is asked of `_cuda`, answered by one in a process of its own.
+    """The functions of `_cuda`, answered by a `_cuda` in a helper process.
 
-    That process is started when it is first asked something, by each process that asks: a forked
-    child starts one for itself. It is kept until this process ends. Where cuDNN ends it, the call
-    that did so is refused, and the next question starts another.
+    The first question starts the helper; a forked child starts another. It lives until this process
+    ends. If cuDNN crashes it, that call gets an error, and the next question starts a new helper.
     """
 
     def __init__(self, native: ModuleType, planner: Path = PLANNER) -> None:
@@ -41,7 +40,7 @@ class PlanningProcess:
         self.ffi_handlers: Callable[[], Any] = native.ffi_handlers
         self.ffi_state_type: Callable[[], Any] = native.ffi_state_type
         self.set_local_devices: Callable[[list[int]], None] = native.set_local_devices
-        # Isolated and without site: nobody's packages or startup files, and faster.
+        # Isolated and without site: no user's packages or startup files, and a faster start.
         self._command = (sys.executable or "", "-I", "-S", str(planner), str(native.__file__))
         self._path = ""
         self._helper: Helper | None = None
@@ -50,14 +49,14 @@ class PlanningProcess:
         _ALL.add(self)
 
     def load_cudnn(self, path: str) -> int:
-        """As `_cuda.load_cudnn`, with stand-ins allowed."""
+        """`_cuda.load_cudnn`, with stand-ins for missing libraries allowed."""
         with self._lock:
             version = self._ask("load_cudnn", self._path or path, True)
             self._path = self._path or path
         return version
 
     def plan(self, attributes: Mapping[str, Any], device_properties: str) -> tuple[str, int]:
-        """As `_cuda.plan`; a planner that crashes is a CudnnError."""
+        """`_cuda.plan`; a planner that crashes raises CudnnError."""
         engine, workspace_bytes = self._ask_loaded("plan", dict(attributes), device_properties)
         return engine, workspace_bytes
 
@@ -94,7 +93,7 @@ class PlanningProcess:
     def _ask_loaded(self, function: str, *arguments: Any) -> Any:
         with self._lock:
             if self._helper is not None and self._helper.has_ended:
-                self._helper.end()  # that was not for what is asked now
+                self._helper.end()  # it ended for a reason other than this question
                 self._helper = None
             if self._helper is None and self._path:
                 self._ask("load_cudnn", self._path, True)
@@ -143,7 +142,7 @@ def _read(line: bytes) -> dict[str, Any]:
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise HelperEnded(f"answered what is no answer: {line[:80]!r}")
+        raise HelperEnded(f"answered a line that is no answer: {line[:80]!r}")
     return answer
 
 

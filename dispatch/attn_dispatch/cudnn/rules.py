@@ -1,4 +1,4 @@
-"""What this version does not run through cuDNN, before cuDNN itself is asked."""
+"""The calls that this version does not run through cuDNN, found without asking cuDNN."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.scaled_query import is_out_of_range
 
 _WIDEST_HEAD = 2048
-"""On sm90 cuDNN compiles forward kernels of any width: 2 s for heads of 1,024, 6 s of 4,096, and
-beyond 10 s of 16,384, for each way to express the call (9.28)."""
+"""On sm90 cuDNN compiles forward kernels for heads of any width: in 2 s for 1,024, 6 s for 4,096,
+and more than 10 s for 16,384, for each variant of the call (9.28)."""
 
 _INT32_LIMIT = 2**31
 
 _WITHOUT_ARRAYS_BY_ROW = ("sm8", "sm12")
 _MAX_ARRAYS_BY_ROW = 2
-"""A backward kernel holds some numbers for each row: 4 on sm90, and 2 where it has room for none
-beside its own, lse and delta, as cuDNN says when it refuses. It counts those of floats alone, and
-reads wrong ones where integers make them too many (H200, 9.19, 9.28)."""
+"""The most arrays by row that a backward kernel has room for beside lse and delta; on the archs
+above it has none. cuDNN refuses too many arrays of floats, but does not count arrays of integers,
+and then reads wrong numbers (H200, 9.19, 9.28)."""
 
 
 def _as_another_mask(spec: AttentionSpec) -> str:
-    """The mask in the words of a call that cuDNN may run. Both corners are one where T == S."""
+    """A remedy: another mask with the same meaning. Both corners coincide where T == S."""
     if spec.seq_len_q == spec.seq_len_kv and not has_runtime_lengths(spec):
         return "the top-left mask is the same where T == S"
-    return "" if is_packed(spec) else "say the mask in mask"
+    return "" if is_packed(spec) else "pass the mask as mask"
 
 
 _RULES = (
@@ -77,17 +77,17 @@ _RULES = (
         "cudnn/packed_bias",
         lambda s: is_packed(s) and has_score_bias(s),
         "packed sequences: cuDNN counts a bias or mask from the start of each sequence",
-        "say it with causality, a window or segment ids, or pass a padded batch with lengths",
+        "use causality, a window or segment ids instead, or pass a padded batch with lengths",
     ),
     Rule[AttentionSpec](
         "cudnn/packed_keep",
         lambda s: is_packed(s) and s.wanted.needs_keep,
-        "packed sequences: the dropout mask is not read back by this version",
+        "packed sequences: this version does not return the dropout mask",
         "ask for the mask of a call that is not packed",
     ),
     Rule[AttentionSpec](
         "cudnn/sinks_by_row",
-        # Backward does not need them.
+        # The backward pass does not need them.
         lambda s: s.has("sinks") and s.shape("sinks")[0] > 1 and not s.is_backward,
         "sinks: cuDNN has one for each head",
         "pass [N], or make a call per batch row",
@@ -95,15 +95,15 @@ _RULES = (
     Rule[AttentionSpec](
         "cudnn/score_mod_nan",
         lambda s: s.has("mask") and not is_finite(s.meaning.score_mod),
-        "score_mod: may be NaN where the mask forbids, which cuDNN adds -inf for",
-        "say the mask in mask_mod",
+        "score_mod: may be NaN where the mask forbids a pair, and cuDNN only adds -inf there",
+        "pass the mask as mask_mod",
     ),
     Rule[AttentionSpec](
         "cudnn/sinks_mask_mod",
-        # A row that only mask_mod leaves no key gets the sink's as lse.
+        # A row to which only mask_mod leaves no key gets the sink as its lse.
         lambda s: s.has("sinks") and s.meaning.mask_mod is not None and not s.is_backward,
-        "sinks beside a mask_mod: cuDNN takes a row that attends nothing for one of a sink",
-        "say mask_mod with causality, a window, lengths or a mask",
+        "sinks beside a mask_mod: in a row that attends to no key, cuDNN attends to the sink",
+        "use causality, a window, lengths or a mask instead of mask_mod",
     ),
     Rule[AttentionSpec](
         "cudnn/alibi_by_row",
@@ -140,7 +140,7 @@ def not_supported_reasons(spec: AttentionSpec) -> tuple[Reason, ...]:
 
 @dataclass(frozen=True)
 class _Variant:
-    """One of the ways to say a call, and for which device."""
+    """One variant of a call, and its device."""
 
     call: CudnnCall
     arch: str
@@ -154,16 +154,16 @@ class _Variant:
 _VARIANT_RULES = (
     Rule[_Variant](
         "cudnn/pages",
-        # Right, but for what it makes of NaN behind the last key of a page (H200, 9.19 and 9.28).
+        # Correct, except for NaN behind the last key of a page (H200, 9.19 and 9.28).
         lambda v: v.call.page_size > 0 and not (v.call.decodes or v.whole_pages),
         "keys in pages: for all but a plain, single query of each row cuDNN's kernel "
-        "multiplies by what stands past a length",
-        lambda v: "" if settings.current().rewrites else "let calls be rewritten: rewrites(True)",
+        "multiplies by what is stored past a length",
+        lambda v: "" if settings.current().rewrites else "allow rewrites: rewrites(True)",
     ),
     Rule[_Variant](
         "cudnn/page_size",
         lambda v: v.call.page_size.bit_count() > 1,
-        "keys in pages: cuDNN wants a power of two of them in a page",
+        "keys in pages: cuDNN needs a power of two of them in a page",
         "make pages of 16, 64 or 256 keys",
         facts=lambda v: {"page_size": v.call.page_size},
     ),
@@ -186,7 +186,7 @@ _VARIANT_RULES = (
     Rule[_Variant](
         "cudnn/batch_of_one_row",
         lambda v: v.call.reads_batch_of_one_row,
-        "an array is read by b, for a single query, which cuDNN does not do right",
+        "an array is read by b, for a single query, which cuDNN computes wrongly",
     ),
     Rule[_Variant](
         "cudnn/arrays_by_row",
@@ -203,12 +203,12 @@ _VARIANT_RULES = (
 
 
 def variant_reason(call: CudnnCall, arch: str, *, whole_pages: bool = False) -> Reason | None:
-    """The first reason why cuDNN must not be asked for this one of the ways to say a call.
+    """The first reason why cuDNN must not be asked to plan this variant; None without any.
 
     Args:
-      call: as cuDNN would be asked.
-      arch: of the device, "sm90".
-      whole_pages: whether nothing but live keys stands in the pages that its kernels may read.
+      call: the variant.
+      arch: the device's, such as "sm90".
+      whole_pages: whether the pages that kernels may read hold real keys only.
     """
     variant = _Variant(call, arch, whole_pages)
     return next((x.reason(variant) for x in _VARIANT_RULES if x.applies(variant)), None)

@@ -1,1 +1,1 @@
-"""What calls run on: a device, here or planned for, and what an implementation for it must be."""
+"""Devices that calls run on or are planned for, and the interface of implementations."""

@@ -1,6 +1,6 @@
-"""An implementation from a package of somebody else's: seven names, and the rest made of them.
+"""An implementation from another package, which defines seven names; the others have defaults.
 
-docs/implementations.md has one in fifty lines.
+docs/implementations.md shows one in fifty lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.reason import Reason, reason_from_sentence
 
 GROUP = "attn_dispatch.implementations"
-"""The group of entry points in which packages name theirs."""
+"""The group of entry points by which packages announce implementations."""
 
 REQUIRED_NAMES = (
     "NAME",
@@ -30,13 +30,13 @@ REQUIRED_NAMES = (
     "forward",
     "backward",
 )
-"""What a package's module or object has."""
+"""The names that a package's module or object must define."""
 
 _PLATFORMS = ("cuda", "rocm", "cpu")
 
 
 class Extra:
-    """One of them, as an `Implementation`."""
+    """An `Implementation` made of another package's module."""
 
     IS_EXTRA = True
 
@@ -53,7 +53,7 @@ class Extra:
 
     @staticmethod
     def of(entry: EntryPoint) -> Extra:
-        """What an entry point names; where that does not work, one that says so."""
+        """The implementation that an entry point names; if it is unusable, one that says why."""
         try:
             module = entry.load()
         except (Exception, SystemExit) as error:
@@ -75,9 +75,9 @@ class Extra:
         return getattr(self._module, name)
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-        """Its own, and what speaks against features that it does not know.
+        """The package's reasons, and one for each feature of the call that it does not declare.
 
-        Of reasons that its package gives as sentences, the rule is the sentence.
+        If the package gives sentences, the sentence is the reason's rule.
         """
         if reason := self.unusable_reason(device):
             return (reason_from_sentence(self.NAME, reason),)
@@ -107,7 +107,7 @@ class Extra:
         return reason if is_text else f"{self.NAME}: unusable_reason: expected str, got {reason!r}"
 
     def _without_plan(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-        """The reason not to run a call that cannot be planned."""
+        """The reason against a call that cannot be planned; empty if it can."""
         try:
             plan = self._module.plan(spec, device)
         except Exception as error:
@@ -171,14 +171,14 @@ def _kind(x: Any) -> str:
 
 
 def _is_collection_of(value: Any, kind: Any) -> bool:
-    """Whether it is a collection of nothing but this kind."""
+    """Whether the value is a collection whose items are all of this kind."""
     is_collection = isinstance(value, list | tuple | set | frozenset)
     return is_collection and all(isinstance(x, kind) for x in value)
 
 
 @lru_cache(maxsize=1)
 def installed() -> tuple[Extra, ...]:
-    """All that packages here name, in the order of their names, looked for once."""
+    """The implementations of all installed packages, in the order of their names, found once."""
     entries = sorted(entry_points(group=GROUP), key=lambda x: x.name)
     by_name = {entry.name: entry for entry in reversed(entries)}
     return tuple(Extra.of(entry) for entry in reversed(by_name.values()))

@@ -1,4 +1,4 @@
-"""What an implementation is: a module with these names, one file each."""
+"""The interface of an implementation: a module with these names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from attn_dispatch.reason import Reason
 
 @dataclass(frozen=True)
 class Plan:
-    """How an eligible call would run."""
+    """The plan of a call that can run: the engine and its memory."""
 
     engine: str
     workspace_bytes: int
     """Scratch memory of the kernel."""
     other_bytes: int = 0
-    """Further memory that the call takes beside its operands and results: of the arrays that its
-    program makes around the kernel."""
+    """Memory of the arrays that the program makes around the kernel, such as padded copies."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -31,65 +30,65 @@ class Plan:
 
 
 def device_reason(what: str, device: Device, text: str) -> Reason:
-    """Why no call runs on a device, by `what` of it: its "platform", its "arch"."""
+    """The reason why no call runs on a device, because of `what`: its "platform" or "arch"."""
     return Reason(f"device/{what}", (("device", str(device)),), text)
 
 
 class Implementation(Protocol):
-    """One way to compute attention. Modules satisfy this, no class needs to."""
+    """One way to compute attention. A module satisfies this protocol; no class is needed."""
 
     @property
     def NAME(self) -> str:
-        """What the user writes in `implementation=`."""
+        """The name that the user passes as `implementation=`."""
         ...
 
     @property
     def PLATFORM(self) -> str | None:
-        """The one platform it runs on, in lowering's words; None where it runs on all."""
+        """The platform that it runs on, by lowering's name; None if it runs on all."""
         ...
 
     @property
     def IS_EXTRA(self) -> bool:
-        """Whether it comes with a package of its own, which nobody misses where it is not
-        installed."""
+        """Whether it needs an optional package. Without that package, no warning mentions it."""
         ...
 
     @property
     def KEEPS_NAN_APART(self) -> bool:
-        """Whether NaN in one sequence of a batch row reaches no other.
+        """Whether NaN in one sequence of a batch row never reaches another.
 
-        Where whole matrices or tiles are multiplied it does: 0 · NaN is NaN.
+        It does where whole matrices or tiles are multiplied, because 0 · NaN is NaN.
         """
         ...
 
     @property
     def DROPS_BY_POSITION(self) -> bool:
-        """Whether its dropout mask is that of the position in the whole call (dropout_start)."""
+        """Whether its dropout mask depends on positions in the whole call (dropout_start)."""
         ...
 
     @property
     def HAS_DECODING_KERNEL(self) -> bool:
-        """Whether a single query of each row, beside lengths, has a kernel that takes all query
-        heads of a kv head at once and has no window."""
+        """Whether a single query per row, with lengths and no window, has a kernel that takes all
+        query heads of a kv head at once."""
         ...
 
     @property
     def SKIPS_FROM_BOTTOM_RIGHT(self) -> bool:
-        """Whether its backward pass skips keys left of a window that is counted from the bottom
-        right."""
+        """Whether its backward pass skips the keys left of a bottom-right window."""
         ...
 
     def not_supported_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-        """Every reason why this call cannot run on this device; empty means it can."""
+        """Every reason why this call cannot run on this device; empty means that it can."""
         ...
 
     def plan(self, spec: AttentionSpec, device: Device) -> Plan:
-        """How the call would run; only for calls without reasons against it."""
+        """The plan of a call that has no `not_supported_reasons`."""
         ...
 
     def other_engines(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
-        """What else `spec.options.engine` may be for the call, if tuning is to try it: engines like
-        the one that it names, none of which need exist. () without such a choice."""
+        """Further values of `spec.options.engine` that tuning should try for the call.
+
+        They are similar to the engine that it names, and need not exist. () if there is no choice.
+        """
         ...
 
     def unusable_reason(self, device: Device) -> str:
@@ -97,21 +96,21 @@ class Implementation(Protocol):
         ...
 
     def version(self) -> tuple[str, str] | None:
-        """The vendor's library and its version, as far as they can be told; None without one."""
+        """The vendor's library and its version; None without one."""
         ...
 
     def library_lines(self) -> list[str]:
-        """What there is of the vendor's library here, for `attn-dispatch info`."""
+        """The state of the vendor's library on this machine, for `attn-dispatch info`."""
         ...
 
     def forward(
         self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, ...]:
-        """out and what else was asked for: `spec.results`."""
+        """out and the other results that `spec.results` lists, in its order."""
         ...
 
     def backward(
         self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, ...]:
-        """The gradients of `spec.wanted.gradients`, in their order."""
+        """The gradients that `spec.wanted.gradients` lists, in its order."""
         ...

@@ -1,4 +1,4 @@
-"""How much memory a device has."""
+"""The amount of memory of a device."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _GIB_BY_PRODUCT = {
     "MI350X": 288,
     "MI355X": 288,
 }
-"""GiB by the name of a product; of several sizes the most usual, of a series the least."""
+"""GiB by product name: the usual size of a product with several, the smallest size of a series."""
 
 _UNKNOWN = 40 * _GIB
-"""What is taken for the memory of a device of which nothing is known."""
+"""The assumed memory of an unknown device."""
 
 
 def memory_bytes(device: Device) -> int:
-    """The device's memory in bytes, as its name or its properties have it.
+    """The device's memory in bytes, from its name or its properties.
 
-    Every process has to come to one number, or programs of many devices would differ: so what is
-    free, and what JAX has taken for itself, do not count.
+    All processes must get the same number, or the programs of many devices would differ. So free
+    memory, and the memory that JAX has reserved, do not count.
     """
-    # In "GH200 480GB" the number is the memory of the CPU beside it.
+    # In "GH200 480GB" the number is the CPU's memory.
     found = re.search(r"(\d+) ?GB", device.name)
     if found and "GH200" not in device.name:
         return int(found[1]) * _GIB
@@ -61,7 +61,7 @@ def memory_bytes(device: Device) -> int:
 
 
 def _reported(device: Device) -> int:
-    """What JAX says that it may allocate on a device that is here; 0 where it does not."""
+    """The bytes that JAX may allocate on a device that is present; 0 if JAX does not report it."""
     if not device.is_present or device.platform not in ("cuda", "rocm"):
         return 0
     try:

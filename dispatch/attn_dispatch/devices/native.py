@@ -1,8 +1,8 @@
-"""Our shared libraries: built into this package, or in a wheel beside it.
+"""The shared libraries `_cuda` and `_rocm`: built into this package, or in a wheel beside it.
 
-A build from the checkout puts `_cuda` or `_rocm` into attn_dispatch itself. Otherwise they come
-from attn-dispatch-cuda13, attn-dispatch-cuda12 or attn-dispatch-rocm, which hold nothing else and
-are of this package's very version. docs/install.md says how to get either.
+A build from the checkout puts them into attn_dispatch itself. Otherwise they come from the wheels
+attn-dispatch-cuda13, attn-dispatch-cuda12 or attn-dispatch-rocm, which hold nothing else and must
+have this package's version. docs/install.md describes both.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PACKAGE = "attn_dispatch"
 
 @dataclass(frozen=True)
 class Native:
-    """One of the libraries, and the wheels that bring it."""
+    """One of the libraries, and the wheels that contain it."""
 
     name: str
     vendor: str
     switch: str
-    """The environment variable with which a build from the checkout includes it."""
+    """The environment variable that includes it in a build from the checkout."""
     plugins: Callable[[], tuple[str, ...]]
     """Import names of the wheels, the preferred one first."""
 
@@ -41,7 +41,7 @@ class Native:
 
 
 def cuda_majors() -> tuple[int, int]:
-    """13 and 12, first the one that the installed JAX is for; JAX itself prefers 13."""
+    """13 and 12, with the version of the installed JAX first. JAX itself prefers 13."""
     has_13, has_12 = (find_spec(f"jax_cuda{x}_plugin") is not None for x in (13, 12))
     return (12, 13) if has_12 and not has_13 else (13, 12)
 
@@ -55,11 +55,11 @@ ROCM = Native("_rocm", "ROCm", "ATTN_DISPATCH_ROCM", lambda: (f"{PACKAGE}_rocm",
 
 
 def load(native: Native) -> ModuleType:
-    """The library's module: this package's own, else that of the first wheel that is installed.
+    """The library's module: from this package, or else from the first installed wheel.
 
     Raises:
-      ModuleNotFoundError: there is none for this package and this Python; it says what to do.
-      ImportError: there is one, and importing it failed, which may pass.
+      ModuleNotFoundError: there is none for this package and this Python; the message has a remedy.
+      ImportError: importing it failed. The failure may be transient.
     """
     plugin = next((x for x in native.plugins() if find_spec(x) is not None), None)
     if plugin is None or find_spec(f"{PACKAGE}.{native.name}") is not None:
@@ -76,7 +76,7 @@ def load(native: Native) -> ModuleType:
 
 
 def plugin_folders(native: Native) -> list[Path]:
-    """Where the wheels of a library are, of those that are installed."""
+    """The folders of a library's installed wheels."""
     found = (find_spec(x) for x in native.plugins())
     return [Path(x.origin).parent for x in found if x is not None and x.origin is not None]
 
@@ -89,7 +89,7 @@ def _imported(native: Native, package: str, folder: Path) -> ModuleType:
 
 
 def _why_not(native: Native, folder: Path, error: ImportError) -> str:
-    """Why the library is not here, or not for this Python."""
+    """Why the library is missing, or is not for this Python."""
     others = [x.name.split(".")[1] for x in folder.glob(f"{native.name}.*.so")]
     this = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]
     if others and this not in others:

@@ -1,4 +1,4 @@
-"""Naming the device to plan for: one that is here, or one that is not."""
+"""The target, the device to plan for, which need not be present."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attn_dispatch import settings
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
 from attn_dispatch.devices.target_names import PRODUCTS, nearest, resolve
 from attn_dispatch.files import reading
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 
 CPU = Device("cpu", "cpu", "CPU")
 _XLA_ONLY = {"cpu": CPU, "tpu": Device("other", "tpu", "TPU", is_present=False)}
@@ -24,7 +24,7 @@ _AMD_NAMES = {"gfx942": "AMD Instinct MI300", "gfx950": "AMD Instinct MI350"}
 
 
 def target(*targets: str) -> settings.Block:
-    """Plan calls, within the block, for these devices, whether they are present or not.
+    """Plan calls for these devices within the block, whether they are present or not.
 
     For example, to lower a program for an H100 on a machine without a GPU:
 
@@ -48,7 +48,7 @@ def target(*targets: str) -> settings.Block:
 
 
 def device_for(platform: str) -> Device:
-    """The device that lowering for this JAX platform plans for."""
+    """The device that calls are planned for when lowering for this JAX platform."""
     named = _by_platform(settings.current().targets)
     if platform in named:
         return named[platform]
@@ -60,7 +60,7 @@ def device_for(platform: str) -> Device:
 
 
 def default_device() -> Device:
-    """The one target if exactly one is named, else JAX's default device."""
+    """The target if exactly one is named, else JAX's default device."""
     named = _by_platform(settings.current().targets)
     if len(named) == 1:
         return next(iter(named.values()))
@@ -68,19 +68,19 @@ def default_device() -> Device:
 
 
 def platform_of(device: Any) -> str:
-    """The name lowering uses for a device's platform; JAX calls both vendors' "gpu"."""
+    """A device's platform by lowering's name. JAX calls the platform of both vendors "gpu"."""
     if device.platform != "gpu":
         return device.platform
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
 def local_nvidia_ordinals() -> list[int]:
-    """The driver's numbers of the GPUs that JAX uses in this process, not of all that are here."""
+    """The driver's numbers of the GPUs that JAX uses in this process, not of all in the machine."""
     return [device.local_hardware_id for device in _local_devices("cuda")]
 
 
 def parse(name: str) -> Device:
-    """The device a target names; see `target`.
+    """The device that a target names; see `target`.
 
     Raises:
       ValueError: for an unknown target.
@@ -99,7 +99,7 @@ def parse(name: str) -> Device:
         return Device("rocm", arch, product or _AMD_NAMES[arch], is_present=False)
     if arch in known:
         device = _nvidia(known[arch].read_text())
-        # An "NVIDIA A100" is the "NVIDIA A100-SXM4-80GB", an "NVIDIA L40" not the "NVIDIA L40S".
+        # "NVIDIA A100" matches the "NVIDIA A100-SXM4-80GB"; "NVIDIA L40" must not match the L40S.
         if product is None or re.match(rf"{product}\b", device.name):
             return device
         return replace(device, name=product, properties_of=device.name)
@@ -133,13 +133,13 @@ def _known_nvidia() -> dict[str, Path]:
 
 
 def _in_file(name: str) -> str | None:
-    """The text of this file; None if there is none."""
+    """The text of the file; None if it does not exist."""
     try:
         return reading.text(Path(name))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise ValueError(f"target: {said(error)}") from error
+        raise ValueError(f"target: {error_text(error)}") from error
 
 
 _OLDEST, _NEWEST = 10, 99_999
@@ -188,13 +188,13 @@ def _present_amd() -> Device:
     if not devices:
         return Device("rocm", UNKNOWN_ARCH, "an AMD GPU", is_present=False)
     device = devices[0]
-    # "gfx942:sramecc+:xnack-": what follows the name does not choose kernels.
+    # In "gfx942:sramecc+:xnack-" kernels depend on the first part alone.
     arch = str(getattr(device, "compute_capability", UNKNOWN_ARCH)).split(":")[0]
     return Device("rocm", arch, device.device_kind)
 
 
 def _local_devices(backend: str) -> list[Any]:
-    """JAX's devices of this process; empty where JAX has no such backend."""
+    """JAX's devices in this process; empty if JAX has no such backend."""
     try:
         return jax.local_devices(backend=backend)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The names that people give to devices that can be planned for: "h100", "sm_90a", "MI300X"."""
+"""The names of targets as people write them: "h100", "sm_90a", "MI300X"."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ PRODUCTS = {
     "mi350x": ("gfx950", "AMD Instinct MI350X"),
     "mi355x": ("gfx950", "AMD Instinct MI355X"),
 }
-"""Name without spaces, in lower case → (arch, what a person calls it)."""
+"""Name without spaces, in lower case → (arch, product name)."""
 
-# What drivers and people put around a product's name: "NVIDIA H100 80GB HBM3", "A100-SXM4-40GB".
+# Words that drivers and people add to a product's name: "NVIDIA H100 80GB HBM3", "A100-SXM4-40GB".
 _VENDORS = ("nvidia", "amd", "geforce", "instinct")
 _FORM = re.compile(r"sxm\d?|pcie|nvl|oam|\d+gb|hbm\d\w?")
 _NVIDIA_ARCH = re.compile(r"(?:sm|compute)(\d{2,3})[af]?")
 
 
 def resolve(name: str) -> tuple[str, str | None]:
-    """(arch, product) of a name; the product is None where the name is an arch's or nobody's.
+    """(arch, product) of a name; the product is None if the name is an arch's or unknown.
 
-    Case, spaces, hyphens and underscores do not count; nor do a vendor's name, a form factor and a
-    size of memory beside a product, nor the letter of "sm_90a".
+    Case, spaces, hyphens and underscores are ignored, and so are a vendor's name, a form factor and
+    a memory size beside a product, and the letter of "sm_90a".
     """
     short = _short(name)
     if found := _NVIDIA_ARCH.fullmatch(short):
@@ -48,7 +48,7 @@ def resolve(name: str) -> tuple[str, str | None]:
 
 
 def nearest(name: str, archs: list[str]) -> str | None:
-    """The known name that looks most like this one; None if none does."""
+    """The known name most similar to this one; None if none is similar."""
     found = difflib.get_close_matches(_short(name), [*PRODUCTS, *archs], n=1, cutoff=0.6)
     return found[0] if found else None
 

@@ -1,4 +1,4 @@
-"""NVIDIA: FlashAttention-4's kernels, where the package fa4-jax brings them."""
+"""NVIDIA: FlashAttention-4's kernels, if the package fa4-jax is installed."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if why := library.unusable_reason():
         reasons.append(reason_from_sentence("fa4/library", why))
     if not device.is_present:
-        why = "its kernels are compiled on the GPU that runs them, which is not here"
+        why = "its kernels are compiled on the GPU that runs them, which is not present"
         reasons.append(device_reason("absent", device, why))
     elif settings.current().is_exporting:
-        why = "its kernels are compiled into this process, and another could not run the module"
+        why = "its kernels are compiled in this process, and another could not run the module"
         reasons.append(Reason("fa4/export", (), why))
     elif not reasons and (why := library.loading_failure()):
         reasons.append(reason_from_sentence("fa4/loading", why))

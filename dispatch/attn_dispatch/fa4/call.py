@@ -1,4 +1,4 @@
-"""One call's facts, as FlashAttention-4's kernels are told them."""
+"""One call in the terms of FlashAttention-4's kernels."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from attn_dispatch.flash.call import FlashCall, columns_of_value
 from attn_dispatch.semantics.padding import round_up
 
 _WIDE, _MULTIPLE_OF_WIDE = 128, 64
-"""Beyond so many columns the backward kernels of sm90 are compiled for multiples of 64 alone: 160
-of them end in an MLIRError (fa4-jax 0.1.0), and 224 run on sm80's kernels."""
+"""Beyond 128 columns, backward kernels for sm90 exist only for multiples of 64: 160 columns end in
+an MLIRError (fa4-jax 0.1.0), and 224 run on sm80's kernels."""
 
 _NARROWER_VALUES = (192, 128)
-"""The head dims at which kernels run values narrower than keys, MLA's. With values padded to 192
-the forward pass took 18 to 54 % longer (H200)."""
+"""The head dims of MLA, the only ones at which kernels run values narrower than keys. With values
+padded to 192 the forward pass took 18 to 54 % longer (H200)."""
 
 
 def call_of(spec: AttentionSpec) -> FlashCall:
-    """The call of a spec that rules.py does not refuse."""
+    """The call in FlashAttention-4's terms; the spec breaks no rule of rules.py."""
     call = flash_call.call_of(spec)
     if call.head_dim <= _WIDE:
         return call

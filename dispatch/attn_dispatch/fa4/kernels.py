@@ -1,6 +1,7 @@
-"""FlashAttention-4's kernels by fa4-jax's backends, which stand below its derivatives.
+"""FlashAttention-4's kernels, called through fa4-jax's backends.
 
-Its public function is differentiable by itself; derivatives are ours here.
+fa4-jax's public function brings its own derivative. Here attn_dispatch differentiates, so it calls
+the backends below that function.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from attn_dispatch.flash.call import FlashCall
 from attn_dispatch.semantics.padding import round_up
 
 BACKEND = "cute"
-"""The kernels on a GPU; "reference" is the same in plain JAX."""
+"""The GPU kernels; "reference" would be the same in plain JAX."""
 
 _LARGEST_TILE = 128
-"""Rows of queries that a backward kernel takes at once, at most."""
+"""The most query rows of a backward kernel's tile."""
 
 _COLUMNS = 32
-"""The head dim of what is accumulated is a multiple of it."""
+"""Head dims of accumulators are multiples of it."""
 
 
 def forward(
     call: FlashCall, qkv: Sequence[jax.Array], offsets: tuple[jax.Array, ...], scale: float
 ) -> tuple[jax.Array, jax.Array]:
-    """out and lse, [B, T, N, H] and [B, N, T], or packed [rows, N, H] and [N, rows]."""
+    """out and lse: [B, T, N, H] and [B, N, T], or packed [rows, N, H] and [N, rows]."""
     backend, config = _backend(call, scale)
     return backend.fwd_lse(config, *qkv, (), _sequences(offsets))
 
@@ -35,7 +36,7 @@ def forward(
 def backward(
     call: FlashCall, operands: Sequence[jax.Array], offsets: tuple[jax.Array, ...], scale: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of query, key and value, of (out_grad, query, key, value, out, lse)."""
+    """The gradients of query, key and value, from (out_grad, query, key, value, out, lse)."""
     backend, config = _backend(call, scale)
     out_grad, query, key, value, out, lse = operands
     arrays = (query, key, value, out, lse, out_grad)
@@ -43,9 +44,11 @@ def backward(
 
 
 def workspace_bytes(call: FlashCall, sequences: int) -> int:
-    """What the backward pass accumulates in float32: the query's gradient and two numbers a row,
-    rows of a sequence rounded up to a tile (fa4_jax.kernels.CuteBackend.vjp). The head dim of value
-    adds nothing: its gradient is accumulated where heads are grouped alone (rules.py)."""
+    """Bytes that the backward pass accumulates in float32 (fa4_jax.kernels.CuteBackend.vjp).
+
+    These are the query's gradient and two numbers per row, with each sequence's rows rounded up to
+    a tile. Value's gradient is accumulated only with grouped heads, which rules.py excludes.
+    """
     if not call.backward:
         return 0
     rows = call.rows_q if call.is_packed else call.batch * call.rows_q
@@ -54,7 +57,7 @@ def workspace_bytes(call: FlashCall, sequences: int) -> int:
 
 
 def _backend(call: FlashCall, scale: float) -> tuple[Any, Any]:
-    """The backend and its description of the call, in which scale and window are constants."""
+    """The backend and its configuration of the call, in which scale and window are constants."""
     from fa4_jax.attention import AttnConfig, get_backend
 
     left, right = (None if x < 0 else x for x in (call.window_left, call.window_right))
@@ -72,5 +75,5 @@ def _backend(call: FlashCall, scale: float) -> tuple[Any, Any]:
 
 
 def _sequences(offsets: tuple[jax.Array, ...]) -> tuple[jax.Array, ...] | None:
-    """Offsets of queries and of keys, and the lengths, all of them in use."""
+    """Offsets of queries and of keys, and the lengths: every sequence uses all of its rows."""
     return (*offsets, *map(jnp.diff, offsets)) if offsets else None

@@ -1,4 +1,4 @@
-"""The package fa4-jax, found without importing it, which takes a second."""
+"""Finds the package fa4-jax without importing it, which would take a second."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from attn_dispatch.devices.packages import unknown_version, version_of
 
 NAME = "fa4-jax"
 OLDEST, FIRST_UNKNOWN = "0.1.0", "0.2"
-"""The versions between which its backends are as they were read in the oldest: `fa4_jax.attention`
-says what they take, and is not among what the package exports."""
+"""The range of versions with known backends. `fa4_jax.attention`, which defines their arguments, is
+not exported by the package; it was read in the oldest version."""
 
 
 @lru_cache(maxsize=1)
@@ -21,7 +21,7 @@ def version() -> str | None:
 
 
 def unusable_reason() -> str:
-    """Why there are no kernels of it here; empty if there are."""
+    """Why its kernels cannot be used here; empty if they can."""
     found = version()
     if found is None:
         needs = ", which needs Python 3.12" if sys.version_info < (3, 12) else ""
@@ -33,6 +33,6 @@ def loading_failure() -> str:
     """Why its compiler cannot be loaded on this machine, which has such a GPU; empty if it can."""
     try:
         importlib.import_module("fa4_jax.kernels")
-    except Exception as error:  # of a chain of packages, whose own errors are many
+    except Exception as error:  # it imports a chain of packages, which raise errors of many types
         return f"{NAME}'s kernels cannot be imported: {type(error).__name__}: {error}"
     return ""

@@ -1,4 +1,4 @@
-"""What FlashAttention-4's kernels do not run, beside what no FlashAttention runs."""
+"""The calls that FlashAttention-4's kernels do not run, beside those of flash/rules.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from attn_dispatch.reason import Reason, Rule, broken
 
 _WIDEST_OF_SM100 = 128
 _MAX_BLOCKS = 65535
-"""Of a launch grid's second and third axes, which heads and batch are in the backward pass's
-smaller kernels, and in the forward pass's."""
+"""The limit of a launch grid's second and third axes. These are heads and batch in the forward
+kernels and in the smaller backward kernels."""
 
 
 _RULES = (
@@ -23,10 +23,10 @@ _RULES = (
         facts=lambda s: {"batch": s.batch, "heads": s.num_heads},
     ),
     Rule[AttentionSpec](
-        # Of grouped heads its backward pass accumulates the gradients of key and value in two
-        # arrays of zeros, in place. XLA makes one of them, and where it fuses a slice of an operand
-        # into the custom call (in a scan over layers, say) it does not copy it again: both are
-        # summed up in one place.
+        # With grouped heads, the backward pass accumulates the gradients of key and value in place,
+        # in two arrays of zeros. XLA shares one array for both, and does not copy it if it fuses a
+        # slice of an operand into the custom call, as in a scan over layers. Then both gradients
+        # are summed in one array.
         "fa4/grouped_backward",
         lambda s: s.is_backward and s.num_heads != s.num_kv_heads,
         "the backward pass of {heads} heads on {kv_heads}: gradients of key and value are wrong in "
@@ -44,6 +44,6 @@ _WIDTH_OF_SM100 = Rule[AttentionSpec](
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-    """Of a call on a device that runs some."""
+    """Every reason against a call, on a device that the kernels run on."""
     rules = (_WIDTH_OF_SM100, *_RULES) if device.arch == "sm100" else _RULES
     return (*flash_rules.not_supported_reasons(spec, library.NAME), *broken(rules, spec))

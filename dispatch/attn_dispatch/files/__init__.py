@@ -1,1 +1,1 @@
-"""Files that others may have made: read, written and locked within limits."""
+"""Reading, writing and locking files that other users or processes may have made."""

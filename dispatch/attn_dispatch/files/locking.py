@@ -1,4 +1,4 @@
-"""A lock that several processes take in turns, waiting for it no longer than a deadline."""
+"""A lock shared by processes, with a deadline for waiting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SECONDS = 10.0
-"""How long others may hold a lock that this process wants."""
+"""The seconds to wait for a lock that another process holds."""
 
 _LONGEST_SLEEP = 0.05
 
@@ -21,17 +21,17 @@ _LONGEST_SLEEP = 0.05
 def locked(lock: Path, seconds: float = SECONDS) -> Iterator[None]:
     """A block within which no other process, and no other thread, holds the lock.
 
-    The kernel releases it when its holder ends, however that ends. Where a file system has no
-    locks the block runs without one.
+    The operating system releases the lock when its holder ends, for whatever cause. On a file
+    system without locks the block runs without one.
 
     Args:
-      lock: a file beside what is locked, which is made if it is missing. It is neither read nor
-        written, so whoever owns it can at most keep it locked.
-      seconds: how long to wait for it.
+      lock: a file beside what is locked; it is created if it is missing. It is neither read nor
+        written, so its owner can do no more harm than to keep it locked.
+      seconds: the longest wait.
 
     Raises:
-      TimeoutError: others held it for so long.
-      OSError: it is a link or no file, or cannot be opened.
+      TimeoutError: another process held the lock all that time.
+      OSError: the path is a link or no regular file, or cannot be opened.
     """
     handle = _opened(lock)
     try:
@@ -39,7 +39,7 @@ def locked(lock: Path, seconds: float = SECONDS) -> Iterator[None]:
         try:
             yield
         finally:
-            # A child that was forked within the block holds the lock as long as it is not undone.
+            # Without this, a child forked within the block would go on holding the lock.
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_UN)
     finally:
@@ -56,7 +56,7 @@ def _opened(lock: Path) -> int:
             raise OSError(error.errno, no_file, str(lock)) from None
         raise
     facts = os.fstat(handle)
-    # Under a second name it might be a file that others lock for a purpose of their own.
+    # With a second name it might be a file that others lock for another purpose.
     if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
         os.close(handle)
         raise OSError(errno.EINVAL, no_file, str(lock))

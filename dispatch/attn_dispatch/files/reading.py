@@ -1,4 +1,4 @@
-"""Reading a file that somebody else may have chosen or made, in bounded time and memory."""
+"""Reading an untrusted file in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ MAX_BYTES = 2**24
 """The largest file of calls, device properties or a report that is read."""
 
 SECONDS = 60.0
-"""How long the other end of a pipe may take until it has written everything."""
+"""The longest time for the other end of a pipe to write everything."""
 
 _MAX_LEVELS = 100
 _PART = 2**20
 
 
 def contents(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> bytes:
-    """The bytes of a file; of a pipe or a device (/dev/stdin) all that comes until its end.
+    """The bytes of a file, or of a pipe or device (/dev/stdin) until its end.
 
-    A named pipe that nobody has opened for writing is at its end.
+    A named pipe that no process has opened for writing is at its end.
 
     Args:
-      path: what is read. Links are followed.
+      path: the file. Links are followed.
       most: the largest size in bytes.
-      is_kept: whether the library keeps this file itself; then it must be a regular one.
+      is_kept: whether the library wrote this file itself; then it must be a regular one.
 
     Raises:
-      OSError: it cannot be read, is larger than `most`, or does not end within SECONDS. The error
-        has the file's name.
+      OSError: the file cannot be read, is larger than `most`, or does not end within SECONDS. The
+        error has the file's name.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -57,7 +57,7 @@ def contents(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> byt
 
 
 def _next(handle: int, most: int, deadline: float, path: Path) -> bytes:
-    """What can be read now, or once the other end of a pipe has written it; b"" at the end."""
+    """The next bytes, as soon as there are any; b"" at the end."""
     waiting = select.poll()
     waiting.register(handle, select.POLLIN)
     while True:
@@ -72,11 +72,11 @@ def _next(handle: int, most: int, deadline: float, path: Path) -> bytes:
 
 
 def text(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> str:
-    """The same as text.
+    """`contents` as text.
 
     Raises:
       OSError: as `contents`.
-      ValueError: it is not UTF-8. The message has the file's name.
+      ValueError: the file is not UTF-8. The message has the file's name.
     """
     try:
         return contents(path, most, is_kept=is_kept).decode()
@@ -86,11 +86,11 @@ def text(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> str:
 
 
 def json_file(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> Any:
-    """What a JSON file holds.
+    """The value of a JSON file.
 
     Raises:
       OSError: as `contents`.
-      ValueError: it is not UTF-8 or not JSON. The message has the file's name.
+      ValueError: the file is not UTF-8 or not JSON. The message has the file's name.
     """
     content = text(path, most, is_kept=is_kept)
     try:
@@ -100,11 +100,11 @@ def json_file(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> An
 
 
 def json_value(content: str) -> Any:
-    """What a JSON text says.
+    """The value of a JSON text.
 
     Raises:
-      ValueError: it is not JSON, nested so deeply that Python's recursion could not follow, or has
-        a name twice in one object, of which Python would take the last.
+      ValueError: it is not JSON, is nested too deeply for Python's recursion, or has a name twice
+        in one object, where Python would silently take the last.
     """
     if not content.strip():
         raise ValueError("nothing")

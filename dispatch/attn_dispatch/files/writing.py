@@ -11,25 +11,25 @@ from pathlib import Path
 
 _BEGUN = re.compile(r"begun-[0-9a-f]{16}")
 _STALE = 3600.0
-"""Seconds after which a file that was begun is taken for one that nobody will finish."""
+"""The seconds after which an unfinished file counts as abandoned."""
 
 
 def replace(file: Path, content: bytes, mode: int | None = None) -> None:
-    """Write a new file and put it in the place of `file`: a reader has the old one or the new one,
-    also where this process is killed meanwhile.
+    """Replace `file` with a new file. Readers see the old or the new one, even if this process is
+    killed meanwhile.
 
     Args:
-      file: what is replaced; a link itself, not what it points to.
+      file: the file to replace; a link is replaced itself, not followed.
       content: all of the new file.
-      mode: its permissions; None means what the process gives new files.
+      mode: its permissions; None means the process's default for new files.
 
     Raises:
-      OSError: it cannot be written; then `file` is as it was. The error has the file's name.
+      OSError: it cannot be written, and `file` is unchanged. The error has the file's name.
     """
     begun = file.with_name(f"begun-{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
-        # The kernel applies the umask: to ask for it, a process must change it for a moment.
+        # The system applies the umask here: a process can only read it by changing it for a moment.
         handle = os.open(begun, flags, 0o666 if mode is None else 0o600)
         try:
             with open(handle, "wb") as opened:
@@ -46,7 +46,7 @@ def replace(file: Path, content: bytes, mode: int | None = None) -> None:
 
 
 def remove_stale(folder: Path) -> list[str]:
-    """Remove what `replace` began in this folder and nobody finished; returns all names in it.
+    """Remove files of this folder that `replace` began and never finished; returns all its names.
 
     A folder that cannot be read has none.
     """

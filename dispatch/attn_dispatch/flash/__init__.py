@@ -1,4 +1,4 @@
-"""NVIDIA: FlashAttention-2's and -3's kernels, where the package dew-flash-attn brings them."""
+"""NVIDIA: the kernels of FlashAttention-2 and -3, if the package dew-flash-attn is installed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SKIPS_FROM_BOTTOM_RIGHT = True
 __all__ = ["BACKWARD_TARGET", "FORWARD_TARGET"]
 
 _MULTIPROCESSORS = "multiProcessorCount"
-"""The one of cuDNN's device properties that is read here."""
+"""The only one of cuDNN's device properties that is read here."""
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
     generation = generation_of(device.arch)
-    own = rules.not_supported_reasons(spec, library.NAME, generation, device.arch)
-    return (*_device_reasons(device), *own)
+    reasons = rules.not_supported_reasons(spec, library.NAME, generation, device.arch)
+    return (*_device_reasons(device), *reasons)
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
@@ -87,9 +87,9 @@ def backward(
 
 @lru_cache(maxsize=1)
 def register() -> None:
-    """Make the custom calls known to XLA; lowering for a device that is here does so by itself.
+    """Register the custom calls with XLA. Lowering for a device that is present does so itself.
 
-    Only a process that runs an exported module without ever calling attention needs it.
+    Only a process that runs an exported module without ever calling attention needs this.
 
     Raises:
       RuntimeError: if dew-flash-attn is not usable, with the reason.
@@ -112,7 +112,7 @@ def _register(device: Device) -> None:
 
 
 def _archs_here() -> set[str]:
-    """Of the GPUs in this process."""
+    """The archs of the GPUs in this process."""
     gpus = (x for x in jax.local_devices() if hasattr(x, "compute_capability"))
     return {f"sm{x.compute_capability.replace('.', '')}" for x in gpus}
 

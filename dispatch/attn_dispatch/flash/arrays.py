@@ -1,8 +1,7 @@
-"""Between the arrays of a call and those of the kernels: padding, rows without a batch axis.
+"""Conversion between a call's arrays and the kernels': padding, and packing into one axis of rows.
 
-Kernels multiply whole tiles, in which 0 · NaN is NaN. So what stands in padding becomes 0, and
-where batch rows follow one another in a packed array there is a tile of zeros between them: NaN in
-one reaches no other.
+Kernels multiply whole tiles, in which 0 · NaN is NaN. So padding becomes 0, and a packed array of
+several batch rows has a tile of zeros between them, so that NaN in one reaches no other.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from attn_dispatch.semantics.padding import pad_last
 
 
 def to_kernel(call: FlashCall, x: jax.Array, real: jax.Array | None, head_dim: int) -> jax.Array:
-    """x [B, L, heads, D] of the head dim kernels take, 0 in rows that are not real [1|B, L].
+    """x [B, L, heads, D] with the kernels' head dim, and 0 in padding rows; `real` is [1|B, L].
 
-    In place where nobody reads x any more, of a single batch row: in a step of training, often.
+    With a single batch row, x is cleared in place if nothing else reads it, as often in training.
     """
     x = pad_last(x, head_dim)
     if call.is_packed and not call.gap:
@@ -32,7 +31,7 @@ def to_kernel(call: FlashCall, x: jax.Array, real: jax.Array | None, head_dim: i
 
 
 def from_kernel(call: FlashCall, x: jax.Array, flags: jax.Array | None, head_dim: int) -> jax.Array:
-    """[B, L, heads, D] of what a kernel returns, cleared by the flags [1|B, L] of its rows."""
+    """A kernel's result as [B, L, heads, D], cleared according to its rows' flags [1|B, L]."""
     if call.is_packed and not call.gap:
         x = x if flags is None else cleared(x, flags.reshape(-1))
         return x.reshape(1, *x.shape)[..., :head_dim]
@@ -44,7 +43,7 @@ def from_kernel(call: FlashCall, x: jax.Array, flags: jax.Array | None, head_dim
 
 
 def lse_to_kernel(call: FlashCall, lse: jax.Array) -> jax.Array:
-    """lse [B, N, T], packed [N, rows]."""
+    """lse [B, N, T] as the kernels take it; packed, that is [N, rows]."""
     if not call.is_packed:
         return lse
     lse = jnp.pad(lse, ((0, 0), (0, 0), (0, call.gap)))
@@ -52,7 +51,7 @@ def lse_to_kernel(call: FlashCall, lse: jax.Array) -> jax.Array:
 
 
 def lse_from_kernel(call: FlashCall, lse: jax.Array) -> jax.Array:
-    """[B, N, T] of what is that already, or [N, rows]."""
+    """A kernel's lse, packed [N, rows], as [B, N, T]."""
     if not call.is_packed:
         return lse
     lse = jnp.swapaxes(lse.reshape(call.num_heads, call.batch, -1), 0, 1)

@@ -1,6 +1,6 @@
-"""The results of FlashAttention's custom calls, scratch memory among them.
+"""The results of FlashAttention's custom calls, including scratch memory.
 
-As dew-flash-attn's Python asks for them (its dew_flash_attn/__init__.py).
+They are those that dew-flash-attn's Python asks for (its dew_flash_attn/__init__.py).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from attn_dispatch.semantics.padding import round_up
 Shapes = list[jax.ShapeDtypeStruct]
 
 _TILE = 128
-"""The most query rows that a backward kernel takes at once."""
+"""The most query rows of a backward kernel's tile."""
 
 _LEAST_FULL, _EFFICIENT = 0.8, 0.85
-"""FlashAttention-2's: blocks for so much of the device need no splits; so near to the best share
-of a device that works is good enough."""
+"""FlashAttention-2's thresholds. If blocks fill so much of the device, keys are not split. A number
+of splits is good enough if it keeps this part of the best number's share of the device busy."""
 
 
 def forward_results(call: FlashCall) -> Shapes:
-    """out, lse, and partial results of both where keys are split among blocks."""
+    """out, lse, and partial results of both if keys are split among blocks."""
     out = jax.ShapeDtypeStruct((*_rows(call), call.num_heads, call.head_dim_v), call.dtype)
     return [out, *_forward_scratch(call)]
 
 
 def backward_results(call: FlashCall) -> Shapes:
-    """dq, dk, dv and two scratch arrays; of FlashAttention-2 dk and dv for each query head."""
+    """dq, dk, dv and two scratch arrays; FlashAttention-2's dk and dv have all query heads."""
     heads = call.num_heads if call.generation is FA2 else call.num_kv_heads
     keys = (call.rows_kv,) if call.is_packed else (call.batch, call.rows_kv)
     shapes = (
@@ -43,7 +43,7 @@ def backward_results(call: FlashCall) -> Shapes:
 
 
 def scratch_bytes(call: FlashCall) -> int:
-    """What results take beside those of a call's gradients or output and lse."""
+    """Bytes of the results beyond output and lse, or beyond the call's gradients."""
     if not call.backward:
         lse = call.num_heads * call.rows_q * (1 if call.is_packed else call.batch)
         return sum(map(_bytes, _forward_scratch(call))) - 4 * lse
@@ -54,10 +54,10 @@ def scratch_bytes(call: FlashCall) -> int:
 
 
 def splits(call: FlashCall) -> int:
-    """Among how many blocks FlashAttention-2 divides the keys of a query, of whole rows.
+    """The number of blocks among which FlashAttention-2 splits the keys, in calls on whole rows.
 
-    The fewest by which about as much of the device works as by the best number: its library's rule
-    (num_splits_heuristic), to which the buffers have to agree.
+    It is the fewest that keep nearly as much of the device busy as the best number would. The
+    buffers must agree with the library's rule (num_splits_heuristic).
     """
     columns = 256 if call.head_dim <= 64 else 128 if call.head_dim <= 128 else 64
     tiles = max(1, -(-call.rows_kv // columns))
@@ -83,7 +83,7 @@ def _forward_scratch(call: FlashCall) -> Shapes:
     if call.generation is not FA2:
         lse = (call.num_heads, call.rows_q)
         lse = lse if call.is_packed else (call.batch, *lse)
-        # This build does not split.
+        # This build does not split keys.
         return _floats(lse, (1, 1, 1, 1), (1, 1, 1))
     if call.is_packed:
         lse = (offsets_count(call) - 1, call.num_heads, call.longest_q)
@@ -97,8 +97,8 @@ def _forward_scratch(call: FlashCall) -> Shapes:
 def _backward_scratch(call: FlashCall) -> Shapes:
     sequences = offsets_count(call) - 1 if call.is_packed else call.batch
     if call.generation is not FA2:
-        # A number for each query row and head, the rows of a sequence rounded up to a tile, which
-        # has 64, 80, 96 or 128 rows, and one more tile for all of them together.
+        # A number for each query row and head. The rows of each sequence are rounded up to a tile
+        # of 64, 80, 96 or 128 rows, and one more tile follows them all.
         rows = call.rows_q if call.is_packed else call.batch * call.rows_q
         numbers = call.num_heads * (rows + _TILE * (sequences + 1))
         return _floats((numbers,), (numbers,))

@@ -1,7 +1,7 @@
-"""One call's facts in FlashAttention's own terms: what its kernels are told.
+"""One call in FlashAttention's terms, as its kernels take it.
 
-FlashAttention counts causality and windows from the last query and key of each sequence, at the
-bottom right.
+FlashAttention counts causality and windows from the bottom right, the last query and key of each
+sequence.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, longest_sequence, most_sequences
 
 HEAD_DIM_MULTIPLE = 8
-"""Of the arrays; kernels are compiled for fewer head dims, and read zeros beyond the array's."""
+"""Head dims of arrays are multiples of it. Kernels exist for fewer head dims and read zeros beyond
+the array's."""
 
 
 @dataclass(frozen=True)
 class FlashCall:
-    """A call of either pass as the kernels see it: head dims padded, masks from the bottom right.
+    """A forward or backward call as the kernels take it: padded head dims, bottom-right masks.
 
-    Where sequences are packed, `rows_q` and `rows_kv` are those of the arrays, which have no batch
-    axis; else those of a batch row.
+    If sequences are packed, `rows_q` and `rows_kv` count the arrays' rows, which have no batch
+    axis; otherwise those of a batch row.
     """
 
     backward: bool
@@ -32,9 +33,9 @@ class FlashCall:
     batch: int
     is_packed: bool
     sequences: int
-    """Packed: how many, gaps between them not counted."""
+    """Packed: the number of sequences, without the gaps between them."""
     gap: int
-    """Packed: rows of zeros after each batch row, if there are several."""
+    """Packed: the rows of zeros after each of several batch rows."""
     rows_q: int
     rows_kv: int
     longest_q: int
@@ -42,22 +43,22 @@ class FlashCall:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Of query and key, padded."""
+    """The padded head dim of query and key."""
     head_dim_v: int
-    """Of value and the output, padded: as many, but for kernels that run fewer of them."""
+    """The padded head dim of value and output; the same, except for kernels that take fewer."""
     is_causal: bool
     window_left: int
     """Keys to the left of the diagonal that a query sees; -1 is open."""
     window_right: int
     generation: Generation = FA3
     multiprocessors: int = 0
-    """Of the device; how FlashAttention-2 divides the keys depends on it."""
+    """The device's number, by which FlashAttention-2 splits the keys."""
 
 
 def call_of(
     spec: AttentionSpec, generation: Generation = FA3, multiprocessors: int = 0
 ) -> FlashCall:
-    """The call in FlashAttention's terms, of a spec that rules.py does not refuse."""
+    """The call in FlashAttention's terms; the spec breaks no rule of rules.py."""
     in_rows = needs_packing(spec)
     rows = spec.batch if in_rows else 1
     gap = generation.tile if rows > 1 else 0
@@ -86,7 +87,7 @@ def call_of(
 
 
 def offsets_count(call: FlashCall) -> int:
-    """How many offsets a packed call has on each side: sequences.py makes gaps sequences too."""
+    """The number of offsets of a packed call on each side; gaps count, see sequences.py."""
     pieces = 0
     if call.generation.cuts_gaps:
         pieces = 1 + call.rows_q // call.longest_q + call.rows_kv // call.longest_kv
@@ -94,23 +95,23 @@ def offsets_count(call: FlashCall) -> int:
 
 
 def needs_packing(spec: AttentionSpec) -> bool:
-    """Whether a batch row is not one whole sequence, so that the call goes as a packed one."""
+    """Whether batch rows are not one whole sequence each, so that arrays are passed packed."""
     lengths = ("query_seq_lengths", "key_value_seq_lengths")
     return is_packed(spec) or any(map(spec.has, lengths))
 
 
 def head_dim(spec: AttentionSpec) -> int:
-    """The one head dim of all arrays."""
+    """The padded head dim, the same for all arrays."""
     return round_up(max(spec.head_dim, columns_of_value(spec)), HEAD_DIM_MULTIPLE)
 
 
 def columns_of_value(spec: AttentionSpec) -> int:
-    """Those that value needs: the gradient of lse takes some too."""
+    """The columns that value needs, with those for the gradient of lse."""
     return spec.head_dim_v + (lse_grad.COLUMNS if spec.has("lse_grad") else 0)
 
 
 def band_from_the_end(spec: AttentionSpec) -> tuple[int | None, int | None]:
-    """The band as it is from the bottom right; a side below 0 is none that kernels know."""
+    """The band counted from the bottom right. Kernels cannot take a side below 0."""
     left, right = spec.band
     if spec.meaning.causal_alignment == "bottom_right" or needs_packing(spec):
         return left, right

@@ -1,7 +1,7 @@
-"""Rows of packed arrays that do not count: 0, or NaN where something is wrong.
+"""Clearing rows of packed arrays: padding rows become 0 and invalid rows NaN.
 
-Kernels write nothing there, or what nobody asked for. The CUDA library clears such rows in place;
-XLA, where that is not built, reads and writes the whole array.
+Kernels leave such rows unspecified. The CUDA library clears them in place; without it, XLA reads
+and writes the whole array.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from attn_dispatch.semantics.invalid_values import invalid_queries
 TARGET = "attn_dispatch_clear_rows"
 
 _PADDING, _REAL, _INVALID = (np.uint8(x) for x in range(3))
-"""As cuda_backend/clear_rows.h has them."""
+"""The flags of cuda_backend/clear_rows.h."""
 
 
 def flags_of(spec: AttentionSpec, operands: Mapping[str, jax.Array], real: jax.Array) -> jax.Array:
-    """uint8 [1|B, T] of queries, for the output."""
+    """The flags of the output's rows, uint8 [1|B, T]."""
     flags = jnp.where(real, _REAL, _PADDING)
     invalid = invalid_queries(spec, operands)
     return flags if invalid is None else jnp.where(invalid, _INVALID, flags)
 
 
 def cleared(x: jax.Array, flags: jax.Array) -> jax.Array:
-    """x [rows, heads, D] with 0 where its row's flag is 0, and NaN where it is 2."""
+    """x [rows, heads, D] with 0 where the row's flag is 0, and NaN where it is 2."""
     if _native() is None:
         return cleared_by_xla(x, flags)
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -41,7 +41,7 @@ def cleared(x: jax.Array, flags: jax.Array) -> jax.Array:
 
 
 def cleared_by_xla(x: jax.Array, flags: jax.Array) -> jax.Array:
-    """The same of x [..., heads, D] with as many flags [...] as rows, or 1 for all of them."""
+    """The same for x [..., heads, D] and flags [...], which may broadcast."""
     flags = flags[..., None, None]
     x = jnp.where(flags == _PADDING, 0, x)
     return x if flags.dtype == bool else jnp.where(flags == _INVALID, jnp.nan, x)
@@ -49,7 +49,7 @@ def cleared_by_xla(x: jax.Array, flags: jax.Array) -> jax.Array:
 
 @lru_cache(maxsize=1)
 def register() -> None:
-    """Make the custom call known to XLA, if the CUDA library is here."""
+    """Register the custom call with XLA, if the CUDA library is installed."""
     if (native := _native()) is not None:
         jax.ffi.register_ffi_target(TARGET, native.clear_rows_handlers(), platform="CUDA")
 

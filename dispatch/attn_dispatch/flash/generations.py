@@ -1,8 +1,8 @@
-"""The generations of FlashAttention in dew-flash-attn: which GPUs each is for, and what it is told.
+"""The generations of FlashAttention in dew-flash-attn: their GPUs, custom calls and limits.
 
-A table of its targets, attributes and limits, as its Python (dew_flash_attn/__init__.py) and its
-libraries have them. FlashAttention-2 has no code for sm90, and no GPU that it has code for has run
-this: tests/flash/test_custom_calls.py compares every custom call with the package's own.
+The table follows the package's Python (dew_flash_attn/__init__.py) and libraries. FlashAttention-2
+has no code for sm90, and this version has not run on a GPU that it has code for:
+tests/flash/test_custom_calls.py compares every custom call with the package's own.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import numpy as np
 FORWARD_TARGET = "attn_dispatch_flash_forward"
 BACKWARD_TARGET = "attn_dispatch_flash_backward"
 PACKED = "_packed"
-"""What the names of the same for packed sequences end with."""
+"""The suffix of the custom calls for packed sequences."""
 
 
 @dataclass(frozen=True)
 class FfiTarget:
-    """A custom call: our name, the library's, and its attributes beside causality and window."""
+    """A custom call: its name, the library's symbol, and attributes beside causality and window."""
 
     name: str
     symbol: str
     scale: type[np.floating] = np.float64
     longest: tuple[str, ...] = ()
-    """What the longest sequence of queries and of keys are called."""
+    """The attributes for the longest sequence of queries and of keys."""
     count: type[np.integer] = np.int64
-    """Their type."""
+    """The type of these attributes."""
     off: tuple[str, ...] = ()
-    """What else can be switched on, and is not."""
+    """The attributes that are False."""
 
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """One of them."""
+    """One generation."""
 
     name: str
     archs: tuple[str, ...]
@@ -42,17 +42,18 @@ class Generation:
     targets: tuple[FfiTarget, FfiTarget, FfiTarget, FfiTarget]
     """Forward, backward, and both for packed sequences."""
     tile: int
-    """The most rows that a kernel of it takes at once, of queries or keys: so far apart lie batch
-    rows of packed arrays."""
+    """The most rows of a kernel's tile, of queries or keys. Batch rows of packed arrays lie so far
+    apart."""
     widest: int = 256
+    """The largest head dim."""
     widest_backward: dict[str, int] = field(default_factory=dict)
-    """The same of the backward pass, by arch, where it is less."""
+    """The largest head dim of the backward pass, by arch, where it is smaller."""
     blocks_limit_forward: bool = False
-    """Whether batch (or sequences) and heads are axes of the launch grid in every pass, and not in
-    the backward pass of whole rows alone."""
+    """Whether batch (or sequences) and heads are axes of the launch grid in every pass, rather than
+    only in the backward pass of whole rows."""
     cuts_gaps: bool = False
-    """Whether what belongs to no sequence has to be cut into sequences no longer than the longest:
-    buffers have so many rows for each."""
+    """Whether gaps must be cut into sequences no longer than the longest one, because buffers have
+    so many rows for each sequence."""
     note: str = ""
 
     def target(self, *, is_backward: bool, is_packed: bool) -> FfiTarget:
@@ -102,7 +103,8 @@ FA2 = Generation(
         ),
     ),
     tile=128,
-    # "FlashAttention backward for head dim > 192 requires A100/A800 or H100/H800": its own check.
+    # The library checks: "FlashAttention backward for head dim > 192 requires A100/A800 or
+    # H100/H800".
     widest_backward=dict.fromkeys((*_SM8X_BUT_SM80, "sm120"), 192),
     blocks_limit_forward=True,
     cuts_gaps=True,
@@ -114,5 +116,5 @@ ARCHS = tuple(x for generation in ALL for x in generation.archs)
 
 
 def generation_of(arch: str) -> Generation:
-    """The one for an arch; of others FlashAttention-3, whose rules then tell what else is wrong."""
+    """The generation for an arch; FlashAttention-3 for unknown ones, to list all reasons."""
     return next((x for x in ALL if arch in x.archs), FA3)

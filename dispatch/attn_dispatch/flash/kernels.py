@@ -1,6 +1,6 @@
 """The custom calls of FlashAttention's kernels: operands, results and attributes.
 
-As dew-flash-attn's libraries take them (its dew_flash_attn/__init__.py).
+They are those of dew-flash-attn's libraries (its dew_flash_attn/__init__.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attn_dispatch.flash.generations import FA2, FfiTarget
 def forward(
     call: FlashCall, qkv: Sequence[jax.Array], offsets: tuple[jax.Array, ...], scale: float
 ) -> tuple[jax.Array, jax.Array]:
-    """out and lse, [B, T, N, H] and [B, N, T], or packed [rows, N, H] and [N, rows]."""
+    """out and lse: [B, T, N, H] and [B, N, T], or packed [rows, N, H] and [N, rows]."""
     out, lse, *_ = _run(call, forward_results(call), (*qkv, *offsets), scale)
     if _has_lse_by_sequence(call):
         lse = _lse_by_row(lse, offsets[0], call.rows_q)
@@ -32,7 +32,7 @@ def backward(
     offsets: tuple[jax.Array, ...],
     scale: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of query, key and value, of (out_grad, query, key, value, out, lse)."""
+    """The gradients of query, key and value, from (out_grad, query, key, value, out, lse)."""
     *arrays, lse = operands
     if _has_lse_by_sequence(call):
         lse = _lse_by_sequence(lse, offsets[0], call.longest_q)
@@ -41,7 +41,7 @@ def backward(
 
 
 def workspace_bytes(call: FlashCall) -> int:
-    """The scratch memory among the results; what else a kernel wants it takes from XLA's pool."""
+    """The scratch memory among the results. Kernels take more from XLA's pool if they need it."""
     return scratch_bytes(call)
 
 
@@ -69,25 +69,25 @@ def _attributes(call: FlashCall, target: FfiTarget, scale: float) -> dict[str, b
 
 
 def _has_lse_by_sequence(call: FlashCall) -> bool:
-    """Whether lse is [sequences, N, longest], of which each has rows from its first query on."""
+    """Whether lse is [sequences, N, longest], starting with each sequence's first query."""
     return call.is_packed and call.generation is FA2
 
 
 def _lse_by_row(lse: jax.Array, offsets: jax.Array, rows: int) -> jax.Array:
-    """[N, rows]."""
+    """lse [N, rows], from [sequences, N, longest]."""
     row = jnp.arange(rows, dtype=jnp.int32)
     sequence = jnp.searchsorted(offsets, row, side="right").astype(jnp.int32) - 1
     return lse[sequence, :, row - offsets[sequence]].T
 
 
 def _lse_by_sequence(lse: jax.Array, offsets: jax.Array, longest: int) -> jax.Array:
-    """[sequences, N, longest] of [N, rows]; what is past a sequence's end is not read."""
+    """lse [sequences, N, longest], from [N, rows]. Values past a sequence's end are not read."""
     row = offsets[:-1, None] + jnp.arange(longest, dtype=jnp.int32)
     return jnp.swapaxes(lse[:, jnp.minimum(row, lse.shape[1] - 1)], 0, 1)
 
 
 def _of_kv_heads(call: FlashCall, x: jax.Array) -> jax.Array:
-    """Gradients [..., K, H] of those that a kernel has for each query head, or as they are."""
+    """Gradients [..., K, H]; if the kernel has one per query head, summed."""
     if x.shape[-2] == call.num_kv_heads:
         return x
     grouped = x.reshape(*x.shape[:-2], call.num_kv_heads, -1, x.shape[-1])

@@ -1,6 +1,6 @@
-"""The package that brings the kernels, found without importing it, and a library of it loaded.
+"""Finds dew-flash-attn without importing it, and loads the library of one generation.
 
-Its own module loads both generations' libraries, 350 MB, wherever it is imported.
+Importing the package would load the libraries of both generations, 350 MB.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from attn_dispatch.flash.generations import ALL, Generation
 NAME = "dew-flash-attn"
 DISTRIBUTIONS = ("dew-flash-attn-cu13", "dew-flash-attn-cu12")
 OLDEST, FIRST_UNKNOWN = "0.3.6", "0.4"
-"""The versions between which its arguments are those that were read from the oldest: they are no
-public interface."""
+"""The range of versions with the known arguments. These are no public interface; they were read
+from the oldest version."""
 
 TARGETS = tuple(target.name for generation in ALL for target in generation.targets)
 
@@ -33,10 +33,10 @@ def version() -> str | None:
 
 
 def unusable_reason() -> str:
-    """Why there are no kernels of it here; empty if there are."""
+    """Why its kernels cannot be used here; empty if they can."""
     found = version()
     if found is None:
-        # It requires JAX 0.11.2, of which there is none for an older Python.
+        # It requires JAX 0.11.2, which does not exist for an older Python.
         needs = ", which needs Python 3.12" if sys.version_info < (3, 12) else ""
         return f"not installed: pip install dew-flash-attn-cu{cuda_majors()[0]}{needs}"
     return unknown_version(NAME, found, OLDEST, FIRST_UNKNOWN)
@@ -53,7 +53,7 @@ def loading_failure(generation: Generation) -> str:
 
 @lru_cache
 def register(generation: Generation) -> None:
-    """Make its kernels known to XLA.
+    """Register the generation's custom calls with XLA.
 
     Raises:
       OSError: the library cannot be loaded.
@@ -66,12 +66,12 @@ def register(generation: Generation) -> None:
 
 @lru_cache
 def _loaded(generation: Generation) -> ctypes.CDLL:
-    """Kept once it is; a failure is not: memory may be free again."""
+    """The loaded library. It is cached, but a failure is not: memory may be free later."""
     return ctypes.CDLL(str(_folder() / generation.library))
 
 
 def _folder() -> Path:
     spec = importlib.util.find_spec("dew_flash_attn")
     if spec is None or spec.origin is None:
-        raise OSError("its package is installed and cannot be found")
+        raise OSError("the package is installed, but its module cannot be found")
     return Path(spec.origin).parent

@@ -1,6 +1,6 @@
-"""The two passes of FlashAttention, whichever package's kernels run them.
+"""FlashAttention's forward and backward pass, for the kernels of any package.
 
-From the operands of a call to the arrays of a kernel, and from what it computed to results.
+They convert a call's operands to a kernel's arrays, and the kernel's results to the call's.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ Arrays = tuple[jax.Array, ...]
 
 
 class Kernels(Protocol):
-    """A package's, of which each room has a module."""
+    """The kernels of a package: flash/kernels.py and fa4/kernels.py."""
 
     def forward(
         self, call: FlashCall, qkv: Sequence[jax.Array], offsets: Arrays, scale: float
     ) -> tuple[jax.Array, jax.Array]:
-        """out and lse, [B, T, N, H] and [B, N, T], or packed [rows, N, H] and [N, rows]."""
+        """out and lse: [B, T, N, H] and [B, N, T], or packed [rows, N, H] and [N, rows]."""
         ...
 
     def backward(
         self, call: FlashCall, operands: Sequence[jax.Array], offsets: Arrays, scale: float
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The gradients of query, key and value, of (out_grad, query, key, value, out, lse)."""
+        """The gradients of query, key and value, from (out_grad, query, key, value, out, lse)."""
         ...
 
 
 def copies_bytes(spec: AttentionSpec, call: FlashCall) -> int:
-    """Bytes of copies of arrays and gradients, with padded head dims or batch rows apart."""
+    """Bytes of copies of arrays and gradients, for padded head dims or gaps between batch rows."""
     if not call.gap:
         return padded_bytes(spec, call.head_dim, call.head_dim_v)
     queries, keys = call.rows_q * call.num_heads, call.rows_kv * call.num_kv_heads
@@ -56,7 +56,7 @@ def forward(
     sequences = Sequences.of(spec, call, operands)
     real = sequences.real_queries
     qkv = (
-        # Whatever a masked score is, it is masked: NaN in padding comes by value alone.
+        # A score in padding is masked, even NaN: only value can carry NaN from there.
         to_kernel(call, scaled_query(spec, operands["query"]), None, call.head_dim),
         to_kernel(call, operands["key"], None, call.head_dim),
         to_kernel(call, operands["value"], sequences.real_keys, call.head_dim_v),
@@ -82,7 +82,7 @@ def backward(
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
     lse = operands["lse"]
     if not each_query_attends(spec):
-        # exp(-inf - lse) must be 0 whatever the kernel makes of an lse of -inf.
+        # exp(-inf - lse) must be 0, however the kernel treats an lse of -inf.
         lse = jnp.where(lse == -jnp.inf, 0, lse)
     arrays = (
         to_kernel(call, out_grad, of_queries, call.head_dim_v),

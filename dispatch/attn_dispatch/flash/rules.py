@@ -1,4 +1,4 @@
-"""What FlashAttention's kernels do not run, every reason."""
+"""The calls that FlashAttention's kernels do not run, with every reason."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ FEATURES = (
     "the gradient of lse",
 )
 _MAX_BLOCKS = 65535
-"""Of a launch grid's second and third axes. Beyond, FlashAttention-3's backward pass says nothing
-and gradients are garbage (dew-flash-attn 0.3.6, H200); its forward and packed kernels count
-otherwise."""
+"""The limit of a launch grid's second and third axes. Beyond it FlashAttention-3's backward pass
+returns garbage without an error (dew-flash-attn 0.3.6, H200); its forward and packed kernels use
+other axes."""
 
 _MAX_GAP_ROWS = 2**16
-"""Rows between batch rows that are few enough however short those are."""
+"""So many rows of gaps between batch rows are always accepted, however short the rows are."""
 
 
 @dataclass(frozen=True)
 class _KernelCall:
-    """A call on a device of this arch, and the kernels that are call for it."""
+    """A call on a device of this arch, with the kernels of this generation."""
 
     spec: AttentionSpec
     generation: Generation
@@ -46,7 +46,7 @@ class _KernelCall:
 
     @property
     def has_unknown_sequences(self) -> bool:
-        """Refused for want of max_segments."""
+        """Whether max_segments is missing, which is another rule's reason."""
         return is_packed(self.spec) and most_sequences(self.spec) is None
 
     @property
@@ -55,7 +55,7 @@ class _KernelCall:
 
     @property
     def blocks(self) -> tuple[int, str] | None:
-        """Of a launch grid's axis, with what it is of; None where it is not limited."""
+        """The length of a launch grid's axis, and what it counts; None where there is no limit."""
         spec, forward = self.spec, self.generation.blocks_limit_forward
         if forward and needs_packing(spec):
             if self.has_unknown_sequences:
@@ -72,7 +72,7 @@ class _KernelCall:
 def not_supported_reasons(
     spec: AttentionSpec, package: str, generation: Generation = FA3, arch: str = ""
 ) -> tuple[Reason, ...]:
-    """Of a call on a device of that arch that runs some, with the kernels of this package."""
+    """Every reason against a call with this package's kernels, on a device that they run on."""
     unknown = unknown_features(spec, FEATURES, f"{package}'s kernels have none")
     call = _KernelCall(spec, generation, arch)
     return (
@@ -105,7 +105,7 @@ def _width(call: _KernelCall) -> dict[str, Any]:
 
 
 def _too_many_blocks(call: _KernelCall) -> bool:
-    """Whether a launch grid cannot have an axis as long."""
+    """Whether an axis of the launch grid would be too long."""
     if call.blocks is None or call.spec.is_empty:
         return False
     return max(call.blocks[0], call.spec.num_heads) > _MAX_BLOCKS
@@ -120,7 +120,7 @@ def _blocks(call: _KernelCall) -> dict[str, Any]:
 
 
 def _has_gaps(call: _KernelCall) -> bool:
-    """Whether batch rows of a packed call lie a tile apart in one array."""
+    """Whether the packed array has gaps of a tile between batch rows."""
     return needs_packing(call.spec) and call.spec.batch > 1
 
 
@@ -172,7 +172,7 @@ _RULES = (
 
 
 def _counts_from_top_left(spec: AttentionSpec) -> bool:
-    """Whether a band is counted from the other corner than kernels count from."""
+    """Whether the band counts from the top left, while kernels count from the bottom right."""
     return spec.band != (None, None) and spec.meaning.causal_alignment != "bottom_right"
 
 

@@ -1,7 +1,7 @@
-"""Packed sequences and lengths as the kernels take them: offsets without gaps.
+"""Packed sequences and lengths as the kernels take them: offsets that leave no gap.
 
-What belongs to no sequence is made sequences of their own, queries without keys and keys without
-queries, of which kernels compute nothing.
+Rows of no sequence, the gaps, become further sequences: queries without keys, and keys without
+queries. Kernels compute nothing for them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from attn_dispatch.semantics.real_rows import real_rows_by_position
 
 @dataclass(frozen=True)
 class Sequences:
-    """Of one call: where its sequences are, and which rows count."""
+    """The offsets of a call's sequences, and its real rows."""
 
     offsets: tuple[jax.Array, ...]
-    """int32 [`offsets_count`] of queries and of keys; none of a call that is not packed."""
+    """int32 [`offsets_count`] for queries and for keys; empty if the call is not packed."""
     real_queries: jax.Array | None
-    """bool [1|B, T]: the query attends some key. None: all do."""
+    """bool [1|B, T]: the query attends to some key; None if all do."""
     real_keys: jax.Array | None
-    """bool [B, S]: the key is of a sequence with queries. None: all are."""
+    """bool [B, S]: the key belongs to a sequence with queries; None if all do."""
 
     @staticmethod
     def of(spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array]) -> Sequences:
@@ -55,8 +55,11 @@ class Sequences:
 
 
 def _offsets(starts: jax.Array, lengths: jax.Array, length: int, *, first_gap: int) -> jax.Array:
-    """Offsets of sequences [B, M], each followed by two for the gap after it; it is the first or
-    the second of those on this side, and the other is empty. So is what stands before all."""
+    """Offsets of the sequences [B, M], each followed by two sequences for the gap after it.
+
+    On this side the gap is the first of the two (first_gap=0) or the second (1); the other is
+    empty. Two such sequences also come before the first one.
+    """
     begins = flat_starts(starts, length)
     ends = begins[:-1] + lengths.reshape(-1)
     if first_gap == 0:
@@ -70,13 +73,13 @@ def _offsets(starts: jax.Array, lengths: jax.Array, length: int, *, first_gap: i
 
 @dataclass(frozen=True)
 class _Side:
-    """Queries or keys as sequences, each with the gap after it; the first is none, for the gap
-    before them all."""
+    """Queries or keys as sequences, each with the gap after it. An empty first sequence stands for
+    the gap before all others."""
 
     ends: jax.Array
-    """int32 [M + 1] of the sequences, where their gaps begin."""
+    """int32 [M + 1]: where the sequences end and their gaps begin."""
     next_begins: jax.Array
-    """int32 [M + 1], where these end."""
+    """int32 [M + 1]: where the gaps end."""
     longest: int
 
     @staticmethod
@@ -87,18 +90,21 @@ class _Side:
 
     @property
     def pieces(self) -> jax.Array:
-        """Of how many pieces each gap is."""
+        """The number of pieces of each gap."""
         return -(-(self.next_begins - self.ends) // self.longest)
 
     def up_to(self, sequence: jax.Array, pieces: jax.Array) -> jax.Array:
-        """Where so many pieces of the gap after a sequence end; 0: the sequence itself does."""
+        """Where the sequence ends with this many pieces of its gap; with 0, the sequence itself."""
         end = self.ends[sequence] + self.longest * pieces
         return jnp.minimum(end, self.next_begins[sequence])
 
 
 def _in_pieces(queries: _Side, keys: _Side, count: int) -> tuple[jax.Array, jax.Array]:
-    """Offsets of sequences and of the pieces of gaps, in the same order on both sides: a sequence,
-    the pieces of its queries' gap, without keys, those of its keys', without queries."""
+    """Offsets of the sequences and of the pieces of their gaps, in one order on both sides.
+
+    Each sequence is followed by the pieces of its queries' gap, without keys, and then by those of
+    its keys' gap, without queries.
+    """
     of_queries, of_keys = queries.pieces, keys.pieces
     counts = 1 + of_queries + of_keys
     first = jnp.cumsum(counts) - counts

@@ -1,4 +1,4 @@
-"""Equinox: `MultiheadAttention` by our call, new or in the place of layers that there are.
+"""Equinox: `MultiheadAttention` computed by attn_dispatch, new or in place of a model's layers.
 
 layer = MultiheadAttention(num_heads=8, query_size=512, num_kv_heads=2, key=key)
 model = replace_attention(model)  # every eqx.nn.MultiheadAttention of a model
@@ -28,8 +28,8 @@ _OWN_DROPOUT = {"dropout_rate": "the layer's dropout_p", "dropout_key": "key"}
 class MultiheadAttention(eqx.nn.MultiheadAttention):
     """`equinox.nn.MultiheadAttention`, with all heads in one call.
 
-    The same arguments, parameters (of the same key the same) and dtypes. The dropout mask is
-    another than Equinox draws of the same key.
+    It has the same arguments, parameters (the same ones for the same key) and dtypes. The dropout
+    mask differs from the one that Equinox draws with the same key.
     """
 
     num_kv_heads: int = eqx.field(static=True)
@@ -40,10 +40,10 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         """Make a layer.
 
         Args:
-          num_heads: of the query.
+          num_heads: the number of query heads.
           args: as for `equinox.nn.MultiheadAttention`, query_size first.
-          num_kv_heads: heads of key and value, each for num_heads // num_kv_heads query heads; as
-            many as query heads if None.
+          num_kv_heads: the number of heads of key and value, each for num_heads // num_kv_heads
+            query heads; None means num_heads.
           key: for the weights.
           kwargs: as for `equinox.nn.MultiheadAttention`.
 
@@ -81,18 +81,18 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
           value: [S, value_size].
           mask: [T, S] or [N, T, S], attend where it is not 0.
           key: for dropout.
-          inference: drop nothing; what the layer was made with if None.
-          deterministic: an older name of inference, which is warned of.
-          process_heads: of the projected (query, key, value), each [length, heads, dim]; returns
-            the three in the same shapes.
+          inference: whether to drop nothing; None means what the layer was made with.
+          deterministic: an older name of inference; passing it warns.
+          process_heads: a function of the projected (query, key, value), each
+            [length, heads, dim], that returns the three in the same shapes.
           options: further arguments of `attn_dispatch.dot_product_attention`, such as is_causal.
 
         Returns:
           [T, output_size].
 
         Raises:
-          RuntimeError: there is dropout and no key.
-          ValueError: shapes do not fit together, or options ask for dropout or further results.
+          RuntimeError: there is dropout, but no key.
+          ValueError: shapes do not match, or options ask for dropout or further results.
         """
         check_options(options, _OWN_DROPOUT)
         for name, x in (("query", query), ("key_", key_), ("value", value)):
@@ -121,7 +121,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             dtype = jnp.result_type(*heads)
         rate = self._dropout_rate(inference)
         if rate and key is None:
-            raise RuntimeError("MultiheadAttention: expected a key, because there is dropout")
+            raise RuntimeError("MultiheadAttention: expected a key for dropout, got None")
         out = dot_product_attention(
             *(x.astype(dtype) for x in heads),
             mask=None if mask is None else as_bool(mask),
@@ -137,9 +137,9 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
 
 
 def replace_attention(model: Any) -> Any:
-    """The model with ours in the place of every `equinox.nn.MultiheadAttention`.
+    """The model with this module's layer in place of every `equinox.nn.MultiheadAttention`.
 
-    Parameters stay what and where they are. Subclasses of Equinox's layer stay as they are.
+    Parameters keep their values and places. Subclasses of Equinox's layer are not replaced.
 
     Raises:
       ValueError: there is no such layer.

@@ -3,7 +3,7 @@
     nnx.MultiHeadAttention(..., attention_fn=attention_fn)
     nn.MultiHeadDotProductAttention(..., attention_fn=attention_fn)
 
-Options of ours go along by `functools.partial(attention_fn, local_window_size=(4095, 0))`.
+Pass further options with `functools.partial(attention_fn, local_window_size=(4095, 0))`.
 """
 
 from __future__ import annotations
@@ -56,46 +56,46 @@ def attention_fn(
     attn_weights_value_einsum: Callable[..., Any] | None = None,
     **options: Any,
 ) -> jax.Array:
-    """`flax.nnx.dot_product_attention` and `flax.linen.dot_product_attention`, by our call.
+    """`flax.nnx.dot_product_attention` and `flax.linen.dot_product_attention`, by attn_dispatch.
 
-    No counterpart here, which is said once: broadcast_dropout, where there is dropout (each pair is
-    dropped on its own), and precision for float32 (`jax.default_matmul_precision` around the
-    program is honoured). Where the weights are to be kept (`sow_weights=True`), or another einsum
-    computes, Flax's own attention computes the call, which is said as well. The softmax is always
-    float32's.
+    Two arguments have no counterpart here and warn once: broadcast_dropout with dropout (each pair
+    is dropped independently), and precision for float32 (`jax.default_matmul_precision` around the
+    program is honoured). With `sow_weights=True` or another einsum, Flax's own attention computes
+    the call, which also warns. The softmax is always in float32.
 
-    In a decoding step Flax does not say where in its cache the one query stands. So a window or
-    ALiBi needs causal_alignment="bottom_right" there, and key_value_seq_lengths anew in each step:
-    how many keys the cache has, the new one too. A mask that the layer is called with needs
-    neither.
+    In a decoding step Flax does not pass the position of the one query in its cache. A window or
+    ALiBi therefore needs causal_alignment="bottom_right" there and, in each step,
+    key_value_seq_lengths: the number of keys in the cache, including the new one. A mask passed to
+    the layer needs neither.
 
     Args:
       query: [..., T, N, H].
       key: [..., S, K, H].
-      value: [..., S, K, V]; the three are promoted as Flax does.
+      value: [..., S, K, V]; the three are promoted as in Flax.
       bias: floating, broadcastable to [..., N, T, S].
       mask: the same, bool or numbers: attend where it is not 0.
       broadcast_dropout: not followed; see above.
       dropout_rng: the key for dropout.
-      dropout_rate: of the probabilities, which are dropped unless deterministic.
-      deterministic: drop nothing.
-      dtype: of the computation, as in Flax.
+      dropout_rate: the rate at which probabilities are dropped unless deterministic.
+      deterministic: whether to drop nothing.
+      dtype: the dtype of the computation, as in Flax.
       precision: not followed; see above.
       module: the module that keeps the weights.
       promote_dtype: as in Flax's NNX.
       is_causal: top-left. Linen has no such argument; give it by `functools.partial`.
-      force_fp32_for_softmax: the output is float32; the softmax is anyway.
+      force_fp32_for_softmax: whether the output is float32; the softmax always is.
       einsum_dot_general: as in Flax's Linen, whose own attention then computes the call.
       qk_attn_weights_einsum: the same.
       attn_weights_value_einsum: the same.
       options: further arguments of `attn_dispatch.dot_product_attention`.
 
     Returns:
-      [..., T, N, V] in the promoted dtype, float32 with force_fp32_for_softmax for narrower ones.
+      [..., T, N, V] in the promoted dtype; with force_fp32_for_softmax at least float32.
 
     Raises:
-      ValueError: as `attn_dispatch.dot_product_attention`; options where Flax computes the call, or
-        that ask for further results; a window or ALiBi in a decoding step whose place is not given.
+      ValueError: as `attn_dispatch.dot_product_attention`; options are given although Flax computes
+        the call, or ask for further results; or a decoding step has a window or ALiBi, but not the
+        query's position.
     """
     check_options(options, {"dropout_key": "dropout_rng, Flax's name for it,"})
     einsums = (einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
@@ -132,8 +132,8 @@ def attention_fn(
     is_dropped = not deterministic and dropout_rate > 0
     if is_dropped and broadcast_dropout:
         warn_of_difference(
-            "broadcast_dropout: each pair of query and key is dropped on its own here, in every "
-            "batch row and head; broadcast_dropout=False says so"
+            "broadcast_dropout: each pair of query and key is dropped independently here, in every "
+            "batch row and head, as with broadcast_dropout=False"
         )
     if _asks_for_more(precision) and jnp.finfo(query.dtype).bits > 16:
         warn_of_difference(
@@ -156,9 +156,9 @@ def attention_fn(
 
 
 def _check_one_query(options: Mapping[str, Any], dtype: Any, *, has_mask: bool) -> None:
-    """Check that options do not go by the place of one query of many keys where nobody says it.
+    """Check that options do not depend on the unknown position of one query among many keys.
 
-    Flax's cache comes at its full length, with a mask of the keys that are in it.
+    Flax passes its cache at full length, with a mask of the keys that are in it.
     """
     sides = check_window(options.get("local_window_size"))
     has_window = any(side is not None for side in sides)
@@ -168,16 +168,16 @@ def _check_one_query(options: Mapping[str, Any], dtype: Any, *, has_mask: bool) 
         or_a_mask = "; or call the layer with the window as a mask" if has_window else ""
         raise ValueError(
             f'{" and ".join(by_place)}: expected causal_alignment="bottom_right" and '
-            "key_value_seq_lengths for one query of several keys, because Flax does not say where "
-            "in its cache the query stands. The lengths are how many keys the cache has in this "
-            f'step, the new one too{or_a_mask}. Outside of a cache, causal_alignment="top_left" '
-            "says that the query is the first"
+            "key_value_seq_lengths for one query and several keys, because Flax does not pass the "
+            "query's position in its cache. The lengths are the number of keys in the cache in "
+            f"this step, including the new one{or_a_mask}. Without a cache, "
+            'causal_alignment="top_left" means that the query is the first'
         )
     for name in ("score_mod", "mask_mod"):
         if options.get(name) is not None and _reads_place(name, options, dtype):
             warn_of_difference(
-                f"{name}: the one query of a decoding step has t = 0, because Flax does not say "
-                "where in its cache it stands; attn_dispatch.mods.with_query_offset moves it there"
+                f"{name}: the one query of a decoding step has t = 0, because Flax does not pass "
+                "its position in the cache; attn_dispatch.mods.with_query_offset sets it"
             )
 
 
@@ -189,7 +189,7 @@ def _is_placed(options: Mapping[str, Any], has_mask: bool) -> bool:
 
 
 def _reads_place(name: str, options: Mapping[str, Any], dtype: Any) -> bool:
-    """Whether what a mod says depends on t, and it was not moved."""
+    """Whether a mod's result depends on t, and no `with_query_offset` sets t."""
     if isinstance(options[name], WithQueryOffset):
         return False
     score_dtype = np.promote_types(dtype, np.float32).name
@@ -198,7 +198,7 @@ def _reads_place(name: str, options: Mapping[str, Any], dtype: Any) -> bool:
 
 
 def _with_causal(mask: Any, query: Any, key: Any) -> jax.Array:
-    """The mask with the keys after each query left out as well."""
+    """The mask, with the keys after each query masked too."""
     pairs = jnp.tril(jnp.ones((jnp.shape(query)[-3], jnp.shape(key)[-3]), bool))
     return pairs if mask is None else as_bool(mask) & pairs
 

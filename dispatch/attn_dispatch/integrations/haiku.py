@@ -1,4 +1,4 @@
-"""Haiku: `MultiHeadAttention` by our call, with the parameters of Haiku's own."""
+"""Haiku: `MultiHeadAttention` computed by attn_dispatch, with the parameters of Haiku's layer."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class MultiHeadAttention(hk.MultiHeadAttention):
           key: [..., S, D_k].
           value: [..., S, D_v].
           mask: [..., 1 or N, T, S], attend where it is not 0.
-          options: further arguments of `attn_dispatch.dot_product_attention`: is_causal, or
-            dropout_rate with dropout_key=hk.next_rng_key(), which Haiku's own layer has not.
+          options: further arguments of `attn_dispatch.dot_product_attention`, such as is_causal, or
+            dropout_rate with dropout_key=hk.next_rng_key(), which Haiku's layer lacks.
 
         Returns:
           [..., T, model_size].
 
         Raises:
-          ValueError: shapes do not fit together, or options ask for further results.
+          ValueError: shapes do not match, or options ask for further results.
         """
         check_options(options)
         if mask is not None and jnp.ndim(mask) != jnp.ndim(query) + 1:

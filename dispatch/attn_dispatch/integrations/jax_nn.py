@@ -1,4 +1,4 @@
-"""`jax.nn.dot_product_attention`, replaced where it is called by that name."""
+"""A patch that replaces `jax.nn.dot_product_attention`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from attn_dispatch.integrations.patching import Patch
 
 
 def patch_jax_nn() -> Patch:
-    """`jax.nn.dot_product_attention` is ours, for code that nobody can change.
+    """Replace `jax.nn.dot_product_attention` by attn_dispatch's, for code that cannot be changed.
 
         with patch_jax_nn():
             ...
         patch_jax_nn().start()  # for good
 
-    Its arguments, and what they mean, are a subset of ours. What differs is written in
-    docs/semantics.md: above all a row that may attend to no key is 0, and not the mean of all
+    The arguments of jax.nn, with their meaning, are a subset of attn_dispatch's. docs/semantics.md
+    lists the differences: above all, a row that attends to no key is 0 rather than the mean of all
     values.
 
-    Not seen by the patch: functions that were imported before by `from jax.nn import
-    dot_product_attention`, programs that were traced before (what `jax.jit` has traced once it does
-    not trace again), and names of JAX's own modules below jax.nn. The patch is the whole process's:
-    a thread that calls jax.nn meanwhile calls ours.
+    The patch does not reach functions imported earlier by `from jax.nn import
+    dot_product_attention`, programs traced earlier (`jax.jit` does not trace again), and names in
+    JAX's modules below jax.nn. It applies to the whole process, other threads included.
 
     Returns:
       A `Patch`, which has not been started.

@@ -1,11 +1,11 @@
-"""Keras 3 on JAX: its attention by our call, through a patch.
+"""Keras 3 on JAX: a patch by which attn_dispatch computes its attention.
 
     with patch_keras():
         model.fit(...)
     patch_keras().start()  # for good
 
-`keras.ops.dot_product_attention` and the layers MultiHeadAttention and GroupQueryAttention are
-computed by ours: those with dropout too, which Keras leaves to separate operations.
+It covers `keras.ops.dot_product_attention` and the layers MultiHeadAttention and
+GroupQueryAttention, also with dropout, which Keras itself computes in separate operations.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _COMPUTE = "_compute_attention"
 
 
 def patch_keras() -> Patch:
-    """Keras's attention is ours, for models as they are written.
+    """Replace Keras's attention by attn_dispatch's, without changes to the model.
 
-    flash_attention=True asks for a vendor's kernel or an error with every reason, False for XLA,
-    and None, the default, takes the best. attn_logits_soft_cap is what Keras documents,
-    x / (1 + |x| / cap). Layers that return their scores or attend along several axes run Keras's
-    own code, and so does MultiHeadAttention without dropout, which then calls
-    `keras.ops.dot_product_attention`. GroupQueryAttention's keys and values are not repeated.
-    Dropout draws another mask than Keras's of the same seed.
+    flash_attention=True asks for a vendor's kernel, or an error with every reason; False asks for
+    XLA; None, the default, takes the best. attn_logits_soft_cap is x / (1 + |x| / cap), as Keras
+    documents it. Layers that return their scores or attend along several axes run Keras's own code,
+    and so does MultiHeadAttention without dropout, which then calls
+    `keras.ops.dot_product_attention`. Keys and values of GroupQueryAttention are not repeated.
+    Dropout draws a different mask than Keras with the same seed.
 
-    Functions that were compiled before the patch stay as they are, and so do layers whose
-    subclass has its own `_compute_attention`. The patch is the whole process's, threads included.
+    Functions compiled before the patch are not affected, nor are subclasses of the layers that
+    define `_compute_attention`. The patch applies to the whole process, other threads included.
 
     Returns:
       A `Patch`, which has not been started.
@@ -78,12 +78,12 @@ def dot_product_attention(
     attn_logits_soft_cap: float | None = None,
     **options: Any,
 ) -> jax.Array:
-    """What `keras.ops.dot_product_attention` computes, by our call.
+    """`keras.ops.dot_product_attention`, computed by attn_dispatch.
 
     Args:
       query: [B, T, N, H].
       key: [B, S, K, H].
-      value: [B, S, K, V]; the three are promoted as Keras does.
+      value: [B, S, K, V]; the three are promoted as in Keras.
       bias: broadcastable to [B, N, T, S].
       mask: the same, bool or numbers; else [B, T, S], [B, N, S] or [B, S].
       scale: as for `attn_dispatch.dot_product_attention`.
@@ -171,7 +171,7 @@ def _grouped_query(
 
 
 def _unrepeated(x: jax.Array, times: int) -> jax.Array:
-    """[B, S, K, H] of [B, S, K · times, H], whose heads Keras has repeated: XLA takes out both."""
+    """x [B, S, K · times, H], whose heads Keras has repeated, as [B, S, K, H]. XLA removes both."""
     batch, length, heads, size = x.shape
     return x.reshape(batch, length, heads // times, times, size)[:, :, :, 0]
 
@@ -184,7 +184,7 @@ def _attended(
     scale: float,
     use_causal_mask: bool = False,
 ) -> tuple[jax.Array, None]:
-    """A layer's attention with its dropout, and no scores."""
+    """A layer's attention with its dropout, and None in place of scores."""
     rate = layer._dropout_layer.rate if training else 0.0
     if mask is not None and mask.ndim == 3:
         mask = mask[:, None]  # [B, T, S]
@@ -202,7 +202,7 @@ def _attended(
 
 
 def _key(seed_generator: Any) -> jax.Array:
-    """The generator's next seed, a raw key, as a key."""
+    """The generator's next seed, which is a raw key, as an array."""
     return jnp.asarray(draw_seed(seed_generator))
 
 
@@ -221,7 +221,7 @@ def _soft_cap(cap: float) -> Callable[..., Any]:
 
 
 def _with_heads(mask: jax.Array, full: tuple[int, ...]) -> jax.Array:
-    """A mask that does not broadcast to [B, N, T, S] as it is, with the axes that it lacks."""
+    """The mask, with missing axes inserted if it does not broadcast to [B, N, T, S] as it is."""
     if mask.ndim in (2, 3) and not _broadcasts(mask.shape, full):
         if mask.ndim == 3 and mask.shape[1] == full[1]:
             return mask[:, :, None]

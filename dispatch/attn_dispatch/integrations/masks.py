@@ -1,4 +1,4 @@
-"""Masks as frameworks write them."""
+"""Conversion of the frameworks' masks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import jax.numpy as jnp
 
 
 def as_bool(mask: Any) -> jax.Array:
-    """A mask of bools or numbers: True where it is not 0."""
+    """A mask of bools or numbers as bools: True where it is not 0."""
     mask = jnp.asarray(mask)
     return mask if mask.dtype == jnp.bool_ else mask != 0

@@ -1,4 +1,4 @@
-"""Options of our call that go along through a layer of a framework."""
+"""Checks of attn_dispatch's options that are passed through a framework's layer."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _RESULTS = ("return_residual", "return_lse", "return_max_logits")
 def check_options(
     options: Mapping[str, Any], counterparts: Mapping[str, str] | None = None
 ) -> None:
-    """Check options whose names the call has.
+    """Check the options of `attn_dispatch.dot_product_attention` that a layer passes on.
 
     Args:
-      options: as the caller gave them, by name.
-      says: what else says the same in the framework, by the option that must not say it too.
+      options: the caller's options, by name.
+      counterparts: by option that must not be given, the framework's argument to use instead.
 
     Raises:
-      ValueError: an option the framework has another argument for, another order of axes than
-        layers hand on, or further results, which a layer has no place for.
+      ValueError: the framework has another argument for an option, qkv_layout is not the layer's,
+        or an option asks for further results, which a layer cannot return.
     """
     for name, other in (counterparts or {}).items():
         if name in options:
@@ -34,13 +34,13 @@ def check_options(
 
 
 def check_layout(options: Mapping[str, Any]) -> None:
-    """Check that options leave the order of axes as it is.
+    """Check that options do not change the order of axes.
 
     Raises:
-      ValueError: qkv_layout is another than that of a framework.
+      ValueError: qkv_layout differs from the framework's.
     """
     if options.get("qkv_layout", "BTNH") != "BTNH":
         raise ValueError(
-            "qkv_layout: expected 'BTNH', the order of axes in which the framework hands its heads "
-            f"on, got {options['qkv_layout']!r}"
+            "qkv_layout: expected 'BTNH', the order of axes in which the framework passes its "
+            f"heads, got {options['qkv_layout']!r}"
         )

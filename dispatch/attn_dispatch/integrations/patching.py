@@ -1,4 +1,4 @@
-"""Attributes of other packages, replaced for a while or for good."""
+"""Replaces attributes of other packages, temporarily or for good."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _started: list[Patch] = []
 
 
 class Patch:
-    """Replaces attributes: inside of `with patch:`, or from `patch.start()` to `patch.stop()`.
+    """Replaces attributes inside `with patch:`, or from `patch.start()` to `patch.stop()`.
 
-    What is replaced is replaced for the whole process: other threads see it too. Patches may be
-    nested and may end in any order; the latest that has not ended counts, and after the last one
-    the attributes are what they were.
+    A patch applies to the whole process, other threads included. Patches may be nested and may end
+    in any order. The latest one that has not ended counts; after the last one the attributes are
+    restored.
     """
 
     def __init__(self, replacements: Mapping[Place, Any]) -> None:
@@ -37,10 +37,10 @@ class Patch:
         return self
 
     def stop(self) -> None:
-        """End what the latest `start` began.
+        """End the latest `start` of this patch.
 
         Raises:
-          RuntimeError: it has not been started.
+          RuntimeError: the patch has not been started.
         """
         with _lock:
             if not self._started:
@@ -57,7 +57,7 @@ class Patch:
         self.stop()
 
     def _settle(self) -> None:
-        """Make each attribute what the latest patch of it says."""
+        """Set each attribute to the replacement of its latest patch."""
         for owner, name in self.replacements:
             patches = [patch for patch in _started if _has(patch, owner, name)]
             if patches:
@@ -67,7 +67,7 @@ class Patch:
 
 
 def original(owner: Any, name: str) -> Any:
-    """The attribute as it is without patches."""
+    """The attribute's value without patches."""
     with _lock:
         return _originals.get((id(owner), name)) or getattr(owner, name)
 

@@ -1,4 +1,4 @@
-"""Penzai: attention layers whose weights are never made, in the place of those that there are.
+"""Penzai: replaces a model's attention layers with layers that never make the weights.
 
 model = replace_attention(model)  # every pz.nn.Attention and pz.nn.KVCachingAttention
 """
@@ -28,7 +28,7 @@ _LAYERS = (pz.nn.Attention, pz.nn.KVCachingAttention)
 
 @pz.pytree_dataclass
 class QueryAndKey(pz.nn.Layer):
-    """What was a layer of attention weights: hands query and key on to `Attend`."""
+    """Replaces the layer that made attention weights: passes query and key on to `Attend`."""
 
     def __call__(self, query_and_key: Any, **_: Any) -> Any:
         return query_and_key
@@ -36,26 +36,26 @@ class QueryAndKey(pz.nn.Layer):
 
 @pz.pytree_dataclass
 class Attend(pz.nn.Layer):
-    """Attention of query to key and value, by our call.
+    """Attention computed by attn_dispatch.
 
-    Axes of query that no other array has are heads of the same key and value.
+    Axes that only the query has are query heads that share a kv head.
     """
 
     masks: tuple[Any, ...]
     scale: jax.Array | None
-    """None: 1."""
+    """The scale; None means 1."""
     soft_cap: float | None = dataclasses.field(metadata={"pytree_node": False})
     seq: str = dataclasses.field(metadata={"pytree_node": False})
     kv_seq: str = dataclasses.field(metadata={"pytree_node": False})
     heads: tuple[str, ...] = dataclasses.field(metadata={"pytree_node": False})
-    """Of query, key and value."""
+    """The head axes of query, key and value."""
     groups: tuple[str, ...] = dataclasses.field(metadata={"pytree_node": False})
-    """Of query alone."""
+    """The head axes of the query alone."""
     head_dim: str = dataclasses.field(metadata={"pytree_node": False})
     value_dim: str = dataclasses.field(metadata={"pytree_node": False})
 
     def __call__(self, arrays: Any, **side_inputs: Any) -> Any:
-        """((query, key), value), named arrays, with their axes besides those above as batch."""
+        """Attend; `arrays` is ((query, key), value), named arrays with further axes as batch."""
         (query, key), value = arrays
         own = {self.seq, self.head_dim, *self.heads, *self.groups}
         batch = tuple(x for x in query.named_shape if x not in own)
@@ -84,9 +84,9 @@ class Attend(pz.nn.Layer):
         return pz.nx.wrap(out.reshape(*shape, out.shape[-1])).tag(*names)
 
     def _mask(self, batch: Any, sizes: Any, key: Any, side_inputs: Any) -> jax.Array | None:
-        """[*batch, heads, queries, keys]: the pairs that no layer replaces.
+        """The mask [*batch, heads, queries, keys]: the pairs whose score no mask layer replaces.
 
-        The layers say so themselves: of scores that are 1 they replace some by something else.
+        It is computed by the mask layers, applied to scores of 1.
         """
         if not self.masks:
             return None
@@ -106,13 +106,13 @@ class Attend(pz.nn.Layer):
 
 
 def replace_attention(model: Any) -> Any:
-    """The model with our attention in every `pz.nn.Attention` and `pz.nn.KVCachingAttention`.
+    """The model with attn_dispatch in every `pz.nn.Attention` and `pz.nn.KVCachingAttention`.
 
-    Projections, parameters, caches and their names stay; the layers for weights and for their
-    product with the values become ours. Layers that are ours already stay as they are.
+    Projections, parameters, caches and their names stay. Only the layers that compute weights, and
+    their product with the values, are replaced. Layers replaced already stay as they are.
 
     Raises:
-      ValueError: there is no such layer, or one has a step that is not known here; says which.
+      ValueError: there is no such layer, or one has an unknown step, which the message names.
     """
     found = pz.select(model).at_instances_of(_LAYERS)
     if not found.count():

@@ -1,4 +1,4 @@
-"""What integrations say once at the line of the caller's program."""
+"""Warnings of integrations, issued once at the line of the caller's program."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from attn_dispatch.warning import AttentionConventionWarning, warn_once
 
 
 def warn_of_difference(message: str) -> None:
-    """Say what a framework asks for that has no counterpart here."""
+    """Warn of an argument of the framework that has no counterpart in attn_dispatch."""
     warn_once(message, AttentionConventionWarning)

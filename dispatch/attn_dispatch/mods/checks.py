@@ -1,4 +1,4 @@
-"""The checks of what mods are made with: each returns its value in normal form."""
+"""Checks of the arguments of ready-made mods. Each returns its value in normal form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KINDS = {"floating": jnp.floating, "integer": jnp.integer}
 
 
 def check_array(name: str, value: ArrayLike, kind: str, *shapes: tuple[str, ...]) -> jax.Array:
-    """An array of that kind ("floating" or "integer") with as many axes as one of the shapes."""
+    """The value as an array of this kind ("floating" or "integer") and one of these ranks."""
     array = jnp.asarray(value)
     is_kind = jnp.issubdtype(array.dtype, _KINDS[kind])
     if not is_kind or array.ndim not in {len(shape) for shape in shapes}:
@@ -26,7 +26,7 @@ def check_array(name: str, value: ArrayLike, kind: str, *shapes: tuple[str, ...]
 
 
 def check_int(name: str, value: Any, least: int) -> int:
-    """A static int, `least` or above."""
+    """The value as a static int of at least `least`."""
     try:
         number = operator.index(value)
     except (TypeError, jax.errors.ConcretizationTypeError):
@@ -42,7 +42,7 @@ class RowNumber:
     """A number for each batch row: an int, an integer array [], or one [B]."""
 
     def __init__(self, name: str, value: ArrayLike):
-        # An int stays one: it becomes part of the program, and need not be read from memory.
+        # An int stays an int: it becomes part of the program and is not read from memory.
         self._value: jax.Array | int = (
             check_int(name, value, 0)
             if isinstance(value, int)

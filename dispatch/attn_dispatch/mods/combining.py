@@ -1,6 +1,6 @@
-"""Mods made of other mods.
+"""Mods that combine other mods.
 
-All ready-made mods are classes and not closures, so that they can be copied and pickled.
+All ready-made mods are classes rather than closures, so that they can be copied and pickled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from attn_dispatch.mods.checks import RowNumber
-from attn_dispatch.one_call import MaskMod, ScoreMod
+from attn_dispatch.programs.functions import MaskMod, ScoreMod
 
 
 def all_of(*masks: MaskMod) -> MaskMod:
@@ -65,7 +65,7 @@ def with_query_offset(mod: Callable[..., Any], offset: ArrayLike) -> ScoreMod | 
 
 @dataclass(frozen=True, eq=False)
 class WithQueryOffset:
-    """A mod for queries that begin at another position than 0."""
+    """A mod for queries that begin at a position other than 0."""
 
     mod: Callable[..., Any]
     start: RowNumber
@@ -82,7 +82,7 @@ def _joined(name: str, operation: Callable[[Any, Any], Any], masks: Sequence[Mas
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Masks joined by an operation of two."""
+    """Masks joined by a binary operation."""
 
     operation: Callable[[Any, Any], Any]
     masks: tuple[MaskMod, ...]
@@ -110,5 +110,5 @@ def _check_masks(name: str, masks: Sequence[Any]) -> None:
             raise ValueError(
                 f"{name}: expected masks, functions of (b, n, t, s), got one of ({got})"
             ) from error
-        except ValueError:  # some functions written in C do not tell
+        except ValueError:  # some functions written in C have no signature
             continue

@@ -1,7 +1,7 @@
-"""Mods that say which keys a query attends.
+"""Ready-made mask_mods.
 
-They divide and look up by t or by s alone, never by both: then XLA can do it beforehand, for a few
-numbers, and what is left of each pair is what kernels can do: sums and comparisons.
+They divide and look up by t alone or by s alone, never by both. XLA then computes these few numbers
+beforehand, and leaves only sums and comparisons for each pair, which kernels can compute.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from attn_dispatch.mods.checks import check_array, check_int
-from attn_dispatch.one_call import MaskMod
+from attn_dispatch.programs.functions import MaskMod
 
 
 def prefix_lm(prefix_lengths: ArrayLike) -> MaskMod:
-    """Causal, except that all queries see the whole prefix (arXiv:1910.10683, section 3.2.1).
+    """Causal, except that all queries attend to the whole prefix (arXiv:1910.10683, section 3.2.1).
 
     Args:
       prefix_lengths: integers [B], the number of keys in each row's prefix.
@@ -68,9 +68,9 @@ class DocumentMask:
 
 
 def dilated_window(left: int, dilation: int) -> MaskMod:
-    """Keys at t, t - dilation, t - 2 · dilation, …, down to t - left.
+    """Attend to keys at t, t - dilation, t - 2 · dilation, …, down to t - left.
 
-    Longformer's, causal (arXiv:2004.05150, section 3.1).
+    This is Longformer's dilated window, but causal (arXiv:2004.05150, section 3.1).
 
     Args:
       left: static, in positions, inclusive, as in `local_window_size`.
@@ -90,9 +90,9 @@ class DilatedWindow:
 
 
 def chunked_window(chunk: int) -> MaskMod:
-    """Causal inside chunks of equal length; nothing outside the query's own chunk.
+    """Causal within chunks of equal length; no key outside the query's chunk.
 
-    Llama 4's local layers (github.com/meta-llama/llama-models, models/llama4/model.py).
+    Llama 4's local layers use it (github.com/meta-llama/llama-models, models/llama4/model.py).
 
     Args:
       chunk: static, in positions; chunks begin at 0, chunk, 2 · chunk, …
@@ -115,9 +115,9 @@ def neighborhood_2d(height: int, width: int, radius: int) -> MaskMod:
     At a border the square moves inward, so that every query sees (2 · radius + 1)² keys.
 
     Args:
-      height: static; of a grid whose pixels are both queries and keys, row after row:
+      height: static; the height of a grid whose pixels are both queries and keys, row after row:
         T = S = height · width.
-      width: static.
+      width: static; the width of the grid.
       radius: static, in pixels.
 
     Raises:
@@ -152,7 +152,7 @@ class Neighborhood2D:
 
 
 def _divided(position: Any, by: int) -> tuple[jax.Array, jax.Array]:
-    """Quotient and rest of a position: it is not negative, so each takes but one operation."""
+    """Quotient and remainder of a position. It is not negative, so each is a single operation."""
     position = jnp.asarray(position)
     number = position.dtype.type(by)
     return lax.div(position, number), lax.rem(position, number)

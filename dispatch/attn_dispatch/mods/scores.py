@@ -1,4 +1,4 @@
-"""Mods of the score."""
+"""Ready-made score_mods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from attn_dispatch.call.static_arguments import check_bool
 from attn_dispatch.mods.checks import check_array, check_int
-from attn_dispatch.one_call import ScoreMod
+from attn_dispatch.programs.functions import ScoreMod
 
 
 def soft_cap(cap: float) -> ScoreMod:
@@ -57,7 +57,7 @@ class Alibi:
     slopes: jax.Array
 
     def __call__(self, score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
-        # In the score's dtype: in 16 bits long distances would be rounded.
+        # In the score's dtype: 16 bits would round long distances.
         return score - self.slopes[n].astype(score.dtype) * jnp.abs(t - s)
 
 
@@ -66,25 +66,25 @@ def relative_position(
 ) -> ScoreMod:
     """T5's position bias: score + table[bucket of s - t, n] (arXiv:1910.10683, section 2.1).
 
-    The paper has 32 buckets, whose ranges grow logarithmically up to a distance of 128. How they
-    divide is that of T5's weights: half of the buckets hold one distance each, 0, 1, 2, …; the
-    borders of the others grow by the same factor up to max_distance, and the last one holds all
-    that is farther. A bidirectional table has two such sets: first that of the keys at the query or
-    before it, then that of the keys after it.
+    The paper has 32 buckets, whose ranges grow logarithmically up to a distance of 128. The borders
+    are those of T5's weights: half of the buckets hold one distance each, 0, 1, 2, …; the borders
+    of the others grow by a constant factor up to max_distance, and the last bucket holds all larger
+    distances. A bidirectional table has two such sets: the first for keys at or before the query,
+    the second for keys after it.
 
-    T5 scales no scores: give scale=1 with its weights.
+    T5 does not scale scores: pass scale=1 with its weights.
 
     Args:
       table: floating [num_buckets, N], in units of the score; T5's num_buckets is 32.
         Differentiable.
-      bidirectional: whether keys after the query have buckets of their own, as in T5's encoder. If
-        not, as in its decoder, they share bucket 0 with the query's own key; it hides no key:
-        that is what is_causal does.
+      bidirectional: whether keys after the query have separate buckets, as in T5's encoder. If not,
+        as in its decoder, they share bucket 0 with the key at the query. That hides no key; pass
+        is_causal=True for that.
       max_distance: static, in positions; from there on all distances share a bucket.
 
     Raises:
-      ValueError: a table with too few buckets, or bidirectional with an odd number of them; a
-        max_distance that is not above half the buckets of one direction.
+      ValueError: the table has too few buckets, or an odd number with bidirectional; or
+        max_distance is not above half the buckets of one direction.
     """
     bidirectional = check_bool("bidirectional", bidirectional)
     table = check_array("table", table, "floating", ("num_buckets", "N"))
@@ -104,11 +104,11 @@ def relative_position(
 class RelativePosition:
     table: jax.Array
     exact: int
-    """Distances with a bucket each."""
+    """The number of distances that have a separate bucket."""
     borders: tuple[int, ...]
-    """Where the second and further of the wide buckets begin, in positions."""
+    """The first distances of the wide buckets, from the second one on."""
     first_after: int
-    """The first bucket of keys after the query; 0 without such buckets."""
+    """The first bucket for keys after the query; 0 if there are none."""
 
     def __call__(self, score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
         distance = jnp.abs(t - s) if self.first_after else jnp.maximum(t - s, 0)
@@ -121,10 +121,10 @@ class RelativePosition:
 
 
 def _wide_bucket_borders(first: int, count: int, last: int) -> list[int]:
-    """Where the second and further ones of `count` buckets begin, from distance `first` on.
+    """The first distances of `count` wide buckets from distance `first` on, without the first one.
 
-    Border i is the least distance d that is not below first · (last / first)^(i / count): in whole
-    numbers, because a logarithm in float32 may put a distance on the wrong side.
+    Border i is the least distance d >= first · (last / first)^(i / count). It is computed in whole
+    numbers, because a float32 logarithm may put a distance on the wrong side.
     """
 
     def border(i: int) -> int:

@@ -1,4 +1,4 @@
-"""The mask of a tree of drafted tokens, for speculative decoding."""
+"""The mask of a tree of draft tokens, for speculative decoding."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from jax.typing import ArrayLike
 
 from attn_dispatch.call.values import known_values
 from attn_dispatch.mods.checks import RowNumber, check_array
-from attn_dispatch.one_call import MaskMod
+from attn_dispatch.programs.functions import MaskMod
 
 
 def tree_mask(parents: ArrayLike, cache_length: ArrayLike = 0) -> MaskMod:
-    """Drafted tokens attend to the cache, their ancestors and themselves (arXiv:2305.09781).
+    """Draft tokens attend to the cache, their ancestors and themselves (arXiv:2305.09781).
 
-    The queries are the tree's T tokens. The first cache_length keys are the cache, the next T the
-    tree's tokens, in the order of the queries; nobody attends to what comes after them.
+    The queries are the tree's T tokens. The first cache_length keys are the cache; the next T are
+    the tree's tokens, in the order of the queries. No query attends to later keys.
 
     Args:
-      parents: integers [T], or [B, T] where each batch row has its own tree: the number of the
-        token that a token follows, -1 where it follows the cache. Parents stand before their
-        children.
-      cache_length: an integer, or integers [] or [B], which may be traced, in positions.
+      parents: integers [T], or [B, T] with a tree for each batch row: the index of the token that a
+        token follows, or -1 if it follows the cache. Parents come before their children.
+      cache_length: an integer, or integers [] or [B], which may be traced; in positions.
 
     Raises:
-      ValueError: a parent is not before its child; parents are looked at unless they are traced or
-        in an accelerator's memory.
+      ValueError: a parent does not come before its child. Parents are not checked if they are
+        traced or in an accelerator's memory.
     """
     table = check_array("parents", parents, "integer", ("T",), ("B", "T"))
     known = known_values(table)
@@ -41,7 +40,7 @@ def tree_mask(parents: ArrayLike, cache_length: ArrayLike = 0) -> MaskMod:
 @dataclass(frozen=True, eq=False)
 class TreeMask:
     first: jax.Array
-    """The first and last number in the subtree of each token, [T] or [B, T]."""
+    """The first and last number in each token's subtree, [T] or [B, T]."""
     last: jax.Array
     length: RowNumber
 
@@ -66,23 +65,23 @@ def _check_order(parents: np.ndarray) -> None:
 
 
 def _subtrees(parents: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The first and last number in the subtree of each token, if they are numbered depth first.
+    """The first and last number in each token's subtree, with tokens numbered depth first.
 
-    Then a token is another one's ancestor, or itself, where the other's number is in its subtree:
-    that takes no table of all pairs. int32, of the shape of parents.
+    A token is another's ancestor, or the same token, if the other's number is in its subtree: no
+    table of all pairs is needed. int32, in the shape of parents.
     """
     tokens = jnp.arange(parents.shape[-1])
     is_self, is_earlier = (compare(tokens[:, None], tokens) for compare in (jnp.equal, jnp.greater))
     sees = is_self | (parents[..., None] == tokens)
-    # Each product goes up twice as many generations.
+    # Each product doubles the number of generations covered.
     for _ in range((len(tokens) - 1).bit_length()):
         numbers = sees.astype(jnp.float32)
         sees = numbers @ numbers > 0
     size = sees.sum(axis=-2, dtype=jnp.int32)
-    # Before a token come its ancestors, and the subtrees of those that stand beside one of them, or
-    # beside itself, and are earlier.
-    is_beside = parents[..., None] == parents[..., None, :]
-    step = 1 + _sum(is_beside & is_earlier, size)
+    # Before a token come its ancestors, and the subtrees of earlier siblings of the token and of
+    # its ancestors.
+    is_sibling = parents[..., None] == parents[..., None, :]
+    step = 1 + _sum(is_sibling & is_earlier, size)
     first = _sum(sees, step)
     return first, first + size - 1
 

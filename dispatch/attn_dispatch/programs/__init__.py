@@ -1,1 +1,1 @@
-"""score_mod and mask_mod: a user's function of one pair, as data that implementations read."""
+"""score_mod and mask_mod, the user's functions of one pair, as data that implementations read."""

@@ -1,7 +1,7 @@
-"""The factor that a program begins with, as part of the scale, by which a kernel multiplies anyway.
+"""Moves a program's leading factor into the scale, by which the kernel multiplies anyway.
 
-A soft cap is cap * tanh(score / cap): of its three operations on every score one is saved. On an
-H200 with cuDNN 9.19 that takes a training call from 0.81 of the speed without a cap to 0.86.
+A soft cap, cap * tanh(score / cap), then has two operations per score instead of three. On an H200
+with cuDNN 9.19 a training call goes from 0.81 of the speed without a cap to 0.86.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from attn_dispatch.programs.kernel import KernelProgram
 from attn_dispatch.programs.nodes import GRADIENT, SCORE
 
 Nodes = list[list[str]]
-"""Each node as its words: result, "=", operation, operands."""
+"""Nodes, each split into words: result, "=", operation, operands."""
 
 
 def without_factor(program: KernelProgram) -> KernelProgram:
-    """The program of scores that have been multiplied by `factor` already.
+    """The program without its leading factor, which `KernelProgram.factor` then holds.
 
-    Its gradient is that of such a score: the kernel multiplies what it makes of it by the scale.
+    Its gradient is that of the score already multiplied by the factor: the kernel multiplies the
+    gradients of query and key by the scale, factor included.
     """
     forward, backward = _nodes(program.forward), _nodes(program.backward)
     score, factor = SCORE.name, 1.0
@@ -33,7 +34,7 @@ def without_factor(program: KernelProgram) -> KernelProgram:
         return program
     reader = _only_reader(score, forward, backward)
     if reader is None or reader[2] == "select":
-        # What else reads cuDNN's own scores reads a copy (programs/kernel.py).
+        # Only one node may read cuDNN's own scores; all others read a copy (programs/kernel.py).
         forward.insert(0, [score, "=", "mul", SCORE.name, "#1.0"])
     else:
         reader[:] = [SCORE.name if word == score else word for word in reader]
@@ -51,18 +52,18 @@ def _text(nodes: Nodes) -> str:
 
 
 def _only_reader(name: str, forward: Nodes, backward: Nodes) -> list[str] | None:
-    """The node of the forward program that alone reads a value, and once."""
+    """The forward node that reads a value, if it is the only reader and reads it once."""
     reading = [node for node in (*forward, *backward) for word in node[3:] if word == name]
     return reading[0] if len(reading) == 1 and reading[0] in forward else None
 
 
 def _is_factor(node: list[str], score: str) -> bool:
-    """Whether it multiplies the score by a number above 0."""
+    """Whether the node multiplies the score by a number above 0."""
     return node[2:4] == ["mul", score] and node[4].startswith("#") and float(node[4][1:]) > 0
 
 
 def _divided(forward: Nodes, backward: Nodes, factor: float) -> Nodes:
-    """The gradient, divided by the factor: mostly it is what the gradient is multiplied by last."""
+    """The gradient, divided by the factor. Mostly that removes the last node, a product with it."""
     *others, last = backward
     if last[2] == "mul" and last[4] == f"#{np.float32(factor)!s}":
         if last[3] == GRADIENT.name:

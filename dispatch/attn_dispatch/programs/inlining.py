@@ -1,4 +1,4 @@
-"""A jaxpr made again: without calls, without what has no effect, and without a mesh around it."""
+"""Inlining of a jaxpr: no calls, no operations without effect on the result, no mesh."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
-# One program serves on every mesh: the operations of scalars have no shardings.
+# One program serves every mesh: operations on scalars have no shardings.
 NO_MESH = AbstractMesh((), ())
 
 _RULES = {"custom_jvp_call", "custom_vjp_call"}
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint"} | _RULES
 _INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-# What JAX adds under shard_map, where one of two arrays is the same on all devices.
+# JAX adds these under shard_map, where one of two arrays is the same on all devices.
 _SHARD_MAP_CASTS = {"pvary", "pcast"}
 
 
 def inlined(closed: ClosedJaxpr, *, keeps_rules: bool = False) -> ClosedJaxpr:
-    """The same function of its inputs and, after them, of its constants; what calls do in line.
+    """The same function with all calls inlined, and its constants as further inputs at the end.
 
-    Loops and branches are flat inside as well.
+    The bodies of loops and branches are inlined as well.
 
     Args:
-      keeps_rules: leave custom derivatives in it; else its derivatives are those of its operations.
+      keeps_rules: keep custom derivatives; otherwise the derivatives are those of the operations.
     """
     jaxpr, number = closed.jaxpr, len(closed.in_avals)
     kept = _RULES if keeps_rules else set[str]()
@@ -36,23 +36,23 @@ def inlined(closed: ClosedJaxpr, *, keeps_rules: bool = False) -> ClosedJaxpr:
 
 
 def has_rules(jaxpr: Jaxpr) -> bool:
-    """Whether there are custom derivatives in it."""
+    """Whether the jaxpr has custom derivatives."""
     return not _RULES.isdisjoint(_operations(jaxpr))
 
 
 def has_constants(jaxpr: Jaxpr) -> bool:
-    """Whether functions inside hold arrays that are no operands."""
+    """Whether a function inside the jaxpr holds arrays that are not operands."""
     inner = [x for eqn in jaxpr.eqns for value in eqn.params.values() for x in _jaxprs(value)]
     return any(x.consts or has_constants(x.jaxpr) for x in inner)
 
 
 def varies_by_device(jaxpr: Jaxpr) -> bool:
-    """Whether it has been traced under shard_map with an array that varies over the devices."""
+    """Whether the jaxpr was traced under shard_map with an array that varies over the devices."""
     return not _SHARD_MAP_CASTS.isdisjoint(_operations(jaxpr))
 
 
 def _operations(jaxpr: Jaxpr) -> Iterator[str]:
-    """The names of its operations, and of those inside them."""
+    """The names of all operations, including those of functions inside."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name
         for value in equation.params.values():
@@ -61,7 +61,7 @@ def _operations(jaxpr: Jaxpr) -> Iterator[str]:
 
 
 def plain_type(aval: Any) -> jax.ShapeDtypeStruct:
-    """Its type without what a mesh adds to that."""
+    """A type's shape and dtype, without what a mesh adds."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
@@ -81,8 +81,8 @@ def _evaluate(
 
     for equation in _needed(jaxpr):
         given = [value(x) for x in equation.invars]
-        # It stays an operation of the line that it was written in, or called: what is in
-        # functions of JAX was traced for whoever came first.
+        # An operation keeps the user's line that wrote it, or called the function that holds it:
+        # JAX caches the traces of its own functions, with the line of their first caller.
         line = None if is_called else equation.source_info.traceback
         with source_info_util.user_context(line):
             results = _result(equation, given, kept)
@@ -105,7 +105,7 @@ def _result(equation: JaxprEqn, given: list[Any], kept: set[str]) -> Sequence[An
 
 
 def _inlined_inside(value: Any, keeps_rules: bool) -> Any:
-    """A parameter of a loop or a branch, if it is a function, flat."""
+    """A parameter of a loop or a branch; if it is a function, inlined."""
     if isinstance(value, ClosedJaxpr) and not value.consts:
         return inlined(value, keeps_rules=keeps_rules)
     if type(value) is tuple:

@@ -1,4 +1,4 @@
-"""What a kernel is told of what becomes of a score: nodes, and arrays that they read."""
+"""Changes of the score as a kernel computes them: nodes, and the arrays that they read."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from attn_dispatch.programs.nodes import (
 from attn_dispatch.programs.program import INDICES, ModProgram
 
 _TILE = 128
-"""What the kernels' tiles are multiples of, or divide."""
+"""A multiple or a divisor of every kernel's tile."""
 _EXACT_FLOATS = 2**23
 """Whole numbers up to twice this are exact in float32."""
 
 
 @dataclass(frozen=True)
 class ScoreRules:
-    """What becomes of a score, in this order, before the softmax sees it."""
+    """The changes of a score before the softmax, in this order."""
 
     soft_cap: float | None = None
     score_mod: ModProgram | None = None
@@ -48,55 +48,55 @@ class ScoreRules:
 
     @property
     def bends(self) -> bool:
-        """Whether more is done than to add to it."""
+        """Whether the score is changed by more than adding to it, so that its gradient changes."""
         is_sum = self.score_mod is None or is_sum_with_score(self.score_mod)
         return self.soft_cap is not None or not is_sum
 
     @property
     def moves(self) -> bool:
-        """Whether there is more than a soft cap."""
+        """Whether the score is changed by more than a soft cap."""
         return (self.score_mod, self.alibi, self.mask_mod) != (None, None, None)
 
 
 @dataclass(frozen=True)
 class KernelProgram:
-    """The rules in a kernel's terms."""
+    """`ScoreRules` as nodes of a kernel."""
 
     forward: str
-    """From the score to what the softmax sees, -inf where a pair may not attend."""
+    """From the score to the softmax's input, -inf where a pair may not attend."""
     backward: str
-    """From the gradient of that to the gradient of the score; empty where it is the same. It goes
-    on where `forward` ended."""
+    """From the gradient of the softmax's input to that of the score, after the forward nodes; empty
+    where both are the same."""
     arrays: tuple[NodeArray, ...]
     factor: float = 1.0
-    """What scores have been multiplied by before."""
+    """The factor that scores were multiplied by before `forward` (programs/factor.py)."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs that a kernel computes, and those whose score may be anything."""
+    """The pairs that a kernel computes; the scores of other pairs are unspecified."""
 
     lengths: tuple[int, int]
-    """Of queries, those that are cut off among them, and of keys."""
+    """The number of queries, including those cut off at the front, and of keys."""
     first_row: int = 0
     """t of the kernel's first row."""
     band: tuple[int | None, int | None] = (None, None)
-    """The window around the diagonal that starts at the top left, (left, right)."""
+    """The window around the top-left diagonal, (left, right)."""
     has_runtime_lengths: bool = False
-    """Whether arrays alone know lengths: `lengths` are the most."""
+    """Whether lengths are known at run time only; `lengths` are then upper bounds."""
     has_runtime_diagonal: bool = False
-    """Whether arrays alone know where the diagonal is: `band` says which sides are open."""
+    """Whether the diagonal is known at run time only; of `band` only the open sides count then."""
     is_padding_zero: bool = False
-    """With lengths of their own: whether query and key are 0 past them."""
+    """With run-time lengths: whether query and key are 0 past them."""
 
 
 class _Unsupported(Exception):
-    """What a kernel cannot be told, and of which mod."""
+    """An operation that a kernel has no node for, and the mod that has it."""
 
 
 @lru_cache(maxsize=1024)
 def kernel_program(rules: ScoreRules, pairs: Pairs, *, is_backward: bool) -> KernelProgram | str:
-    """The nodes, or why a kernel cannot be told."""
+    """The nodes, or why the rules cannot be expressed as nodes."""
     try:
         if is_backward and (with_gradient := _with_gradient(rules, pairs)) is not None:
             return with_gradient
@@ -122,28 +122,28 @@ def _writer(pairs: Pairs, *, is_backward: bool) -> Writer:
 
 
 def _copied(writer: Writer) -> Register:
-    """The score as a node's result: what else reads cuDNN's own tensor of it may read memory that
-    is not there (H200, 9.28)."""
+    """The score as the result of a node. A second reader of cuDNN's own score tensor may read
+    invalid memory (H200, 9.28)."""
     return writer.node("f", "mul", SCORE, 1.0)
 
 
 def _reads_score_once(nodes: list[str]) -> bool:
-    """Whether one node computes with cuDNN's scores, and no other reads them."""
+    """Whether exactly one node reads cuDNN's own scores, and not to select."""
     reading = [node.split()[2] for node in nodes for word in node.split()[3:] if word == SCORE.name]
     return len(reading) == 1 and reading != ["select"]
 
 
 @dataclass(frozen=True)
 class _Forward:
-    """The nodes from the score to what the softmax sees, and what a backward pass reads of them."""
+    """The nodes from the score to the softmax's input, and those that a backward pass reads."""
 
     nodes: list[str]
     tanh: Register | None
     """The tanh of a soft cap."""
     capped: Register
-    """What a score_mod is given."""
+    """The input of a score_mod."""
     may_attend: Value
-    """Which pairs mask_mod lets attend."""
+    """The mask of mask_mod."""
 
 
 def _forward(writer: Writer, score: Register, rules: ScoreRules, pairs: Pairs) -> _Forward:
@@ -161,7 +161,7 @@ def _forward(writer: Writer, score: Register, rules: ScoreRules, pairs: Pairs) -
 
 
 def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
-    """The nodes of a backward pass; None where the gradient goes through as it is."""
+    """The nodes of both passes; None where the gradient of the score is that of the result."""
     if not rules.bends:
         return None
     writer, score_mod = _writer(pairs, is_backward=True), rules.score_mod
@@ -184,7 +184,7 @@ def _with_gradient(rules: ScoreRules, pairs: Pairs) -> KernelProgram | None:
 
 
 def _program(forward: list[str], backward: list[str], writer: Writer) -> KernelProgram:
-    """The nodes and the arrays that they read, without those of nodes that were not needed."""
+    """The nodes and the arrays that they read; arrays that no node reads are left out."""
     read = {word for node in (*forward, *backward) for word in node.split()}
     kept = [i for i in range(len(writer.arrays)) if f"o{i}" in read]
     names = {f"o{i}": f"o{kept.index(i)}" for i in kept}
@@ -196,14 +196,14 @@ def _program(forward: list[str], backward: list[str], writer: Writer) -> KernelP
 
 
 def _may_attend(writer: Writer, mask_mod: ModProgram, pairs: Pairs) -> Value:
-    """What a mask_mod forbids that the band allows."""
+    """The conditions of a mask_mod that the band does not already impose."""
     found = key_range(mask_mod)
     left, right = (None, None) if pairs.has_runtime_diagonal else pairs.band
     may: Value = True
     for one in found.rest:
         may = _both(_lower("mask_mod", one, mask_mod, [], [], writer), may)
     first, end = found.first, found.end
-    # One comparison for each side: to choose by one, then by another, takes four times as long
+    # One comparison for each side: selecting by one and then by another takes four times as long
     # (H200, 9.19).
     if first is not None and not (left is not None and _is_at_most(first.offset, -left)):
         which = "first" if pairs.has_runtime_lengths and left is not None else None
@@ -219,11 +219,11 @@ def _is_at_most(x: int | None, y: int | None) -> bool:
 
 
 def _border(writer: Writer, number: Number, mask_mod: ModProgram, which: str | None) -> Value:
-    """A number of each query in the kernel.
+    """A bound of each query's range of keys, as a value in the kernel.
 
     Args:
-      which: of `RowKeys`, which a backward pass wants to know on that side as well. One array does
-        for both: of arrays by row it has room for few (cudnn/rules.py).
+      which: "first" or "end" if a backward pass also needs the `RowKeys` of that side. One array
+        then serves both, because a kernel has room for few arrays by row (cudnn/rules.py).
     """
     least, most = number.span
     if number.offset is not None:
@@ -235,10 +235,10 @@ def _border(writer: Writer, number: Number, mask_mod: ModProgram, which: str | N
 
 
 def _where_finite(writer: Writer, may_attend: Value, pairs: Pairs) -> Value:
-    """Where the gradient is what was computed; elsewhere it is 0, and 0 · NaN would be NaN.
+    """The pairs whose computed gradient counts. For others 0 is selected: 0 · NaN would be NaN.
 
-    A kernel goes on to the end of its tiles, past the last query and key, and into whatever stands
-    behind a sequence (H200, 9.19, 9.28).
+    A kernel computes whole tiles, past the last query and key, on whatever is stored behind a
+    sequence (H200, 9.19, 9.28).
     """
     (queries, keys), (left, right) = pairs.lengths, pairs.band
     conditions = []
@@ -278,7 +278,7 @@ def _lower(
     names: list[str],
     writer: Writer,
 ) -> Value:
-    """A body of the program, whose inputs begin with these scores."""
+    """The value of a body of the program, whose first inputs are `scores`."""
     arrays = [f"array {i}" for i in range(len(program.arrays))]
     values: list[Value | None] = [*scores, None, None, writer.t, S, *(None for _ in arrays)]
     try:
@@ -288,7 +288,7 @@ def _lower(
 
 
 def _gradient(program: ModProgram) -> ClosedJaxpr:
-    """Of the gradient of the result, and of the program's inputs, the gradient of the score."""
+    """The score's gradient as a function of the result's gradient and the program's inputs."""
     function = jaxpr_as_fun(program.jaxpr)
 
     def gradient(cotangent: Any, score: Any, *others: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Which keys a mask_mod lets a query attend, where they are one range: first <= s < end.
+"""Finds the range of keys, first <= s < end, that a mask_mod lets each query attend to.
 
-Most masks are: a window, a prefix, chunks, lengths. What a range is worth to a kernel: two
-comparisons at most, whatever the mask was written like; and where first or end keep to the
-diagonal, a band, whose tiles alone are computed.
+Most masks are such a range: a window, a prefix, chunks, lengths. A range costs a kernel at most two
+comparisons, however the mask was written. Where first or end follow the diagonal it is a band, and
+the kernel computes the band's tiles alone.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from attn_dispatch.programs.nodes import XlaArray
 from attn_dispatch.programs.program import INDICES, ModProgram
 
 _FAR = 2**30
-"""Beyond every position; sums of two such numbers fit int32."""
+"""Larger than every position; the sum of two such numbers fits int32."""
 _ALL = (-inf, inf)
 
 Compute = Callable[..., Any]
-"""Of a program's inputs: b, n, t, s and the arrays."""
+"""A function of a program's inputs: b, n, t, s and the arrays."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A whole number, or a bool, of each query."""
+    """A whole number, or a bool, that does not depend on s: of_t * t and a rest within `span`."""
 
     compute: Compute
     depends: frozenset[str]
-    """On which of b, n and t; arrays are not counted."""
+    """The indices among b, n and t that it depends on."""
     of_t: int = 0
-    """How many times t is in it: -1, 0 or 1."""
+    """The coefficient of t: -1, 0 or 1."""
     span: tuple[float, float] = _ALL
-    """The least and the most that the rest of it can be."""
+    """The bounds of the rest, the number without its multiple of t."""
 
     @property
     def offset(self) -> int | None:
-        """What it is beside t, if that is always the same."""
+        """The number minus t, if that is constant."""
         least, most = self.span
         return int(least) if self.of_t == 1 and least == most else None
 
 
 @dataclass(frozen=True)
 class KeyRange:
-    """The keys from `first` on and before `end`, None where that side is open."""
+    """The keys first <= s < end; None where that side is open."""
 
     first: Number | None = None
     end: Number | None = None
     ends: tuple[Number, ...] = ()
-    """Those that `end` is the least of, where there are several."""
+    """The numbers that `end` is the minimum of, if there are several."""
     rest: tuple[ClosedJaxpr, ...] = ()
-    """What else must hold, which is no range: each a body of the program's inputs. No value of the
-    program itself: an equal one, which has others, may have put it into a cache."""
+    """Further conditions that are not ranges, each a body of the program's inputs. They hold no
+    variables of the program: caches may return the range of an equal program, with other ones."""
 
     @property
     def band(self) -> tuple[int | None, int | None]:
-        """The narrowest window around the diagonal, (left, right), that all keys are in."""
+        """The narrowest window around the diagonal, (left, right), that contains the range."""
         left = right = None
         if self.first is not None and self.first.of_t == 1 and self.first.span[0] > -inf:
             left = max(-int(self.first.span[0]), 0)
@@ -73,13 +73,13 @@ class KeyRange:
 
     @property
     def row_end(self) -> Number | None:
-        """The number of keys that all queries of a batch row may attend, beside the band, if that
-        and the band say it all."""
+        """The number of keys that all queries of a batch row may attend to, if the range is that
+        and the band; else None."""
         ends = [x for x in self.ends or (self.end,) if x is not None]
         of_rows = [x for x in ends if x.offset is None]
         if self.rest or not of_rows or any(x.of_t or x.depends - {"b"} for x in of_rows):
             return None
-        # A window has the diagonal in it.
+        # A window contains the diagonal.
         if any(x.offset is not None and x.offset < 1 for x in ends):
             return None
         if self.first is not None and (self.first.offset is None or self.first.offset > 0):
@@ -88,42 +88,41 @@ class KeyRange:
 
     @property
     def is_band(self) -> bool:
-        """Whether that window says it all."""
+        """Whether the range is exactly the window `band`."""
         left, right = self.band
-        says_first = self.first is None or (left is not None and self.first.offset == -left)
-        says_end = self.end is None or (right is not None and self.end.offset == right + 1)
-        return says_first and says_end and not self.rest
+        has_first = self.first is None or (left is not None and self.first.offset == -left)
+        has_end = self.end is None or (right is not None and self.end.offset == right + 1)
+        return has_first and has_end and not self.rest
 
 
 @dataclass(frozen=True)
 class _Position:
-    """± s and something more."""
+    """sign * s + more, or its absolute value."""
 
     sign: int
     more: Number
-    is_size: bool = False
-    """The size of that."""
+    is_absolute: bool = False
 
 
 @dataclass(frozen=True)
 class _Hole:
-    """All keys but those of a range."""
+    """All keys outside a range."""
 
     keys: KeyRange
 
 
 _Value = Number | _Position | KeyRange | _Hole | None
-"""None: it depends on s otherwise."""
+"""A value of a mask_mod, by how it depends on s; None if in any other way."""
 
 
 @lru_cache(maxsize=1024)
 def key_range(program: ModProgram) -> KeyRange:
-    """The range of a mask_mod; open, with all of the mask as its rest, where it is none."""
+    """The range of a mask_mod; if it has none, an open range with the whole mask as `rest`."""
     return _Reading(program).result()
 
 
 class _Reading:
-    """Goes through a program once: what is each value, seen from its dependence on s?"""
+    """Classifies every value of a program by its dependence on s, in one pass."""
 
     def __init__(self, program: ModProgram) -> None:
         self._body = program.body
@@ -189,13 +188,13 @@ class _Reading:
 
 
 def _moved(name: str, given: list[_Value]) -> _Value:
-    """A position after it has been calculated with."""
+    """A position after add, sub, neg or abs; None if the result is no position."""
     x, *others = given
     y = others[0] if others else None
-    if any(isinstance(z, _Position) and z.is_size for z in given):
+    if any(isinstance(z, _Position) and z.is_absolute for z in given):
         return None
     if name == "abs" and isinstance(x, _Position):
-        return replace(x, is_size=True)
+        return replace(x, is_absolute=True)
     if name == "neg" and isinstance(x, _Position):
         return _Position(-x.sign, _minus(x.more))
     if isinstance(y, Number) and isinstance(x, _Position):
@@ -211,17 +210,17 @@ _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq"}
 
 
 def _compared(name: str, x: _Value, y: _Value) -> _Value:
-    """The keys whose position compares like that with a number."""
+    """The keys for which the comparison of a position with a number holds."""
     if isinstance(x, Number):
         return _compared(_MIRRORED[name], y, x)
     if not (isinstance(x, _Position) and isinstance(y, Number)):
         return None
-    if x.is_size:
+    if x.is_absolute:
         if name not in ("lt", "le"):
             return None
         both = [
-            _compared(name, replace(x, is_size=False), y),
-            _compared(_MIRRORED[name], replace(x, is_size=False), _minus(y)),
+            _compared(name, replace(x, is_absolute=False), y),
+            _compared(_MIRRORED[name], replace(x, is_absolute=False), _minus(y)),
         ]
         below, above = (z for z in both if isinstance(z, KeyRange))
         return KeyRange(below.first or above.first, below.end or above.end)
@@ -246,8 +245,7 @@ def _both(x: KeyRange, y: KeyRange) -> KeyRange:
 
 
 def _either(x: KeyRange, y: KeyRange) -> KeyRange | _Hole | None:
-    """The keys of one or the other, if that is a range, or all but a range, whatever the numbers
-    are."""
+    """The keys of either range, if that is a range or the outside of one for all numbers."""
     if x.rest or y.rest:
         return None
     if x.first is None and y.first is None and x.end and y.end:
@@ -276,7 +274,7 @@ def _number(x: Any) -> Number:
 
 
 def _combined(function: Callable[..., Any], x: Number | None, y: Number | None = None) -> Any:
-    """A number of two, or of the one that is there."""
+    """The function of two numbers, or of the one that is not None."""
     if x is None or y is None:
         one = x or y
         if one is None or function in (jnp.maximum, jnp.minimum):
@@ -285,7 +283,7 @@ def _combined(function: Callable[..., Any], x: Number | None, y: Number | None =
     of_t = max(x.of_t, y.of_t)
     spans = [z.span if z.of_t == of_t else _ALL for z in (x, y)]
     choose = max if function is jnp.maximum else min
-    # Of a number that is not known the other one is a bound.
+    # If one number is unbounded, the other still bounds the maximum or minimum.
     span = choose(a for a, _ in spans), choose(b for _, b in spans)
     return Number(
         lambda *inputs: function(near(x.compute(*inputs)), near(y.compute(*inputs))),
@@ -296,7 +294,7 @@ def _combined(function: Callable[..., Any], x: Number | None, y: Number | None =
 
 
 def xla_array_of(number: Number, mask_mod: ModProgram) -> XlaArray:
-    """A number as an array that XLA computes, cut off beyond every position."""
+    """A number as an array that XLA computes, clipped to int32 beyond every position."""
     types = [jax.ShapeDtypeStruct((), jnp.int32) for _ in INDICES]
     types += [jax.ShapeDtypeStruct(*array) for array in mask_mod.arrays]
     body = inlined(jax.make_jaxpr(lambda *x: near(number.compute(*x)))(*types))
@@ -305,7 +303,7 @@ def xla_array_of(number: Number, mask_mod: ModProgram) -> XlaArray:
 
 
 def near(x: Any) -> jax.Array:
-    """x as int32, cut off beyond every position."""
+    """x as int32, clipped beyond every position."""
     return jnp.clip(x, -_FAR, _FAR).astype(jnp.int32)
 
 
@@ -330,7 +328,7 @@ def _minus(x: Number) -> Number:
 
 
 def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number:
-    """A number that does not depend on s, with what its operation says of how large it is."""
+    """A number that does not depend on s, with the bounds that its operation implies."""
     numbers = [x for x in given if isinstance(x, Number)]
     out = _type(equation.outvars[0])
     if len(equation.outvars) > 1 or out.shape or not _holds_positions(equation):
@@ -356,18 +354,18 @@ def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number
 
 
 def _holds_positions(equation: JaxprEqn) -> bool:
-    """Whether its result has a type that holds every position and its opposite."""
+    """Whether the operation's result type holds every position and its negative."""
     dtype = _type(equation.outvars[0]).dtype
     return dtype.kind == "i" and dtype.itemsize >= 4
 
 
 def _may_overflow(x: Number) -> bool:
-    """Whether it is known to be so large that what is added to it may wrap around."""
+    """Whether a known bound is so large that a sum may wrap around."""
     return any(_FAR < abs(bound) < inf for bound in x.span)
 
 
 def _is_position(x: Number) -> bool:
-    """Whether it is not negative, as t is not."""
+    """Whether the number is known not to be negative; t is not."""
     return x.of_t >= 0 and x.span[0] >= 0
 
 

@@ -1,4 +1,4 @@
-"""What of a score_mod has a name among a call's arguments: a soft cap, ALiBi, and what is added."""
+"""Recognizes a score_mod that a call's arguments can express: a soft cap, ALiBi, an added bias."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class AlibiSlopes:
     """score - slopes * |t - s|."""
 
     values: XlaArray
-    """Of batch row and head."""
+    """The slopes or their negatives, by batch row and head."""
     sign: int
-    """-1 where the slopes are the opposites of those values."""
+    """-1 where `values` are the negated slopes."""
     is_one_sided: bool
-    """Whether the distance is t - s, without its size: the same where no key comes after t."""
+    """Whether the distance is t - s rather than |t - s|: the same if no key comes after t."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class KnownForm:
     adds: bool
     """Whether anything is added."""
     dtype: str | None = None
-    """Of the numbers that are added, where they were converted from a narrower one."""
+    """The dtype that the added numbers were converted from, if they were."""
     slopes: AlibiSlopes | None = None
-    """What is added, if it is ALiBi alone."""
+    """The slopes, if what is added is ALiBi alone."""
 
 
 class _Reading:
-    """Looks up how each value of a program is made."""
+    """Looks up the operations that produce each value of a program."""
 
     def __init__(self, program: ModProgram) -> None:
         self.jaxpr, self._consts = program.body.jaxpr, program.body.consts
@@ -56,17 +56,17 @@ class _Reading:
         return isinstance(x, Var) and "score" in self.depends[x]
 
     def made_by(self, x: Var | Literal, *names: str) -> JaxprEqn | None:
-        """The operation that made a value, if it has one of these names."""
+        """The operation that produced a value, if it has one of these names."""
         equation = self._made_by.get(x) if isinstance(x, Var) else None
         return equation if equation and equation.primitive.name in names else None
 
     def narrow_dtype(self, sign: int, x: Var | Literal) -> str | None:
-        """What a number that is added was converted from."""
+        """The dtype that an added number was converted from; None if not, or if x is subtracted."""
         made = self.made_by(x, "convert_element_type") if sign > 0 else None
         return None if made is None else _dtype(made.invars[0]).name
 
     def slopes(self, sign: int, x: Var | Literal) -> AlibiSlopes | None:
-        """Those of ALiBi, if that is added, or taken off."""
+        """ALiBi's slopes, if x is slopes times a distance; `sign` is -1 where x is subtracted."""
         while (made := self.made_by(x, "convert_element_type")) and _is_float32(made):
             x = made.invars[0]  # of a weak type
         times = self.made_by(x, "mul")
@@ -87,11 +87,11 @@ class _Reading:
         cap = times[1]
         if not _LEAST_CAP <= cap <= 1 / _LEAST_CAP:
             return None
-        # In float32 both of them are the same number.
+        # In float32 both are the same number.
         return cap if np.float32(inside[1]) == np.float32(1 / cap) else None
 
     def distance(self, x: Var | Literal) -> Distance | None:
-        """Which difference of positions a value is."""
+        """The difference of positions that a value is; None if it is none."""
         if made := self.made_by(x, "convert_element_type", "neg", "abs"):
             inner, name = self.distance(made.invars[0]), made.primitive.name
             if inner is None or name == "convert_element_type":
@@ -106,7 +106,7 @@ class _Reading:
         return None
 
     def _outside(self, x: Var | Literal) -> XlaArray:
-        """A value that does not depend on the score, as a function of its own."""
+        """A value that does not depend on the score, as an array that XLA computes."""
         alone = self.jaxpr.replace(invars=self.jaxpr.invars[1:], outvars=[x])
         body = inlined(ClosedJaxpr(alone, self._consts))
         axes = "".join(y for y in INDICES if isinstance(x, Var) and y in self.depends[x])
@@ -119,7 +119,7 @@ class _Reading:
         return "t" if x is t else "s" if x is s else None
 
     def _by_number(self, x: Var | Literal, *names: str) -> tuple[Var, float] | None:
-        """The other factor, if x is something times a number, and that number."""
+        """The other factor and the number, if x is a product with a number or a quotient by one."""
         made = self.made_by(x, *names)
         if made is None:
             return None
@@ -141,7 +141,7 @@ def _dtype(x: Any) -> np.dtype:
 
 
 def _keeps_positions(equation: JaxprEqn) -> bool:
-    """Whether it converts to a type that positions are exact in."""
+    """Whether the operation converts to a dtype in which positions are exact."""
     dtype = _dtype(equation.outvars[0])
     return equation.primitive.name == "convert_element_type" and dtype in (
         np.int32, np.int64, np.float32, np.float64,
@@ -150,7 +150,7 @@ def _keeps_positions(equation: JaxprEqn) -> bool:
 
 @lru_cache(maxsize=1024)
 def known_form(program: ModProgram) -> KnownForm | None:
-    """What a score_mod does to the score; None where that is something else."""
+    """The known form of a score_mod; None if it has none."""
     reading = _Reading(program)
     x, added = reading.jaxpr.outvars[0], list[tuple[int, Var | Literal]]()
     while made := reading.made_by(x, "add", "sub", "add_any"):
@@ -175,7 +175,7 @@ def known_form(program: ModProgram) -> KnownForm | None:
 
 @lru_cache(maxsize=1024)
 def depends_on_distance_alone(program: ModProgram) -> bool:
-    """Whether t and s have a part in the result by their difference alone."""
+    """Whether the result depends on t and s only through their difference."""
     reading = _Reading(program)
     takes_score = len(reading.jaxpr.invars) > len(INDICES) + len(program.arrays)
     t, s = reading.jaxpr.invars[2 + takes_score : 4 + takes_score]
@@ -195,6 +195,6 @@ def depends_on_distance_alone(program: ModProgram) -> bool:
 
 
 def is_sum_with_score(program: ModProgram) -> bool:
-    """Whether the result is the score and something that does not depend on it."""
+    """Whether the result is the score plus something that does not depend on it."""
     found = known_form(program)
     return found is not None and found.soft_cap is None

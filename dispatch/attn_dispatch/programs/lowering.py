@@ -1,7 +1,6 @@
-"""A program's body in a kernel's terms: which node each operation of a jaxpr is.
+"""Lowering of a program's body to a kernel's nodes, one operation of the jaxpr at a time.
 
-What does not depend on the score, and not on t and s at once, XLA computes beforehand: such an
-array is small.
+What depends neither on the score nor on both t and s, XLA computes beforehand, as small arrays.
 """
 
 from __future__ import annotations
@@ -36,11 +35,13 @@ _OF_INTEGERS = {"add", "sub", "mul", "max", "min", "abs", "neg"}
 def lowered(
     mod: str, body: ClosedJaxpr, inputs: list[Value | None], writer: Writer, names: list[str]
 ) -> Value:
-    """The one result of a program's body in the kernel.
+    """The result of a program's body as a value in the kernel.
 
     Args:
-      mod: score_mod or mask_mod.
-      inputs: what each input is in the kernel; None where it is known outside alone.
+      mod: "score_mod" or "mask_mod".
+      body: the body, with one result.
+      inputs: each input as a value in the kernel; None if only XLA has it.
+      writer: takes the nodes.
       names: each input's name: x, g, b, n, t, s, or an array's.
     """
     return _Lowering(mod, body, inputs, writer, names).result()
@@ -77,13 +78,13 @@ class _Lowering:
             except Unsupported as error:
                 if depends & {"x", "g"} or {"t", "s"} <= depends:
                     raise _with_line(error, equation) from error
-                self._values |= dict.fromkeys(equation.outvars)  # arrays after all
+                self._values |= dict.fromkeys(equation.outvars)  # as arrays that XLA computes
         return self._value(self._body.jaxpr.outvars[0])
 
     def _is_outside(self, depends: frozenset[str]) -> bool:
         if depends & {"x", "g", "s"}:
             return False
-        # Of t alone: in the kernel it takes no array.
+        # What depends on t alone is computed in the kernel, without an array.
         return depends != {"t"}
 
     def _value(self, x: Var | Literal) -> Value:
@@ -216,7 +217,7 @@ class _Lowering:
 
 
 def _with_line(error: Unsupported, equation: JaxprEqn) -> Unsupported:
-    """The same, and where the operation was written."""
+    """The error, with the line that the operation was written in."""
     where = source_info_util.summarize(equation.source_info)
     found = re.search(r"([^/\\\s]+\.\w+:\d+)", where)
     if found is None or " (at " in str(error):

@@ -1,16 +1,16 @@
-"""A program as nodes of a kernel's graph: one operation each, on the scores of all pairs.
+"""A program as nodes of a kernel's graph: each is one operation on the scores of all pairs.
 
-As text, of which the C++ side builds a graph, one node after the other:
+The C++ side builds the graph from their text, one node after the other:
 
     i0 = sub t s; i1 = abs i0; f2 = convert i1; f3 = mul f2 o0; f4 = sub x f3
 
-x is the score, g the gradient of what the program made of it, t and s are the positions, o0, o1, …
-arrays that broadcast to the scores, and #… numbers. The first letter of a result is its type: f for
+x is the score, g the gradient of the program's result, t and s are the positions, o0, o1, … arrays
+that broadcast to the scores, and #… numbers. The first letter of a result is its type: f for
 float32, i for int32, p for a predicate.
 
-What cuDNN's engines take, found out by planning with 9.12, 9.19 and 9.28: the first operand of
-every node must be computed in the kernel; predicates come from comparisons of int32, and nothing
-else is done with them but to select; there is no lookup.
+Planning with cuDNN 9.12, 9.19 and 9.28 showed what its engines take: the first operand of every
+node must be computed in the kernel; predicates come from comparisons of int32 and can only be
+selected by; there is no lookup.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from jax.extend.core import ClosedJaxpr
 
 _COMMUTATIVE = {"add", "mul", "max", "min"}
 COMPARISONS = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-"""Each with its opposite."""
+"""Each comparison with its negation."""
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 _MAY_BE_NAN = {"log", "div", "pow", "sqrt", "rsqrt", "reciprocal", "tan", "exp"}
 
 
 class Unsupported(Exception):
-    """What a kernel cannot be told of a program."""
+    """An operation of a program that a kernel has no node for."""
 
 
 @dataclass(frozen=True)
 class Register:
-    """A value in the kernel: of a node, an index, the score, or an array from outside."""
+    """A value in the kernel: a node's result, an index, the score, or an array from XLA."""
 
     name: str
     kind: str
-    """f or i, as in its name unless it is an index or an array."""
+    """f or i: the first letter of the name, unless it is an index or an array."""
 
     @property
     def is_computed(self) -> bool:
@@ -47,7 +47,7 @@ class Register:
 
 @dataclass(frozen=True)
 class Predicate:
-    """What may be selected by: a comparison, or others combined."""
+    """A condition to select by: a comparison, or a combination of conditions."""
 
     operation: str
     """A comparison, "and", "or" or "not"."""
@@ -59,27 +59,29 @@ Value = Register | Predicate | int | float | bool
 
 @dataclass(frozen=True)
 class XlaArray:
-    """An array that XLA computes: a value of a program, for the axes that it depends on."""
+    """An array that XLA computes: a value of a program, along the axes that it depends on."""
 
     body: ClosedJaxpr = field(compare=False, repr=False)
-    """Of b, n, t, s and the mod's arrays the one value."""
+    """The value as a function of b, n, t, s and the mod's arrays."""
     text: str
-    """Of `body`: the same value is the same array."""
+    """The text of `body`, by which equal values share an array."""
     mod: str
     axes: str
-    """Of "bnts" those that it depends on."""
+    """The letters of "bnts" that it depends on."""
     dtype: str
 
 
 @dataclass(frozen=True)
 class RowKeys:
-    """An array that lengths and a band decide: of each query its first key, or the one past its
-    last, which is 0 where there is no query."""
+    """An array of each query's first key, or of the key after its last, from lengths and the band.
+
+    The end is 0 where there is no query.
+    """
 
     which: str
     """"first" or "end"."""
     border: XlaArray | None = None
-    """What a mask_mod has on that side; the narrower of both counts."""
+    """The bound of a mask_mod on that side; the narrower of both counts."""
     dtype: str = "int32"
 
     @property
@@ -90,7 +92,7 @@ class RowKeys:
 
 @dataclass(frozen=True)
 class HeadSlopes:
-    """ALiBi's slopes, one for each head."""
+    """ALiBi's slopes, one per head."""
 
     axes: str = "n"
     dtype: str = "float32"
@@ -102,7 +104,7 @@ NodeArray = XlaArray | RowKeys | HeadSlopes
 
 
 class Writer:
-    """Writes nodes; the same operation of the same operands is written once."""
+    """Collects nodes; the same operation on the same operands is written once."""
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class Writer:
         """Args:
         is_backward: whether a backward pass reads the arrays.
         first_row: t of the kernel's first row.
-        is_past: whether all pairs that count are of a key at or before the query.
+        is_past: whether every pair that attends has a key at or before the query.
         has_exact_floats: whether every position is exact as a float.
         """
         self.is_backward = is_backward
@@ -126,7 +128,7 @@ class Writer:
         self._known: dict[tuple[str, ...], Register] = {}
         self._text_of: dict[Register, tuple[str, ...]] = {}
         self._integers: dict[Register, Register] = {}
-        """What a float was converted from."""
+        """The integer that each float was converted from."""
         self.t = T
         """The position of the query."""
         if first_row:
@@ -151,10 +153,10 @@ class Writer:
         return number
 
     def _float_distance(self, x: Register) -> Register | None:
-        """A difference of positions, or its size, calculated in floats.
+        """A difference of positions, or its absolute value, computed in floats.
 
-        A position is converted once for a row, or a column, of scores: with ALiBi a forward pass
-        has 0.86 of the speed without, and with whole numbers 0.78 (H200, 9.19).
+        A position is then converted once for a row, or a column, of scores: a forward pass with
+        ALiBi has 0.86 of the speed without ALiBi, and 0.78 with integer distances (H200, 9.19).
         """
         match self._text_of.get(x):
             case ("i", "abs", inner):
@@ -166,7 +168,7 @@ class Writer:
         return None
 
     def _is_position(self, name: str) -> bool:
-        """Whether it is t or s, or a moderate number further."""
+        """Whether the value is t or s, or one of them plus a constant of at most 2^22."""
         if name in (T.name, S.name):
             return True
         match self._text_of.get(Register(name, "i")):
@@ -175,7 +177,7 @@ class Writer:
         return False
 
     def _distance(self, operation: str, *operands: Value) -> Register | None:
-        """t - s, if that is what |t - s|, |s - t| or the larger of t - s and 0 is."""
+        """t - s in place of |t - s|, |s - t| or max(t - s, 0): the same where no key is after t."""
         signs = {("abs", "sub t s"): (), ("abs", "sub s t"): (), ("max", "sub t s"): (0,)}
         for (name, inner), others in signs.items():
             words = [self.t.name if x == "t" else x for x in inner.split()]
@@ -187,13 +189,11 @@ class Writer:
     def array(self, array: NodeArray) -> Register:
         """A register for an array.
 
-        What cuDNN reads right on an H200 (9.19, 9.28): by n, by t, and by b for each t; by s in the
-        forward pass alone.
+        cuDNN reads arrays correctly by n, by t, and by b and t; by s in the forward pass alone
+        (H200, 9.19, 9.28).
         """
         if self.is_backward and "s" in array.axes:
-            raise Unsupported(
-                "an array is read by s, which cuDNN's backward pass does not do right"
-            )
+            raise Unsupported("an array is read by s, which cuDNN's backward pass computes wrongly")
         if {"b", "s"} <= {*array.axes}:
             raise Unsupported("an array is read by b and s, which would be as large as the scores")
         if "b" in array.axes and isinstance(array, XlaArray):
@@ -204,7 +204,7 @@ class Writer:
         return Register(f"o{self.arrays.index(array)}", kind)
 
     def computed(self, x: Value, kind: str) -> Register:
-        """x as the first operand of a node has to be."""
+        """x as a value computed in the kernel, which the first operand of a node must be."""
         if isinstance(x, Register) and x.is_computed:
             return x
         zero = self.node("i", "mul", T, 0)
@@ -222,7 +222,7 @@ class Writer:
         first = isinstance(x, Register) and x.is_computed
         second = isinstance(y, Register) and y.is_computed
         if operation == "mul" and kind == "f":
-            # It multiplies whole numbers by others as they are: ALiBi's distances by its slopes.
+            # A product takes an integer operand without conversion: ALiBi's distances.
             if first and x in self._integers and not second:
                 return self.node(kind, operation, self._integers[x], y)
             if second and y in self._integers and not first:
@@ -239,7 +239,7 @@ class Writer:
         return self.node(kind, operation, self.computed(x, kind), y)
 
     def select(self, condition: Any, yes: Value, no: Value, kind: str) -> Value:
-        """yes where the condition holds, else no."""
+        """`yes` where the condition holds, else `no`."""
         if isinstance(condition, bool):
             return yes if condition else no
         if yes == no:
@@ -264,7 +264,7 @@ class Writer:
         return self.node("p", operation, self.computed(x, "i"), y)
 
     def result(self, x: Value) -> Register:
-        """x as the result of a node that is the last one written."""
+        """x as the result of the last node written."""
         computed = self.computed(x, "f")
         if not self.lines or not self.lines[-1].startswith(f"{computed.name} ="):
             last = Register(f"f{len(self._known)}", "f")
@@ -274,7 +274,7 @@ class Writer:
         return computed
 
     def needed(self, result: Register) -> list[str]:
-        """The nodes that a result needs: what nobody reads would be a result as well."""
+        """The nodes that a result depends on: cuDNN would return one that no node reads."""
         wanted, needed = {result.name}, []
         for line in reversed(self.lines):
             name, _, _, *words = line.split()
@@ -289,12 +289,12 @@ T, S = Register("t", "i"), Register("s", "i")
 
 
 def _has_reciprocal(x: float) -> bool:
-    """Whether 1 / x is a normal number as well, in float32."""
+    """Whether 1 / x is a normal float32 number too."""
     return 2.0**-126 < abs(x) < 2.0**126
 
 
 def may_be_nan(lines: list[str]) -> bool:
-    """Whether finite operands may become something else."""
+    """Whether a node may turn finite operands into infinity or NaN."""
     operations = (line.split()[2:] for line in lines)
     return any(
         name in _MAY_BE_NAN and not (name == "div" and y[-1].startswith("#") and float(y[-1][1:]))

@@ -1,4 +1,4 @@
-"""What a score_mod or a mask_mod computes of one pair of a query and a key."""
+"""The program of a score_mod or mask_mod: its computation for one pair of a query and a key."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _MAY_BE_NAN = {
 
 @dataclass(frozen=True)
 class ModProgram:
-    """A function of scalars, traced. Two are equal where they compute the same in the same way.
+    """A traced function of scalars. Two are equal if they perform the same operations.
 
-    Its inputs: of a score_mod first the score; then b, n, t, s; then the arrays that it was given
-    or has captured, whole.
+    Its inputs are the score (score_mod only); b, n, t, s; and, whole, the arrays that it was given
+    or captured.
     """
 
     text: str
-    """Every operation of it, and of its derivative if it has one, without names or addresses: what
-    equality, hashes and JAX's caches go by."""
+    """Every operation, and those of its derivative if it defines one, without names or addresses.
+    Equality, hashes and JAX's caches compare this text."""
     arrays: tuple[tuple[tuple[int, ...], str], ...]
     """Shape and dtype name of each array."""
     jaxpr: ClosedJaxpr = field(compare=False, repr=False)
-    """As the user's function was traced, its own derivative rules among it."""
+    """The user's function as traced, with its custom derivatives."""
     body: ClosedJaxpr = field(compare=False, repr=False)
-    """The same in plain operations, without calls and what has no effect on the result."""
+    """The same in plain operations, without calls and without operations that have no effect."""
 
     def __str__(self) -> str:
         return " ".join(str(self.body.jaxpr).split())
 
 
 def is_finite(program: ModProgram | None) -> bool:
-    """Whether it makes finite numbers of finite ones, as far as its operations tell."""
+    """Whether finite inputs surely give finite results, judged by the operations."""
     return program is None or not any(map(_may_be_nan, program.body.jaxpr.eqns))
 
 
@@ -52,14 +52,14 @@ def _may_be_nan(equation: JaxprEqn) -> bool:
 
 
 def axes_of(program: ModProgram) -> str:
-    """Of "bnts" those that the result depends on."""
+    """The letters of "bnts" that the result depends on."""
     depends = dependence(program)
     out = program.body.jaxpr.outvars[0]
     return "".join(x for x in INDICES if isinstance(out, Var) and x in depends[out])
 
 
 def reads_by_key(program: ModProgram) -> bool:
-    """Whether an array is read at a place that depends on s."""
+    """Whether an array is indexed by something that depends on s."""
     depends = dependence(program)
     return any(
         equation.primitive.name in ("gather", "dynamic_slice")
@@ -69,7 +69,7 @@ def reads_by_key(program: ModProgram) -> bool:
 
 
 def dependence(program: ModProgram) -> dict[Var, frozenset[str]]:
-    """Which of score, b, n, t and s each value of a body depends on."""
+    """For each value of the body, which of "score", b, n, t and s it depends on."""
     jaxpr = program.body.jaxpr
     takes_score = len(jaxpr.invars) > len(INDICES) + len(program.arrays)
     names = [*(["score"] if takes_score else []), *INDICES, *("" for _ in program.arrays)]

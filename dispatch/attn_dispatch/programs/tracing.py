@@ -1,4 +1,4 @@
-"""From a function that a person writes to its program, and the arrays that it reads."""
+"""Traces the user's score_mod or mask_mod to a program and the arrays that it reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HOW = "it is called for one pair, such as "
 _NOT_THE_CALLERS = tuple(
     str(Path(x).parent) for x in (Path(__file__).parent, jax.__file__, np.__file__)
 )
-_OF_PYTHON = (
+_NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerBoolConversionError,
@@ -44,7 +44,7 @@ _OF_PYTHON = (
 
 @dataclass(frozen=True)
 class Mod:
-    """A program, and its arrays in their order."""
+    """A program and its arrays, in order."""
 
     program: ModProgram
     arrays: tuple[jax.Array, ...]
@@ -58,11 +58,11 @@ def trace(
     Args:
       name: "score_mod" or "mask_mod".
       function: of scalars: the score (score_mod alone), b, n, t, s, and the arguments.
-      arguments: what it is given besides: arrays, or pytrees of them.
-      score_dtype: name of the score's dtype.
+      arguments: its further arguments: arrays, or pytrees of them.
+      score_dtype: the name of the score's dtype.
 
     Raises:
-      ValueError: it is no such function; says how to write one.
+      ValueError: the function is not a score_mod or mask_mod; the message shows how to write one.
     """
     if not callable(function):
         raise ValueError(f"{name}: expected a function or None, got {_described(name, function)}")
@@ -89,7 +89,7 @@ def trace(
     with use_abstract_mesh(NO_MESH):
         body, captured = _without_constants(name, closed)
         jaxpr, text = body, str(body.jaxpr)
-        # Of plain operations the derivative is known when they are.
+        # Without custom derivatives the operations determine the derivative.
         if takes_score and has_rules(closed.jaxpr):
             _check_rules(name, closed)
             jaxpr, _ = _without_constants(name, closed, keeps_rules=True)
@@ -107,8 +107,10 @@ def trace(
 def _without_constants(
     name: str, closed: ClosedJaxpr, *, keeps_rules: bool = False
 ) -> tuple[ClosedJaxpr, list[Any]]:
-    """The program with its constants as inputs, and them: those of functions inside that are jitted
-    come out once the calls are gone."""
+    """The program with its constants as inputs, and the constants.
+
+    Inlining a jitted function reveals the constants that it captured.
+    """
     captured: list[Any] = []
     while True:
         captured += closed.consts
@@ -124,7 +126,7 @@ def _without_constants(
 
 
 def _mesh_to_trace_under() -> AbstractMesh:
-    """Under shard_map its mesh, which what varies over the devices is a matter of; else none."""
+    """Under shard_map its mesh, because types then record what varies over devices; else none."""
     mesh = get_abstract_mesh()
     return mesh if mesh.manual_axes else NO_MESH
 
@@ -143,7 +145,7 @@ def _array(what: str, x: Any) -> jax.Array:
 
 
 def _check_returned(name: str, result: Any) -> None:
-    """What cannot become an array, or is one in a container; `_check_result` sees to the rest."""
+    """Refuse a result that is not one array or number; `_check_result` checks its type."""
     leaves, tree = jax.tree.flatten(result)
     is_contained = len(leaves) == 1 and tree != jax.tree.structure(0)
     numbers = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
@@ -159,7 +161,7 @@ def _check_arity(name: str, function: Callable[..., Any], takes_score: bool, mor
     names += tuple(f"{name}_args[{i}]" for i in range(more))
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some functions written in C do not tell
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return
     try:
         signature.bind(*names)
@@ -173,7 +175,7 @@ def _check_arity(name: str, function: Callable[..., Any], takes_score: bool, mor
 def _traced(name: str, function: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
     try:
         closed = jax.make_jaxpr(function)(*avals)
-    except _OF_PYTHON as error:
+    except _NEEDS_VALUES as error:
         raise ValueError(
             f"{name}: expected operations of jax.numpy on scalars; Python's if, and, or, int() and "
             "NumPy arrays need values that are not known here: write jnp.where, &, |, and "
@@ -193,7 +195,7 @@ def _traced(name: str, function: Callable[..., Any], avals: Sequence[Any]) -> Cl
 
 
 def _expected(name: str, error: Exception) -> str | None:
-    """What the function should have done that JAX says this of; None if it is the caller's own."""
+    """What the function should have done instead; None if the error is not JAX's."""
     if isinstance(error, TypeError) and "ndexer" in str(error):
         return "arrays to be indexed with b, n, t, s or other integers"
     # The first has no public name.
@@ -206,14 +208,14 @@ def _expected(name: str, error: Exception) -> str | None:
 
 
 def _where(error: Exception) -> str:
-    """The line of the caller's that JAX says this of."""
+    """The line of the caller's code that the error came from."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [x for x in frames if not x.filename.startswith(_NOT_THE_CALLERS)]
     return f" (at {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def _described(name: str, value: Any) -> str:
-    """What was given for a function: of an array not its numbers."""
+    """A description of a value that is not a function; of an array, its dtype and shape."""
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         return repr(value)
     array = f"an array {np.dtype(value.dtype).name}{list(value.shape)}"
@@ -221,7 +223,10 @@ def _described(name: str, value: Any) -> str:
 
 
 def _check_rules(name: str, closed: ClosedJaxpr) -> None:
-    """A rule that was traced with an array of one device cannot be traced again without it."""
+    """Refuse custom derivatives that depend on an array which varies over devices.
+
+    Such a rule cannot be traced again without the array.
+    """
     if varies_by_device(closed.jaxpr):
         raise ValueError(
             f"{name}: expected no custom derivative beside a captured array that differs between "
@@ -241,7 +246,7 @@ def _check_result(name: str, closed: ClosedJaxpr) -> None:
 
 
 def _derivative_text(closed: ClosedJaxpr, scalars: int) -> str:
-    """The operations of the gradient: a function's own rules for it are part of what it is."""
+    """The operations of the gradient: functions with different custom derivatives must differ."""
     function = jaxpr_as_fun(closed)
     moving = [0, *range(scalars, len(closed.in_avals))]
     moving = [i for i in moving if jnp.issubdtype(closed.in_avals[i].dtype, jnp.floating)]
@@ -256,6 +261,6 @@ def _derivative_text(closed: ClosedJaxpr, scalars: int) -> str:
     try:
         derivative = jax.make_jaxpr(gradient)(closed.out_avals[0], *closed.in_avals)
     except Exception as error:
-        # It can still be computed: a loop whose length is not known has no gradient, for one.
+        # The forward pass may still work: a while loop has no gradient, for example.
         return f"no gradient: {type(error).__name__}"
     return str(inlined(derivative).jaxpr)

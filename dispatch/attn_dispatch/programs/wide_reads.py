@@ -1,7 +1,7 @@
-"""Programs whose 16-bit arrays are given in float32, and become 16-bit numbers once they are read.
+"""Programs that read their 16-bit arrays in float32 and convert each number after it is read.
 
-So what the pairs add to an array's gradient is added up in float32: thousands of numbers in 16 bits
-would lose the small ones, and a GPU adds 16-bit numbers to memory 25 times slower (H200).
+The gradient of such an array is then summed in float32. A sum of thousands of 16-bit numbers would
+lose small ones, and a GPU adds 16-bit numbers to memory 25 times slower (H200).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _READS = {"gather", "dynamic_slice"}
 
 
 def is_narrow(dtype: Any) -> bool:
-    """Whether it is a floating dtype of 16 bits."""
+    """Whether a dtype is a 16-bit floating dtype."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize == 2
 
 
 def with_wide_reads(closed: ClosedJaxpr) -> Callable[..., Any]:
-    """The one result of a program, of inputs any of which may be wider than it says."""
+    """The program as a function whose arrays may have a wider dtype than it was traced with."""
 
     def evaluate(*inputs: jax.Array) -> jax.Array:
         values: dict[Var, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
@@ -47,6 +47,6 @@ def with_wide_reads(closed: ClosedJaxpr) -> Callable[..., Any]:
 
 
 def _in_program_dtype(x: Any, var: Var) -> Any:
-    """A value in the dtype that the program has it in."""
+    """A value in the dtype that the program was traced with."""
     dtype = var.aval.dtype  # pyright: ignore[reportAttributeAccessIssue]
     return x.astype(dtype) if is_narrow(dtype) and x.dtype != dtype else x

@@ -1,4 +1,4 @@
-"""Which keys each query may attend to, for a block of queries at a time."""
+"""The mask of a call, which keys each query may attend to, for a block of queries at a time."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def merged(
         lse = log(exp(lse_a) + exp(lse_b))
         out = out_a · exp(lse_a - lse) + out_b · exp(lse_b - lse)
 
-    A row without keys, whose lse is -inf, contributes nothing, whatever its out is.
+    A row without keys, whose lse is -inf, contributes nothing, even if its out is NaN.
 
     Raises:
       ValueError: the shapes do not match.

@@ -43,7 +43,7 @@ def added(
     is_learned: bool = False,
     is_packed: bool = False,
 ) -> jax.Array:
-    """What a score_mod adds to the score: its result for 0, float32 [1|B, 1|N, 1|T, 1|S].
+    """The bias that a score_mod adds, its result for a score of 0: float32 [1|B, 1|N, 1|T, 1|S].
 
     Args:
       is_learned: whether gradients of the arrays will be wanted.

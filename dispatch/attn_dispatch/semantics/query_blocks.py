@@ -58,7 +58,7 @@ def block_size(spec: AttentionSpec) -> int:
 
 @dataclass(frozen=True)
 class QueryBlocks:
-    """Which queries are in which block. A row is a sequence."""
+    """The blocks of queries. A row is a sequence."""
 
     ragged: RaggedQueries
     row: jax.Array

@@ -1,4 +1,4 @@
-"""The arrays of pages: made, written and copied."""
+"""The arrays of pages: creating, writing and copying them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from attn_dispatch.semantics.row_ids import search
 from attn_dispatch.serving.tables import PageTables
 
 _KEYS_AXIS = {"NHD": -3, "HND": -2}
-"""Of pages: that of the keys in one."""
+"""The axis of a page's keys, by kv_layout."""
 
 
 def new_pages(
     num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: Any, sharding: Any = None
 ) -> jax.Array:
-    """Pages [P, page, K, H] of zeros, for the keys or the values of a layer.
+    """Pages of zeros [P, page, K, H], for the keys or the values of a layer.
 
-    On a mesh shard K, as the kv heads of the model are: `PartitionSpec(None, None, "model")`. In
-    other orders (`kv_layout` of `paged_attention`) they are any array of that shape.
+    On a mesh, shard K as the model's kv heads are sharded: `PartitionSpec(None, None, "model")`.
+    For another order of axes (`kv_layout` of `paged_attention`) make any array of that shape.
 
     Raises:
-      ValueError: one of them is no int above 0.
+      ValueError: a size is not an int above 0.
     """
     given = {"num_pages": num_pages, "page_size": page_size, "kv_heads": kv_heads}
     for name, x in (given | {"head_dim": head_dim}).items():
@@ -45,24 +45,24 @@ def write(
     cu_seqlens: ArrayLike | None = None,
     kv_layout: KvLayout = "NHD",
 ) -> jax.Array:
-    """The pages, with the keys or values written by which each sequence has just grown.
+    """Write the keys or values by which each sequence has just grown; returns the pages.
 
-    This happens in place if the pages are donated to the jitted function around it. If
+    The pages are written in place if they are donated to the jitted function around the call. If
     `tables.failed`, nothing is written.
 
     Args:
       pages: [P, page, K, H], or a pool [P, 2, page, K, H] of keys and values.
-      new: [B, T, K, H], or with cu_seqlens [tokens, K, H], in order; cast to pages' dtype. Of a
-        pool a pair of them, (keys, values).
+      new: [B, T, K, H], or with cu_seqlens [tokens, K, H], in order; cast to the pages' dtype. For
+        a pool, a pair of such arrays, (keys, values).
       tables: the state after `grow`.
       tokens: [B] integers: how many of the T rows belong to each sequence; by default all.
       cu_seqlens: [B + 1] integers: sequence b has grown by the rows from cu_seqlens[b] to before
         cu_seqlens[b + 1].
-      kv_layout: "HND" for pages [P, K, page, H], a pool [P, 2, K, page, H].
+      kv_layout: "HND" for pages [P, K, page, H] or a pool [P, 2, K, page, H].
 
     Raises:
-      ValueError: shapes that do not go together, or numbers of tokens that `new` does not have,
-        where they are known. Of traced ones what is too much is not written.
+      ValueError: shapes do not match, or known numbers of tokens exceed those in `new`. Traced
+        numbers are not checked; rows that do not exist are not written.
     """
     slots, least = tables.lengths.shape[0], tables.references.shape[0]
     axis = _KEYS_AXIS[check_choice("kv_layout", kv_layout, get_args(KvLayout))]
@@ -117,10 +117,10 @@ def write(
         place = tables.lengths[slot] - (ends[slot + 1] - number)
         is_new = (index >= 0) & (index < slots) & (place >= 0)
     column = jnp.clip(place // tables.page_size, 0, tables.table.shape[1] - 1)
-    # Sequences that could not grow would lose their last keys.
+    # After a failed `grow`, writing would overwrite the last keys.
     is_new &= ~tables.failed
     page = jnp.where(is_new, tables.table[slot, column], -1)
-    # A negative index would count from the end: what goes nowhere is put past it.
+    # A negative index would count from the end: rows without a page get an index past it.
     page = jnp.where(page < 0, pages.shape[0], page)
     between = (slice(None),) * (pages.ndim + axis - 1)
     rows = pages.at[(page, *between, place % tables.page_size)]
@@ -128,7 +128,7 @@ def write(
 
 
 def _check_room(name: str, tables: PageTables, number: jax.Array) -> None:
-    """Raise of more keys than a sequence has, where that is known: it has not grown by them."""
+    """Raise if a sequence has fewer keys than are to be written, where both are known."""
     known, lengths = known_values(number), known_values(tables.lengths)
     if known is None or lengths is None or known_values(tables.failed):
         return
@@ -141,8 +141,7 @@ def _check_room(name: str, tables: PageTables, number: jax.Array) -> None:
 
 
 def _new_rows(new: Any, is_pool: bool) -> tuple[jax.Array, jax.Array]:
-    """The keys [..., K, H], or what is like them, and what is written of each: [..., K, H], or of
-    a pool [..., 2, K, H]."""
+    """The new keys [..., K, H], and the rows to write: the same or, for a pool, [..., 2, K, H]."""
     if isinstance(new, tuple) != is_pool or (is_pool and len(new) != 2):
         expected = "a pair (keys, values) for a pool of both" if is_pool else "an array for pages"
         raise ValueError(f"new: expected {expected}, got {type(new).__name__}")
@@ -164,11 +163,11 @@ def _check_integers(name: str, x: jax.Array, number: int) -> None:
 
 
 def copy_pages(pages: jax.Array, from_page: ArrayLike, to_page: ArrayLike) -> jax.Array:
-    """The pages [P, ...] with one or several copied to others, as `fork` asks for.
+    """The pages [P, ...] with one or several pages copied, as needed after `fork`.
 
     Raises:
-      ValueError: from_page and to_page are not integers of the same shape, or not pages, where
-        they are known.
+      ValueError: from_page and to_page are not integers of the same shape, or known numbers are not
+        those of pages.
     """
     start, end = jnp.asarray(from_page), jnp.asarray(to_page)
     if start.shape != end.shape or any(

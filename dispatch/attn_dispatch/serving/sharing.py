@@ -1,4 +1,4 @@
-"""Sequences that begin with pages of others."""
+"""Sequences that share their first pages with others."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def share_prefix(
 ) -> PageTables:
     """Begin a sequence with another's first keys, by sharing the full pages that hold them.
 
-    The target then has `tokens` keys, rounded down to whole pages; write the others yourself.
-    Pages that `free_behind` has given back in the source are not there in the target either, and
-    the last one must be: keep a prefix in a slot that gives none back.
+    The target then has `tokens` keys, rounded down to whole pages; write the rest yourself. Pages
+    of the source that `free_behind` has freed are missing in the target too, but the last one must
+    exist: keep a prefix in a slot whose pages are never freed.
 
     Args:
       tables: the state.
       source: a slot, integer [].
-      target: another slot, whose sequence, if it has one, ends.
-      tokens: integer []: how many first keys the two have in common; at most the source's length.
+      target: another slot; its sequence, if it has one, ends.
+      tokens: integer []: the number of first keys to share; at most the source's length.
 
     Raises:
       OutOfPages: tables have failed before.
-      ValueError: these are no two slots, or tokens are below 0, or the prefix ends in a page that
-        was given back. In traced code nothing is raised of values, nothing changes, and `failed` is
-        True from then on.
+      ValueError: source and target are not two slots, tokens are below 0, or the prefix ends in a
+        page that was freed. In traced code invalid values raise nothing: nothing changes, and
+        `failed` is True from then on.
     """
     raise_if_known_failed(tables)
     is_impossible = _check_pair(tables, source, target, tokens)
@@ -57,7 +57,7 @@ def share_prefix(
 
 
 def _whole_pages(tables: PageTables, source: ArrayLike, tokens: ArrayLike) -> jax.Array:
-    """int32 []: how many full pages the first keys of a sequence have."""
+    """int32 []: the number of full pages in the first `tokens` keys of a sequence."""
     length = jnp.minimum(jnp.asarray(tokens, jnp.int32), tables.lengths[source])
     return length // tables.page_size
 
@@ -65,7 +65,7 @@ def _whole_pages(tables: PageTables, source: ArrayLike, tokens: ArrayLike) -> ja
 def _shared(
     tables: PageTables, source: ArrayLike, target: ArrayLike, pages: jax.Array
 ) -> PageTables:
-    """The target with so many pages of the source, in the place of its own."""
+    """The target with the first `pages` pages of the source, in place of its own."""
     tables = with_lengths(tables, tables.lengths.at[target].set(0))
     is_shared = jnp.arange(tables.table.shape[1]) < pages
     row = jnp.where(is_shared, tables.table[source], NO_PAGE)
@@ -80,23 +80,23 @@ def _shared(
 def fork(
     tables: PageTables, source: ArrayLike, target: ArrayLike
 ) -> tuple[PageTables, jax.Array, jax.Array]:
-    """Let a second sequence continue from where one is, to sample another continuation.
+    """Start a second sequence from where one is, to sample another continuation.
 
-    Full pages are shared. If the last page is not full, the target gets its own, to be copied:
-    `copy_pages(pages, from_page, to_page)` for each array of pages.
+    Full pages are shared. If the last page is not full, the target gets a new page, to which you
+    copy it: `copy_pages(pages, from_page, to_page)` for each array of pages.
 
     Args:
       tables: the state.
       source: the slot of the sequence to continue.
-      target: another slot, whose sequence, if it has one, ends.
+      target: another slot; its sequence, if it has one, ends.
 
     Returns:
-      The state, and the pages to copy from and to, int32 []: the same one where there is nothing to
+      The state, and the pages to copy from and to, int32 []; the same page if there is nothing to
       copy.
 
     Raises:
       OutOfPages: as for `grow`.
-      ValueError: these are no two slots.
+      ValueError: source and target are not two slots.
     """
     raise_if_known_failed(tables)
     is_impossible = _check_pair(tables, source, target, 0)
@@ -114,7 +114,7 @@ def fork(
 def _check_pair(
     tables: PageTables, source: ArrayLike, target: ArrayLike, tokens: ArrayLike
 ) -> jax.Array:
-    """bool []: these are no two slots, or no number of tokens; raises where values are known."""
+    """bool []: not two slots, or an invalid number of tokens; raises if the values are known."""
     for name, x in (("source", source), ("target", target), ("tokens", tokens)):
         array = jnp.asarray(x)
         if array.ndim or not jnp.issubdtype(array.dtype, jnp.integer):

@@ -1,7 +1,7 @@
-"""Which pages belong to which sequence: allocated, shared, counted and freed.
+"""Page tables, which map sequences to pages: allocating, sharing, counting and freeing pages.
 
-A *slot* is a row of the tables, which holds one sequence or none. A page is written by one sequence
-alone: those that several share are full.
+A *slot* is a row of the tables, which holds one sequence or none. Only one sequence writes to a
+page: pages that several share are full.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from attn_dispatch.call.static_arguments import check_positive_int
 
 NO_PAGE = -1
-"""In a table, where a sequence has none."""
+"""The entry of a table where a sequence has no page."""
 
 
 class OutOfPages(RuntimeError):
@@ -32,7 +32,7 @@ class OutOfPages(RuntimeError):
 )
 @dataclass(frozen=True)
 class PageTables:
-    """The state of a cache, without its pages; a pytree. B slots, M pages for each, P in all."""
+    """The state of a cache, without its pages; a pytree. Each of B slots has up to M of P pages."""
 
     table: jax.Array
     """int32 [B, M]: the `page_table` for `paged_attention`. -1 where a sequence has no page: past
@@ -42,8 +42,8 @@ class PageTables:
     references: jax.Array
     """int32 [P]: how many sequences use each page."""
     failed: jax.Array
-    """bool []: whether a traced operation failed. It changed nothing then, and until `recovered`
-    only `free` changes anything, and nothing is written: see `raise_if_failed`."""
+    """bool []: whether a traced operation failed. It then changed nothing. Until `recovered`, only
+    `free` changes anything, and nothing is written: see `raise_if_failed`."""
     page_size: int
     """The number of keys in a page; static."""
 
@@ -53,7 +53,7 @@ class PageTables:
         return (self.references == 0).sum(dtype=jnp.int32)
 
     def pages_of(self, lengths: ArrayLike) -> jax.Array:
-        """int32: how many pages sequences of these lengths need."""
+        """int32: the number of pages that sequences of these lengths need."""
         return -(-jnp.asarray(lengths, jnp.int32) // self.page_size)
 
 
@@ -63,11 +63,11 @@ def new_tables(slots: int, pages_per_slot: int, num_pages: int, page_size: int) 
     Args:
       slots: B, the largest number of sequences at a time.
       pages_per_slot: M; a sequence has at most M · page_size keys.
-      num_pages: P, of the arrays that `new_pages` makes.
+      num_pages: P, the number of pages that `new_pages` makes.
       page_size: keys in a page; for cuDNN a power of two, or a multiple of 8.
 
     Raises:
-      ValueError: one of them is no int above 0.
+      ValueError: a size is not an int above 0.
     """
     given = {"slots": slots, "pages_per_slot": pages_per_slot, "num_pages": num_pages}
     for name, x in (given | {"page_size": page_size}).items():
@@ -128,17 +128,17 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
 
 
 def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
-    """Remove the last keys of each sequence, for example those of a draft that was rejected.
+    """Remove the last keys of each sequence, for example those of a rejected draft.
 
     Args:
       tables: the state.
-      tokens: [B] integers, 0 or more: how many keys to remove; at most all are.
+      tokens: [B] integers, 0 or more: the number of keys to remove; at most all are removed.
 
     Raises:
       OutOfPages: tables have failed before.
-      ValueError: tokens are not [B], or below 0; or a sequence would end inside a page that others
-        have too, or that `free_behind` has given back, where nothing could be written. In traced
-        code nothing is raised of values, nothing changes, and `failed` is True from then on.
+      ValueError: tokens are not [B], or below 0; or a sequence would end inside a page that is
+        shared, or that `free_behind` has freed, where nothing could be written. In traced code
+        invalid values raise nothing: nothing changes, and `failed` is True from then on.
     """
     raise_if_known_failed(tables)
     tokens = _checked_integers_by_slot("tokens", tables, tokens)
@@ -158,8 +158,8 @@ def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
             else f"page {int(page[slot])}, which other sequences have too"
         )
         raise ValueError(
-            f"tokens: expected a number after which each sequence ends in a page of its own; slot "
-            f"{slot} would keep {int(lengths[slot])} keys, and end inside {where}"
+            "tokens: expected a number after which no sequence ends inside a shared or freed page; "
+            f"slot {slot} would keep {int(lengths[slot])} keys, and end inside {where}"
         )
     return unchanged_if_failed(is_impossible, tables, with_lengths(tables, lengths))
 
@@ -180,8 +180,8 @@ def raise_if_failed(tables: PageTables) -> None:
     The sequences are as they were before the failure. To go on, `free` some, and use `recovered`.
 
     Raises:
-      OutOfPages: since the tables were made something ran out of pages, or would have shrunk into a
-        page that is shared or given back, or a number of tokens or a window was below 0.
+      OutOfPages: an operation ran out of pages, would have shrunk a sequence into a shared or freed
+        page, or got a number of tokens or a window below 0.
     """
     if tables.failed:
         number, room = tables.references.shape[0], tables.table.shape[1] * tables.page_size
@@ -198,13 +198,13 @@ def recovered(tables: PageTables) -> PageTables:
 
 
 def raise_if_known_failed(tables: PageTables) -> None:
-    """Raise what traced code could not, where that is known."""
+    """Raise the error of a failure in traced code, if `failed` is known."""
     if not isinstance(tables.failed, Tracer):
         raise_if_failed(tables)
 
 
 def with_lengths(tables: PageTables, lengths: jax.Array) -> PageTables:
-    """The sequences with these lengths, which are not longer than they are."""
+    """The sequences cut to these lengths, which do not exceed the present ones."""
     have, keep = tables.pages_of(tables.lengths), tables.pages_of(lengths)
     column = jnp.arange(tables.table.shape[1], dtype=jnp.int32)[None]
     is_dropped = (column >= keep[:, None]) & (column < have[:, None])
@@ -219,21 +219,20 @@ def with_lengths(tables: PageTables, lengths: jax.Array) -> PageTables:
 def with_count_changed(
     references: jax.Array, pages: jax.Array, is_counted: jax.Array, change: int
 ) -> jax.Array:
-    """References with those pages that count, and are there, of any shape, changed."""
+    """References [P] after `change` is added for each of `pages` where `is_counted`; any shape."""
     at = jnp.where(is_counted & (pages >= 0), pages, references.shape[0])
     return references.at[at].add(change, mode="drop")
 
 
 def _free_pages(tables: PageTables) -> jax.Array:
-    """int32 [P]: the free pages in ascending order, then anything."""
+    """int32 [P]: the free pages in ascending order; the rest is unspecified."""
     is_free, number = tables.references == 0, tables.references.shape[0]
     at = jnp.where(is_free, jnp.cumsum(is_free) - 1, number)
     return jnp.zeros(number, jnp.int32).at[at].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
 
 
 def unchanged_if_failed(failed: Any, before: PageTables, after: PageTables) -> PageTables:
-    """The state after something, or that before it, with `failed`, where it could not be done, or
-    something before it could not."""
+    """The state `after`; if this or an earlier operation failed, `before`, marked as failed."""
     failed = before.failed | failed
 
     def kept_of(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -244,7 +243,7 @@ def unchanged_if_failed(failed: Any, before: PageTables, after: PageTables) -> P
 
 
 def checked_slots(tables: PageTables, slots: ArrayLike) -> jax.Array:
-    """Slots by their mask, bool [B]."""
+    """The mask of slots, checked to be bool [B]."""
     slots = jnp.asarray(slots)
     if slots.dtype != jnp.bool_ or slots.shape != tables.lengths.shape:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Pages that a sliding window has left behind."""
+"""Freeing the pages behind a sliding window."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from attn_dispatch.serving.tables import (
 def free_behind(
     tables: PageTables, window: ArrayLike, slots: ArrayLike | None = None
 ) -> PageTables:
-    """Free the pages that no later query's window reaches; the others keep their place.
+    """Free the pages that no later query's window reaches. The other pages keep their place.
 
     Such a page has only keys before `lengths - window`: the next query stands at `lengths`, and
-    `local_window_size=(window, ...)` of `paged_attention` lets it attend to keys from there on. A
-    sequence then has about `window / page_size + 1` pages, however long it is; its length still
-    ends at the table's last column. Call it when a step is done, and of drafts when those refused
-    are taken back: `shrink` moves the window back, to pages that may be gone.
+    with `local_window_size=(window, ...)` of `paged_attention` it attends to keys from there on. A
+    sequence then has about `window / page_size + 1` pages, however long it is, but its length is
+    still limited by the table's columns. Call this at the end of a step and, with drafts, after the
+    rejected ones are removed: `shrink` moves the window back, to pages that may be freed.
 
     Args:
-      tables: the state. All its layers have this window, or a narrower one; layers with other
-        windows, or none, want tables of their own.
+      tables: the state. All its layers have this window or a narrower one; layers with a wider
+        window, or none, need separate tables.
       window: integers, 0 or more, [] or [B]: the window's left side.
-      slots: bool [B]: the sequences that give back pages; by default all.
+      slots: bool [B]: the sequences whose pages are freed; by default all.
 
     Raises:
       OutOfPages: tables have failed before.
-      ValueError: window or slots are something else. In traced code nothing is raised of a window
-        below 0, nothing changes, and `failed` is True from then on.
+      ValueError: window or slots are something else. In traced code a window below 0 raises
+        nothing: nothing changes, and `failed` is True from then on.
     """
     raise_if_known_failed(tables)
     expected = f"the left side alone, integers [] or {list(tables.lengths.shape)}"

@@ -1,18 +1,18 @@
 """Attention in plain XLA: every platform and every option, memory linear in sequence length.
 
-Both directions go over blocks of query rows, each of which sees all keys, so that no [T, S] array
-is made for long sequences; and not of every batch row and head, where they are many.
+Both directions loop over blocks of query rows, each with all keys, so that long sequences make no
+[T, S] array. Where batch rows and heads are many, a block takes only some of them.
 
-The backward pass is that of FlashAttention-2 (Dao 2023, algorithm 2) with dropout, the gradient
-of lse, and sinks:
+The backward pass is FlashAttention-2's (Dao 2023, algorithm 2), with dropout, the gradient of lse,
+and sinks:
 
     p  = exp(score - lse)                          recomputed; 0 where lse is -inf
     dp = (dout · v) · keep / (1 - rate)
     ds = p · (dp - delta + dlse)                   delta = Σ p · dp;  d lse / d score = p
     d sink = Σ exp(sink - lse) · (dlse - delta)    a sink is one more score, whose value is 0
 
-There, delta is Σ out · dout, the same number, because no block sees all keys. Here every block
-does, which spares delta the rounding of `out` to 16 bits, the largest error of all.
+FlashAttention-2 computes delta as Σ out · dout, the same number, because none of its blocks has all
+keys. Here every block does, and delta avoids the rounding of `out` to 16 bits, the largest error.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Results = dict[str, jax.Array]
 
 
 def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
-    """Why this call cannot run here; empty means that it can."""
+    """Every reason why this call cannot run on XLA; empty means that it can."""
     in_any_order = (_ANY_ORDER.reason(spec),) if _sums_in_any_order(spec, device) else ()
     return (*in_any_order, *broken(_RULES, spec))
 
@@ -100,7 +100,7 @@ def _sums_in_any_order(spec: AttentionSpec, device: Device) -> bool:
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
-    """The blocks, and the bytes of the scores of one: XLA holds a few such arrays at a time."""
+    """The blocks, and the bytes of one block's scores; XLA holds a few such arrays at a time."""
     if spec.is_empty:
         return Plan("nothing to compute", 0)
     if spec.is_paged:
@@ -116,16 +116,16 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
 
 
 def _copies_bytes(spec: AttentionSpec) -> int:
-    """Bytes of the arrays that the blocks read and write in place of operands and results.
+    """Bytes of the copies, with heads first, that blocks read and write.
 
-    They are query, key, value and out with heads first; backward also out_grad and the gradient of
-    query, and the gradients of key and value in float32. In 16 bits:
+    Forward these are query, key, value and out; backward also out_grad, the gradient of query, and
+    the gradients of key and value in float32. In 16 bits:
 
         forward   B · T · N · (H + V) · 2       +  B · S · K · (H + V) · 2
         backward  B · T · N · (2H + 2V) · 2     +  B · S · K · (H + V) · (2 + 4)
 
-    With the scores of two blocks that is 0.45 GB backward at B 16, T 2048, N 8, K 2, H 64, and XLA
-    allocates 0.54 GB for both passes there (CPU).
+    With the scores of two blocks the backward pass takes 0.45 GB at B 16, T 2048, N 8, K 2, H 64;
+    XLA allocates 0.54 GB there for both passes (CPU).
     """
     if spec.symbols:
         return 0
@@ -160,7 +160,7 @@ def library_lines() -> list[str]:
 def forward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """out and whatever else `spec.result_names` says."""
+    """The results that `spec.result_names` lists, out first."""
 
     def forward(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
         return _forward(spec, device, operands, _rows)
@@ -171,10 +171,10 @@ def forward(
 
 
 def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """out and lse of a forward call as plain JAX that can be differentiated, in either mode.
+    """out and lse of a forward call in plain JAX, differentiable in forward and reverse mode.
 
-    A block's scores are computed again in reverse mode, so that memory stays linear in the lengths.
-    Matrix products take float32, whatever the platform, because it is not known here.
+    Reverse mode computes each block's scores again, so that memory stays linear in the lengths.
+    Matrix products are in float32, because the platform is not known here.
     """
     operands = dict(operands)
     ids = Positions.of(spec, operands).query_ids
@@ -222,17 +222,17 @@ def _forward(
 def _rows(
     call: BlockedCall, block: Block, q: jax.Array, *, is_differentiated: bool = False
 ) -> Results:
-    """The results of one block of queries, [B, N, R, ...]; q are all of them, heads first."""
+    """The results of one block of queries, [B, N, R, ...]; q holds all queries, heads first."""
     scores = call.scores(block)
     score, _ = scores.masked(block.take(q, "bnt"), is_differentiated=is_differentiated)
-    # The softmax is the same whatever is taken off the scores: it needs no derivative.
+    # Subtracting the maximum does not change the softmax, so it needs no derivative.
     row_max = lax.stop_gradient(score).max(axis=-1)
     is_padding = row_max == -jnp.inf
     top = jnp.where(is_padding, 0, row_max)
     if scores.sinks is not None:
         top = jnp.maximum(top, lax.stop_gradient(scores.sinks))
-    # XLA may round a score otherwise here than for the maximum, which it must not exceed. Of a
-    # minimum of equals the derivative would be a half.
+    # XLA may round a score differently here and in the maximum; it must not exceed the maximum. The
+    # derivative of jnp.minimum would be a half where both are equal.
     below = score - top[..., None]
     p = jnp.exp(below - lax.stop_gradient(jnp.maximum(below, 0)))
     total = p.sum(axis=-1)
@@ -251,7 +251,7 @@ def _rows(
 def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """The gradients that `spec.wanted.gradients` names, each like its operand."""
+    """The gradients that `spec.wanted.gradients` names, in the shape and dtype of the operands."""
     if spec.is_empty:
         return tuple(jnp.zeros(r.shape, r.dtype) for r in spec.results)
     call = BlockedCall.of(spec, device, operands)
@@ -295,7 +295,7 @@ def backward(
             add("key", scores.sum_over_rows(score_grad, q), "bk")
         return grads
 
-    # Blocks that share rows of the bias have to come one after the other.
+    # Blocks that share rows of the bias must be consecutive.
     batch_is_inner = "bias" in wanted and spec.shape("bias")[0] == 1
     zeros = _zero_grads(call, wanted)
     grads = for_each_block(step, zeros, spec, call.sizes, batch_is_inner=batch_is_inner)
@@ -311,10 +311,10 @@ def backward(
 
 
 def _with_bias_grad(block: Block, grads: Results, grad: jax.Array) -> Results:
-    """What becomes of "bias" and "bias_rows" in grads with a block's [1|B, 1|N, 1|R, 1|S].
+    """The entries "bias" and "bias_rows" of grads after a block, whose gradient is `grad`.
 
-    The gradient of rows that several blocks share is summed in "bias_rows", which is wide, and
-    after each of those blocks put where it goes: the last one puts the sum.
+    `grad` is [1|B, 1|N, 1|R, 1|S]. The gradient of rows that several blocks share is summed in
+    "bias_rows", in a wide dtype. Each of these blocks stores the sum so far, the last the total.
     """
     bias = grads["bias"]
     if bias.shape[2] == 1:
@@ -337,10 +337,10 @@ def _probabilities(
     score: jax.Array, lse: jax.Array, sinks: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """Softmax of the scores, [B, N, R, S], and the sink's share of it, [B, N, R] or 0."""
-    # lse is rounded, which leaves nothing of the difference where scores are large.
+    # lse is rounded: where scores are large the difference could be above 0.
     p = jnp.exp(jnp.minimum(score - lse[..., None], 0))
     p_sink = jnp.zeros_like(lse) if sinks is None else jnp.exp(sinks - lse)
-    # lse is rounded: where it is some hundreds, p sums to 1 only to within 1e-5.
+    # lse is rounded: at some hundreds, the p of a row sum to 1 only to within 1e-5.
     total = p.sum(axis=-1) + p_sink
     total = jnp.where(total == 0, 1, total)
     return p / total[..., None], p_sink / total
@@ -348,16 +348,16 @@ def _probabilities(
 
 @dataclass(frozen=True)
 class _Residuals:
-    """What the forward pass left, and the cotangents, made harmless in rows that attend nothing."""
+    """The residuals of the forward pass and the cotangents, neutral in padding rows."""
 
     q: jax.Array
     """[B, N, T, H]."""
     out_grad: jax.Array
     """[B, N, T, V]."""
     lse: jax.Array
-    """Wide [B, N, T]; +inf where the row attends nothing, so that exp(score - lse) is 0."""
+    """Wide [B, N, T]; +inf in padding rows, so that exp(score - lse) is 0."""
     lse_grad: jax.Array
-    """Wide [B, N, T], or [1, 1, 1] with 0."""
+    """Wide [B, N, T], or a 0 of shape [1, 1, 1] if the call has none."""
 
     @staticmethod
     def of(call: BlockedCall) -> _Residuals:
@@ -379,9 +379,9 @@ class _Residuals:
 
 
 def _zero_grads(call: BlockedCall, wanted: tuple[str, ...]) -> Results:
-    """Where the blocks leave their gradients: rows in the final dtype, sums over blocks wide.
+    """The arrays that blocks put gradients into: rows in the final dtype, sums over blocks wide.
 
-    The sum of a bias's rows over batch or heads is "bias_rows", for those of one block at a time.
+    "bias_rows" sums one block's rows of a bias's gradient over batch or heads.
     """
     spec, wide, sizes = call.spec, call.wide, call.sizes
     b, n, k = spec.batch, spec.num_heads, spec.num_kv_heads

@@ -1,8 +1,7 @@
 """The blocks that a call is computed in: batch rows, kv heads with their query heads, query rows.
 
-A block sees all keys. How large its scores may be is `SCORE_BYTES`; the query rows of a block are
-what keys are read once for, so before they become few, blocks take fewer batch rows, then fewer
-heads.
+A block has all keys, and scores of at most `SCORE_BYTES`. Keys are read once for all query rows of
+a block. So blocks shrink to fewer batch rows, and then to fewer heads, before they have few rows.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from attn_dispatch.call.divisors import largest_divisor
 from attn_dispatch.call.spec import AttentionSpec
 
 SCORE_BYTES = 2**27
-"""Most bytes for one array of scores, [B, N, T, S] of a block; a single row may take more."""
+"""The most bytes of one block's scores, [B, N, T, S]; a single row may take more."""
 
 ENOUGH_ROWS = 128
-"""Query rows that a block has at least, unless so many of a single kv head do not fit: those of
-the query heads that share it are rows of one matrix product, which then is high enough as it is."""
+"""The least query rows of a block, unless so many of a single kv head do not fit. Then the query
+heads that share the kv head give the matrix product enough rows."""
 
 
 State = TypeVar("State")
@@ -33,7 +32,7 @@ Index = jax.Array | int
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """How much of each axis a block takes. Only query rows may leave a smaller block at the end."""
+    """A block's size along each axis. Only along query rows may the last block be smaller."""
 
     batch: int
     """Divides B."""
@@ -45,7 +44,7 @@ class BlockSizes:
     def of(spec: AttentionSpec) -> BlockSizes:
         """The largest blocks whose scores fit in SCORE_BYTES and that have enough rows.
 
-        Of a length that is a symbol, in an exported module, nobody knows what fits: one block.
+        In an exported module a length may be a symbol; then the whole call is one block.
         """
         if spec.has_symbolic_length:
             return BlockSizes(spec.batch, spec.num_kv_heads, spec.seq_len_q)
@@ -53,7 +52,7 @@ class BlockSizes:
         enough = min(ENOUGH_ROWS, spec.seq_len_q)
         kv_heads = spec.num_kv_heads
         batch = spec.batch
-        # In an exported module the batch may be a symbol: then it is whole, and counts as one row.
+        # In an exported module the batch may be a symbol: it is not divided, and counts as one row.
         if isinstance(batch, int):
             batch = largest_divisor(batch, SCORE_BYTES // (kv_heads * enough * row_bytes))
         counted = batch if isinstance(batch, int) else 1
@@ -65,17 +64,17 @@ class BlockSizes:
         return BlockSizes(batch, kv_heads, min(rows, spec.seq_len_q))
 
     def score_bytes(self, spec: AttentionSpec) -> int:
-        """Bytes of the scores of one block; of a symbolic batch, for each row of it."""
+        """Bytes of one block's scores; if the batch is a symbol, of one of its rows."""
         batch = self.batch if isinstance(self.batch, int) else 1
         return batch * self.kv_heads * self.rows * _row_bytes(spec)
 
     def parts(self, spec: AttentionSpec) -> tuple[int, int]:
-        """How many parts the batch, and the kv heads, come in."""
+        """The number of parts of the batch and of the kv heads."""
         batch = 1 if self.batch == spec.batch else spec.batch // self.batch
         return batch, spec.num_kv_heads // self.kv_heads
 
     def describe(self, spec: AttentionSpec) -> str:
-        """What `explain` says of them."""
+        """The blocks in words, for `explain`."""
         chunks = -(-spec.seq_len_q // self.rows)
         parts = prod(self.parts(spec))
         if chunks == parts == 1:
@@ -91,7 +90,7 @@ class BlockSizes:
 class Block:
     """One block of a call. Axes of arrays are letters: b batch, n heads, k kv heads, t query rows.
 
-    Any other letter is an axis that blocks do not divide. An axis of length 1 is shared by all.
+    Any other letter is an axis that blocks do not divide. All blocks share an axis of length 1.
     """
 
     starts: dict[str, Index]
@@ -108,7 +107,7 @@ class Block:
         sizes = (*divided, *x.shape[len(axes) :])
         if x.dtype.itemsize != 2:
             return lax.dynamic_slice(x, self._starts(x, axes), sizes)
-        # As integers: of floats in 16 bits XLA would slice a float32 copy of the whole on the CPU.
+        # As integers: on the CPU, XLA would slice a float32 copy of the whole 16-bit array.
         words = lax.bitcast_convert_type(x, jnp.uint16)
         part = lax.dynamic_slice(words, self._starts(x, axes), sizes)
         return lax.bitcast_convert_type(part, x.dtype)
@@ -143,9 +142,9 @@ def for_each_block(
     *,
     batch_is_inner: bool = False,
 ) -> State:
-    """step(block, state) for every block in turn: for all parts of some query rows, then the next.
+    """step(block, state) for every block in turn: all parts of some query rows, then the next rows.
 
-    Parts go over the batch first and then over the heads, or the other way round.
+    The parts of the batch come first within those of the heads, or the other way round.
     """
     parts = dict(zip("bk", sizes.parts(spec), strict=True))
     order = ("k", "b") if batch_is_inner else ("b", "k")
@@ -174,7 +173,7 @@ def for_each_block(
             index, state = carry
             return (index + jnp.int32(1), step(block(first_row, rows, index), state)), None
 
-        # lax.fori_loop, whose index would be 64 bits wide under x64.
+        # Like lax.fori_loop, whose index would have 64 bits under x64.
         (_, state), _ = lax.scan(next_block, (jnp.int32(0), state), length=count)
         return state
 
@@ -190,6 +189,6 @@ def _split(index: Index, count: int) -> tuple[Index, Index]:
 
 
 def _row_bytes(spec: AttentionSpec) -> int:
-    """Bytes of the scores of one query row of one kv head, that is of all heads that share it."""
+    """Bytes of the scores of one query row of one kv head, in all query heads that share it."""
     group = spec.num_heads // spec.num_kv_heads
     return group * spec.seq_len_kv * jnp.dtype(spec.lse_dtype).itemsize

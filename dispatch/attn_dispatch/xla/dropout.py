@@ -1,10 +1,9 @@
 """The dropout mask: a function of key, position and shape alone, drawn for one block at a time.
 
-The caller's key may be of any implementation; what it draws, or what it is, is a Threefry key, and
-everything else is Threefry, whose draws are the same batched and unbatched. ("rbg" keys differ
-under `vmap`.) Each batch row and head has a key of its own, which hashes the numbers of query row
-and key, so a block draws what the whole would, and so does one of the devices that a call is shared
-out to.
+The caller's key may be of any implementation; if it is not a Threefry key, it draws one. All other
+draws are Threefry's, which are the same batched and unbatched ("rbg" draws differ under `vmap`).
+Each batch row and head gets a different key, which hashes the indices of query row and key. So a
+block, or one of several devices, draws its part of the whole call's mask.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from attn_dispatch.call.spec import AttentionSpec
 _IMPL = "threefry2x32"
 
 _OURS = 2**31
-"""Added to batch rows, for counters that jax.random.split and fold_in of the same key never use."""
+"""Added to batch rows: jax.random.split and fold_in of the same key never use such counters."""
 
 
 def dropout_head_keys(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:
-    """Threefry key data, uint32 [B, N, 2]: a key per batch row and head. None without dropout."""
+    """Threefry key data, uint32 [B, N, 2], one key per batch row and head; None without dropout."""
     if not spec.meaning.dropout_rate or not spec.has("dropout_key"):
         return None
     b, n, d = spec.batch, spec.num_heads, spec.shape("dropout_key")[0]
@@ -46,13 +45,13 @@ def dropout_keep_mask(
 ) -> jax.Array:
     """True where a probability is kept, for query rows start … start + size - 1.
 
-    `head_keys` are those of `dropout_head_keys`, or some batch rows and heads of them, [b, n, 2].
+    `head_keys` [b, n, 2] are the keys of `dropout_head_keys`, or of a block's batch rows and heads.
     Returns bool [b, n, size, S].
     """
     b, n, _ = head_keys.shape
     num_pairs = (spec.seq_len_kv + 1) // 2
     rows, pairs = start + jnp.arange(size), jnp.arange(num_pairs)
-    # A hash is of two words: those of an even key and of the next.
+    # A hash has two words: one for an even key, one for the key after it.
     words = _hash(head_keys.reshape(b * n, 2), *_all_pairs(rows, pairs))
     bits = words.reshape(b, n, size, 2 * num_pairs)[..., : spec.seq_len_kv]
     dropped_below = min(round(spec.meaning.dropout_rate * 2**32), 2**32 - 1)
@@ -60,19 +59,19 @@ def dropout_keep_mask(
 
 
 def _threefry_keys(key_data: jax.Array, impl: str | None) -> jax.Array:
-    """A Threefry key for each key of this implementation, uint32 [D, ·] to [D, 2]."""
+    """A Threefry key for each key of implementation `impl`, uint32 [D, ·] to [D, 2]."""
     if impl == _IMPL:
         return key_data
 
     def words(key_data: jax.Array) -> jax.Array:
         return jax.random.bits(jax.random.wrap_key_data(key_data, impl=impl), (2,), jnp.uint32)
 
-    # One after the other, mapped or not: each key draws as it would alone.
+    # One after the other, under vmap too: each key draws as it would alone.
     return lax.map(jax.custom_batching.sequential_vmap(words), key_data)
 
 
 def _hash(keys: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Threefry of each pair of numbers under each key: uint32 [M, 2] and [L] to [M, L, 2]."""
+    """Threefry hashes of the pairs (x, y) under each key: uint32 [M, 2] and [L] to [M, L, 2]."""
 
     def of_one(key: jax.Array) -> jax.Array:
         return jnp.stack(threefry2x32_p.bind(key[0], key[1], x, y), axis=-1)
@@ -81,6 +80,6 @@ def _hash(keys: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _all_pairs(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Every x with every y, as uint32, y fastest."""
+    """Every x with every y, as uint32; y varies fastest."""
     xs, ys = jnp.meshgrid(x.astype(jnp.uint32), y.astype(jnp.uint32), indexing="ij")
     return xs.ravel(), ys.ravel()

@@ -1,6 +1,6 @@
-"""A call on pages as calls on arrays: batch rows a few at a time, each with its own keys gathered.
+"""A paged call as calls on arrays: the keys of a few batch rows are gathered at a time.
 
-So memory beside the pages is that of a block, not of all keys once more.
+So the memory beside the pages is that of a few rows' keys, not a second copy of all keys.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Operands = Mapping[str, jax.Array]
 Forward = Callable[[AttentionSpec, Operands], tuple[jax.Array, ...]]
 
 GATHERED_BYTES = 2**27
-"""Most bytes of keys and values that are gathered at a time; a single batch row may have more."""
+"""The most bytes of keys and values gathered at a time; a single batch row may take more."""
 
 
 def forward_of_pages(
     spec: AttentionSpec, operands: Operands, forward: Forward
 ) -> tuple[jax.Array, ...]:
-    """The results of a paged call, by `forward` of calls that are not."""
+    """The results of a paged call, computed by `forward` on calls that are not paged."""
     part = spec_of_part(spec)
     if part.batch == spec.batch:
         return forward(gathered_spec(spec), gathered(spec, operands))
@@ -48,7 +48,7 @@ def forward_of_pages(
 
 
 def spec_of_part(spec: AttentionSpec) -> AttentionSpec:
-    """The call that is computed at a time: some batch rows, their keys gathered."""
+    """The spec of one part: some batch rows, with their keys gathered."""
     rows, of_all = _rows_at_a_time(spec), gathered_spec(spec)
     operands = tuple(
         replace(x, shape=(rows, *x.shape[1:])) if _has_rows(spec, x.name) else x
@@ -58,14 +58,14 @@ def spec_of_part(spec: AttentionSpec) -> AttentionSpec:
 
 
 def keys_bytes(part: AttentionSpec) -> int:
-    """Of the keys and values gathered for a part."""
+    """Bytes of the keys and values gathered for a part."""
     return sum(
         math.prod(part.shape(name)) * jnp.dtype(part.dtype).itemsize for name in ("key", "value")
     )
 
 
 def _paged(spec: AttentionSpec, operands: Operands) -> AttentionSpec:
-    """The paged call of some of the batch rows."""
+    """The spec of the paged call on these operands, of some of the batch rows."""
     shapes = tuple(replace(x, shape=operands[x.name].shape) for x in spec.operands)
     return replace(spec, operands=shapes)
 

@@ -1,8 +1,8 @@
-"""Scores of one block of a call, and the products taken with them.
+"""Scores of one block of a call, and the matrix products with them.
 
-Arrays are heads-first: rows are [B, N, R, ·] and keys [B, K, S, ·], B, N and K being those of the
-block, and R its query rows. The G = N // K query heads that share a key head become further rows of
-its one matrix product, so K and V are never repeated.
+Arrays have heads first: rows are [B, N, R, ·] and keys [B, K, S, ·]. B, N and K count the block's
+batch rows and heads, and R its query rows. The G = N // K query heads that share a kv head become
+further rows of one matrix product, so key and value are never repeated.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _AXES = {
     "sinks": "bn",
     "keep": "bnt",
 }
-"""Leading axes of the operands that scores are made of."""
+"""The leading axes of the operands that scores depend on."""
 
 
 ScoreGradient = Callable[[jax.Array], tuple[jax.Array, dict[str, jax.Array]]]
-"""From the gradient of scores as the softmax sees them, 0 where a pair may not attend, to that of
-scale · q · k, and to those of what score_mod reads, by name."""
+"""The backward function of `Scores.masked`. It takes the gradient of the softmax's input, which is
+0 where a pair may not attend, and returns the gradient of scale · q · k, and by name the gradients
+of the arrays that score_mod reads."""
 
 
 def heads_first(x: jax.Array) -> jax.Array:
@@ -48,25 +49,25 @@ def heads_first(x: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class BlockedCall:
-    """What every block of one call shares."""
+    """A call that is computed in blocks: what all of its blocks share."""
 
     spec: AttentionSpec
     operands: Mapping[str, jax.Array]
     positions: Positions
     sizes: BlockSizes
     head_keys: jax.Array | None
-    """Those of dropout; None without it."""
+    """The keys of dropout's masks; None without dropout."""
     whole_keys: tuple[jax.Array, jax.Array] | None
-    """Key and value as `Scores` has them, made but once; None where a block sees a part of them."""
+    """Key and value as `Scores` has them, made once; None if each block takes a part of them."""
     wide: jnp.dtype
-    """Of scores, probabilities and sums."""
+    """The dtype of scores, probabilities and sums."""
     narrow: jnp.dtype
-    """Of what goes into matrix products."""
+    """The dtype of operands of matrix products."""
 
     @staticmethod
     def of(spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]) -> BlockedCall:
         wide = jnp.dtype(spec.lse_dtype)
-        # XLA's CPU matrix products in 16 bits are slow, and in float16 wrong under jit.
+        # On the CPU, XLA's 16-bit matrix products are slow, and wrong for float16 under jit.
         narrow = wide if device.platform == "cpu" else jnp.dtype(spec.dtype)
         positions, sizes = Positions.of(spec, operands), BlockSizes.of(spec)
         whole_keys = None
@@ -76,7 +77,7 @@ class BlockedCall:
         return BlockedCall(spec, operands, positions, sizes, head_keys, whole_keys, wide, narrow)
 
     def scores(self, block: Block) -> Scores:
-        """Those of one block."""
+        """The scores of one block."""
         operands = {
             name: block.take(self.operands[name], axes)
             for name, axes in _AXES.items()
@@ -105,7 +106,7 @@ def _keys(
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of one block, and what they are made of, all cut to the block."""
+    """The scores of one block, with the operands cut to the block."""
 
     call: BlockedCall
     block: Block
@@ -127,9 +128,9 @@ class Scores:
     def masked(
         self, q: jax.Array, *, is_differentiated: bool = False
     ) -> tuple[jax.Array, ScoreGradient]:
-        """Scores of the rows q, wide [B, N, R, S], -inf where not allowed; and how to go back.
+        """Scores of the rows q, wide [B, N, R, S], -inf where masked, and their backward function.
 
-        With `is_differentiated` JAX may differentiate them, too.
+        With `is_differentiated` JAX may also differentiate the scores.
         """
         spec, wide = self.call.spec, self.call.wide
         may_attend = allowed(spec, self.operands, self.positions)
@@ -147,7 +148,7 @@ class Scores:
     def _modified(
         self, score: jax.Array, may_attend: jax.Array | None, safe: jax.Array | None
     ) -> tuple[jax.Array, ScoreGradient]:
-        """Scores after the soft cap and score_mod, and how to go back from there."""
+        """Scores after the soft cap and score_mod, and their backward function."""
         options, factor = self.call.spec.options, None
         cap, program = options.meaning.logits_soft_cap, options.meaning.score_mod
         if cap is not None:
@@ -183,12 +184,12 @@ class Scores:
         scale = self.call.spec.meaning.scale
         if self.call.wide != self.call.narrow:
             return scale * self.dot(q, self.k)
-        # A product with the sum could be fused with what comes after it: the score would be rounded
-        # otherwise there than for its row's maximum, and exp of the difference overflow.
+        # XLA could fuse a product with the result into later operations, and round the score
+        # differently there than for its row's maximum: exp of the difference could overflow.
         return self.dot(scale * q.astype(self.call.wide), self.k)
 
     def drop(self, x: jax.Array) -> jax.Array:
-        """Dropout on x, [B, N, R, S]: kept and divided by 1 - rate, or 0."""
+        """Dropout on x [B, N, R, S]: x / (1 - rate) where kept, else 0."""
         if self.head_keys is None and "keep" not in self.operands:
             return x
         return jnp.where(self.kept, x / (1 - self.call.spec.meaning.dropout_rate), 0)
@@ -197,7 +198,7 @@ class Scores:
     def kept(self) -> jax.Array:
         """Whether dropout keeps each pair, bool [B, N, R, S].
 
-        Kept here, because XLA would draw it once for each use.
+        The mask is cached, because XLA would draw it again for each use.
         """
         spec, sizes = self.call.spec, self.block.sizes
         if "keep" in self.operands:
@@ -207,7 +208,7 @@ class Scores:
         return dropout_keep_mask(spec, self.head_keys, self.block.starts["t"], sizes["t"])
 
     def dot(self, rows: jax.Array, keys: jax.Array) -> jax.Array:
-        """[B, N, R, H] · [B, K, S, H], summed over H: wide [B, N, R, S]."""
+        """[B, N, R, H] · [B, K, S, H] summed over H: wide [B, N, R, S]."""
         product = self._einsum("bkrh,bksh->bkrs", self._fold(rows), keys)
         return product.reshape(*rows.shape[:3], keys.shape[2])
 
@@ -227,6 +228,6 @@ class Scores:
         return rows.reshape(b, k, n // k * size, last)
 
     def _einsum(self, subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
-        # No precision is named: jax.default_matmul_precision is the caller's to choose.
+        # No precision is set: the caller may choose one with jax.default_matmul_precision.
         x, y = x.astype(self.call.narrow), y.astype(self.call.narrow)
         return jnp.einsum(subscripts, x, y, preferred_element_type=self.call.wide)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from attn_dispatch.files import writing
-from attn_dispatch.text import counted, said
+from attn_dispatch.text import counted, error_text
 from attn_dispatch_tools.bench import peers as all_of_them
 from attn_dispatch_tools.bench import report as reports
 from attn_dispatch_tools.bench.cells import WORK, Cell
@@ -112,7 +112,7 @@ def main(args: argparse.Namespace) -> None:
         chosen = all_of_them.named(args.peers or ["*"], all_of_them.all_peers(args.torch_python))
         folder = made_folder(args.out)
     except (ModuleNotFoundError, OSError, ValueError) as error:
-        sys.exit(f"error: {said(error)}")
+        sys.exit(f"error: {error_text(error)}")
     limit = float("inf") if args.time_limit is None else args.time_limit
     options = Options(args.rounds, args.seconds, args.device_time, started + limit)
     here, facts = present(chosen)

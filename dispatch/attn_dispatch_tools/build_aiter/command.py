@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.console import waiting
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 from attn_dispatch_tools.build_aiter import flags, install, ninja, progress, toolchain, wheel
 from attn_dispatch_tools.build_aiter.errors import BuildError
 from attn_dispatch_tools.build_aiter.generate import Filters, Sources, generate
@@ -112,7 +112,7 @@ def main(args: argparse.Namespace) -> None:
         for arch in dict.fromkeys(args.archs):
             build(arch, root / arch, filters, args.jobs or default_jobs())
     except (BuildError, OSError, ValueError) as error:
-        sys.exit(f"error: {said(error)}")
+        sys.exit(f"error: {error_text(error)}")
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on from here.", file=sys.stderr)
         sys.exit(130)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from attn_dispatch.api import explain
 from attn_dispatch.core import select
 from attn_dispatch.core.explanation import Explanation
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 from attn_dispatch.warning import AttentionConventionWarning
 from attn_dispatch_tools.terminal import look
 from attn_dispatch_tools.terminal.help import Commands, add_command
@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> None:
             warnings.simplefilter("always", AttentionConventionWarning)
             found = _explanations(args)
     except (OSError, OverflowError, TypeError, ValueError) as error:
-        raise SystemExit(f"error: {said(error)}") from error
+        raise SystemExit(f"error: {error_text(error)}") from error
     for warning in given:
         print(filled(f"warning: {warning.message}"), file=sys.stderr)
     look.show("\n\n".join(x.text(width()) for x in found), _MARKS)

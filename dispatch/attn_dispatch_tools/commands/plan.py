@@ -15,7 +15,7 @@ from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
 from attn_dispatch.reason import sentences
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 from attn_dispatch_tools.terminal import look
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.terminal.text import width, wrapped
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> None:
         device = default_device() if args.target is None else parse(args.target)
         calls = calls_in(args.file)
     except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {said(error)}") from error
+        raise SystemExit(f"error: {error_text(error)}") from error
     if device.platform != "cuda":
         raise SystemExit(
             f"error: only cuDNN plans ahead, and this is {device}; name a --target like h200"
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> None:
         with tempfile.NamedTemporaryFile(dir=folder, prefix="begun-"):
             pass
     except OSError as error:
-        raise SystemExit(f"error: plans cannot be kept in {folder}: {said(error)}") from error
+        raise SystemExit(f"error: plans cannot be kept in {folder}: {error_text(error)}") from error
     print(f"plans for {device} are kept in {folder}")
     is_refused = False
     for written, spec in calls:

@@ -15,7 +15,7 @@ from attn_dispatch.core.tuning import contest, winners
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.files import reading
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 from attn_dispatch_tools.terminal import look
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> None:
             raise ValueError(f"{args.file}: expected a file, got a folder")
         args.file.stat()
     except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {said(error)}") from error
+        raise SystemExit(f"error: {error_text(error)}") from error
     kept = winners.winners_file()
     if kept is None:
         raise SystemExit(f"error: {settings.why_no_cache_path(winners.FILE)}: winners are not kept")
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> None:
         else:
             calls = calls_in(args.file)
     except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {said(error)}") from error
+        raise SystemExit(f"error: {error_text(error)}") from error
     _tell_where(kept)
     if calls is None:
         _tune_script(args, kept)

@@ -15,7 +15,7 @@ import numpy as np
 
 from attn_dispatch import mods
 from attn_dispatch.api import dot_product_attention
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 from attn_dispatch_tools.pictures.panel import Figure, Panel, shortened
 from attn_dispatch_tools.terminal import look
 from attn_dispatch_tools.terminal.help import Commands, add_command
@@ -78,7 +78,7 @@ def main(args: argparse.Namespace) -> None:
         if args.out is not None:
             _draw(panel, args.out)
     except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
-        raise SystemExit(f"error: {said(error)}") from error
+        raise SystemExit(f"error: {error_text(error)}") from error
     if args.out is None:
         look.show(text, _MARKS)
     else:

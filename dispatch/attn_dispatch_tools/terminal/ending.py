@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 from attn_dispatch_tools.terminal.text import filled
 
 _INTERRUPTED = 128 + 2
@@ -72,7 +72,7 @@ def run_to_the_end(command: Callable[[], object]) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise SystemExit(f"error: {said(error)}") from None
+        raise SystemExit(f"error: {error_text(error)}") from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(_INTERRUPTED) from None

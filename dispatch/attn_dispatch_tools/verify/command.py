@@ -17,7 +17,7 @@ from attn_dispatch import settings
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.files import writing
-from attn_dispatch.text import counted, said
+from attn_dispatch.text import counted, error_text
 from attn_dispatch_tools.reports.environment import environment
 from attn_dispatch_tools.reports.html_page import NO_MATPLOTLIB, page
 from attn_dispatch_tools.terminal.folder import made_folder
@@ -138,7 +138,7 @@ def main(args: argparse.Namespace) -> None:
             sys.exit(f"error: {implementation} cannot run here: {unusable}")
         made_folder(args.out)
     except (ModuleNotFoundError, OSError, ValueError) as error:
-        sys.exit(f"error: {said(error)}")
+        sys.exit(f"error: {error_text(error)}")
     options |= _settings()
     print(f"{counted(len(cases), 'case')} of {implementation}, {args.jobs} at a time")
     report = run(cases, implementation, args.jobs, options)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from attn_dispatch.files import reading, writing
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 from attn_dispatch_tools.reports.environment import file_name
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import BY_NAME
@@ -165,7 +165,7 @@ def _a_report(path: Path) -> Iterator[None]:
         if isinstance(error, ValueError) and str(error).startswith(_EXPECTED):
             raise
         if isinstance(error, OSError):
-            raise ValueError(f"{_EXPECTED}; {said(error)}") from error
+            raise ValueError(f"{_EXPECTED}; {error_text(error)}") from error
         raise ValueError(f"{_EXPECTED}, got {path} ({type(error).__name__}: {error})") from error
 
 

@@ -17,8 +17,8 @@ from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
+from tests.support.in_place_of_kernels import by_xla, kernel
 from tests.support.rewritten_calls import are_apart
-from tests.test_paged import by_xla, kernel
 
 
 def case_of(heads: tuple[int, int], t: int, page: int, **changes: Any) -> Case:

@@ -30,9 +30,10 @@ from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import poison_padding, reference
-from tests.core.rewrites.test_rewrites import by_xla, specs_of
-from tests.cudnn.test_arrays import check, known, poisoned, rules, to_jax
+from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import run
+from tests.support.in_place_of_kernels import by_xla, rules, specs_of
+from tests.support.small_cases import known
 
 SEED = int(os.environ.get("ATTN_DISPATCH_TEST_SEED", "50000"))
 DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or 12

@@ -18,9 +18,10 @@ from attn_dispatch.cudnn.call import band_of, variants_of
 from attn_dispatch.semantics.invalid_values import without_nan_lse
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.reference import reference
-from tests.cudnn.test_arrays import check, poisoned, rules, to_jax
 from tests.support.backend import needs_cudnn
+from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import run
+from tests.support.in_place_of_kernels import rules
 from tests.support.option_parts import spec_with
 
 SHAPES = ((7, 33, 3), (33, 33, 9), (33, 7, 3), (1, 33, 0), (7, 16, 15))

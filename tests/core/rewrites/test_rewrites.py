@@ -6,7 +6,6 @@ It refuses what cuDNN's rules refuse, and more where `without` says so; its arit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import (
     REWRITES,
@@ -40,9 +38,6 @@ from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
 from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
 from attn_dispatch.core.rewrites.rewrite import Calls
-from attn_dispatch.cudnn import arrays as cudnn_arrays
-from attn_dispatch.cudnn.call import variants_of
-from attn_dispatch.devices.target import CPU
 from attn_dispatch.programs.known_forms import known_form
 from attn_dispatch.reason import Reason
 from attn_dispatch.semantics import mods
@@ -51,11 +46,12 @@ from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
 from attn_dispatch_tools.verify import draws
-from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference
-from tests.cudnn.test_arrays import SMALL, check, poisoned, rules, to_jax
-from tests.support.cudnn_in_numpy import run
+from tests.support.comparing import check, poisoned, to_jax
+from tests.support.in_place_of_kernels import by_xla, kernel, rules, specs_of
+from tests.support.small_cases import SMALL
 
 Arrays = dict[str, Any]
 
@@ -63,23 +59,6 @@ SUM, OF_HEADS = ((Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, read),) for read in
 CAP, SLOPES = ((Step(name, 0, 0, 1.5, 8, "n"),) for name in ("soft cap", "ALiBi"))
 EVERY_THIRD = ("s == t or (t - s) % w == 0", 3)
 _WIDE = {"h": 16, "t": 6, "s": 7}
-
-
-def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
-    """The call by NumPy, in the last of the ways to say it in cuDNN's terms."""
-    call = variants_of(spec)[0]
-    if spec.is_backward:
-        done = run(call, cudnn_arrays.backward_operands(spec, call, operands))
-        results = cudnn_arrays.backward_results(spec, call, operands, to_jax(done))
-    else:
-        done = run(call, cudnn_arrays.forward_operands(spec, call, operands))
-        results = cudnn_arrays.forward_results(spec, call, operands, to_jax(done))
-    return dict(zip(spec.result_names, results, strict=True))
-
-
-def by_xla(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
-    results = (xla.backward if spec.is_backward else xla.forward)(spec, CPU, operands)
-    return dict(zip(spec.result_names, results, strict=True))
 
 
 def chain_of(spec: AttentionSpec, without: tuple[str, ...] = (), first: str = "") -> Chain:
@@ -113,14 +92,6 @@ def computed(chain: Chain, operands: Operands) -> tuple:
         if first.is_backward:
             given = without_nan_lse(first, given)  # as core/primitive.py does
         return chain.compute(given, kernel, by_xla)
-
-
-def specs_of(case: Case, *, needs_keep: bool) -> list[AttentionSpec]:
-    """The forward call and, if there are gradients, the backward call."""
-    forward = spec_of(case.forward_options(needs_keep=needs_keep), case.avals())
-    if not case.gradients:
-        return [forward]
-    return [forward, forward.backward(case.backward_options(case.gradients))]
 
 
 def rewrites_of(case: Case, without: tuple[str, ...] = ()) -> set[str]:

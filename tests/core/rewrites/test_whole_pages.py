@@ -26,8 +26,8 @@ from attn_dispatch.core.rewrites.sinks import SinksAfterwards
 from attn_dispatch_tools.verify.cache_cases import CACHE
 from attn_dispatch_tools.verify.case import Case
 from tests.support.backend import needs_cudnn
+from tests.support.in_place_of_kernels import by_xla, kernel
 from tests.support.rewritten_calls import rewritten_alone
-from tests.test_paged import by_xla, kernel
 
 NAMED = {case.name: case for case in CACHE}
 

@@ -25,7 +25,7 @@ from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.target import CPU
 from attn_dispatch.files import reading
 from attn_dispatch.files.locking import locked
-from tests.files.test_files import holder
+from tests.support.locks import holder
 from tests.support.repository import ROOT
 
 Q = jax.ShapeDtypeStruct((2, 48, 4, 16), jnp.float32)

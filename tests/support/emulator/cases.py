@@ -51,7 +51,7 @@ class Case:
 
 
 def place(array: np.ndarray) -> np.ndarray:
-    """Where arrays live; emulator/cuda/check.py puts them within a GPU's reach."""
+    """Where arrays live; scripts/emulator_on_nvidia.py puts them within a GPU's reach."""
     return array
 
 

@@ -16,7 +16,7 @@ from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case
 from tests.scripts.mutate_judge import RECORD, failures, failures_of_the_right_one
 from tests.support import fused_in_numpy
-from tests.wrong_implementations.wrong_serving import WRONG
+from tests.wrong_implementations import WRONG
 
 _RECORD = json.loads(RECORD.read_text())
 _CASES = {name: Case.from_json(case) for name, case in _RECORD["cases"].items()}

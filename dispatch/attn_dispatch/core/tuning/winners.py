@@ -28,7 +28,7 @@ from attn_dispatch.files import reading, writing
 from attn_dispatch.files.locking import locked
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.settings import cache_path
-from attn_dispatch.text import said
+from attn_dispatch.text import error_text
 
 FILE = "ATTN_DISPATCH_WINNERS"
 """The environment variable that names the file; "off" keeps and reads none."""
@@ -156,11 +156,11 @@ def not_writable(file: Path) -> str:
     except FileNotFoundError:
         pass
     except OSError as error:
-        return said(error)
+        return error_text(error)
     try:
         folder = next(x for x in file.absolute().parents if x.exists())
     except OSError as error:  # the process is in a folder that has been removed
-        return f"{file}: {said(error)}"
+        return f"{file}: {error_text(error)}"
     if folder.is_dir() and os.access(folder, os.W_OK):
         return ""
     return f"{folder} is no folder that winners can be written to"

@@ -1,7 +1,8 @@
-// The handlers' own steps without XLA: attributes and shapes as a test likes them, however large,
-// and what would be launched. No pointer is followed.
+// The handlers' steps without XLA, for tests: from attributes and shapes, which may be as large as
+// a test wants, to the struct that would be launched. No pointer is followed.
 #include <string.h>
 
+#include <cstdio>
 #include <map>
 #include <sstream>
 #include <string>
@@ -22,8 +23,8 @@ void set(bool& field, const std::string& text) { field = text == "true"; }
 void set(int64_t& field, const std::string& text) { field = std::stoll(text); }
 void set(float& field, const std::string& text) { field = std::strtof(text.c_str(), nullptr); }
 
-// "name=value" in each line.
-std::map<std::string, std::string> words(const char* lines) {
+// Reads lines of "name=value".
+std::map<std::string, std::string> values_by_name(const char* lines) {
   std::map<std::string, std::string> found;
   std::istringstream stream(lines);
   for (std::string line; std::getline(stream, line);) {
@@ -66,9 +67,18 @@ extern "C" __attribute__((visibility("default"))) int attn_rocm_prepare(
     int pass, const char* lines, int64_t num_buffers, int64_t num_operands, const int32_t* dtypes,
     const int64_t* ranks, const int64_t* const* dims, void* const* data, void* into, int64_t size,
     char* message, int32_t message_size) {
-  const auto texts = words(lines);
+  const auto fail = [&](const std::string& sentence) {
+    std::snprintf(message, static_cast<size_t>(message_size), "%s", sentence.c_str());
+    return 1;
+  };
+  const auto texts = values_by_name(lines);
   Attributes attributes;
-#define FIELD(type, name) set(attributes.name, texts.at(#name));
+#define FIELD(type, name)                                           \
+  if (const auto found = texts.find(#name); found != texts.end()) { \
+    set(attributes.name, found->second);                            \
+  } else {                                                          \
+    return fail("missing " #name);                                  \
+  }
   ATTN_AITER_SPEC(FIELD)
 #undef FIELD
 
@@ -94,6 +104,5 @@ extern "C" __attribute__((visibility("default"))) int attn_rocm_prepare(
   Arrays arrays(operands, results);
   const Status status = prepare(static_cast<Pass>(pass), attributes, arrays, into, size);
   attn_emulator_clear_buffers();
-  strncpy(message, status.message.c_str(), message_size - 1);
-  return status.ok() ? 0 : 1;
+  return status.ok() ? 0 : fail(status.message);
 }

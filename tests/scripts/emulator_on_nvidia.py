@@ -1,6 +1,6 @@
 """Runs the cases of test_emulator.py on an NVIDIA GPU.
 
-`PYTHONPATH=dispatch python -m tests.support.emulator.cuda.check [library]`; without a library, it
+`PYTHONPATH=dispatch python -m tests.scripts.emulator_on_nvidia [library]`; without a library, it
 is built, which needs nvcc.
 """
 

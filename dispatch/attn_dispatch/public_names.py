@@ -1,4 +1,4 @@
-"""The names of the package, which imports this file when the first of them is used."""
+"""The public names: the one list of them, of which docs/api.md has the documentation."""
 
 from attn_dispatch import integrations, mods, serving
 from attn_dispatch._version import __version__

@@ -1,8 +1,7 @@
-"""What all public calls have in common: arguments to normal form, and the call computed."""
+"""What all public calls do: bring their arguments into normal form, and compute the call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,11 +12,6 @@ from attn_dispatch.call.layouts import rows_first
 from attn_dispatch.core import select, told
 from attn_dispatch.core.primitive import attention
 from attn_dispatch.semantics.array_scale import with_number_as_scale
-
-ScoreMod = Callable[..., Any]
-"""(score, b, n, t, s, *arguments) -> score, of scalars."""
-MaskMod = Callable[..., Any]
-"""(b, n, t, s, *arguments) -> bool, of scalars."""
 
 
 def normal_form(**arguments: Any) -> Call:

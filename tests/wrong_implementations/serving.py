@@ -1,7 +1,7 @@
 """Wrong implementations of serving: caches in pages, whole pages and their ends, few queries.
 
-Entered beside those of wrong_implementations.py; drawn calls of serving must notice them. Most take
-a cache apart as core/rewrites/cache does, at the last whole page, and put it together wrongly.
+Drawn calls of serving must notice them. Most take a cache apart as core/rewrites/cache does, at the
+last whole page, and put it together wrongly.
 """
 
 from __future__ import annotations
@@ -13,18 +13,8 @@ import jax.numpy as jnp
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.pages import gathered, gathered_spec
 from attn_dispatch_tools.verify.case import Case
-from tests.wrong_implementations.wrong_implementations import (
-    WRONG,
-    Array,
-    Call,
-    Results,
-    Wrong,
-    has_band,
-    returns_lse,
-    wrong,
-)
-
-__all__ = ["WRONG", "Wrong"]
+from tests.wrong_implementations.features import has_band, returns_lse
+from tests.wrong_implementations.implementation import Array, Call, Results, wrong
 
 
 def in_pages(c: Case) -> bool:
@@ -81,21 +71,21 @@ def both_parts(call: Call) -> tuple[Array, Array]:
     return is_whole, ~is_whole
 
 
-@wrong("serving", of_all(has_ends), "forward")
+@wrong(of_all(has_ends), "forward")
 def last_keys_left_out(call):
     """The keys after the last whole page are not attended to."""
     whole, _ = both_parts(call)
     return put_together(call, *part(call, whole))
 
 
-@wrong("serving", of_all(has_ends), "forward")
+@wrong(of_all(has_ends), "forward")
 def whole_pages_twice(call):
     """The second of the two parts has the keys of the first as well."""
     whole, rest = both_parts(call)
     return put_together(call, *merged(*part(call, whole), *part(call, whole | rest)))
 
 
-@wrong("serving", of_all(has_ends), "forward")
+@wrong(of_all(has_ends), "forward")
 def parts_averaged(call):
     """Of two parts the mean is taken, whatever their lse."""
     whole, rest = both_parts(call)
@@ -106,21 +96,21 @@ def parts_averaged(call):
     return put_together(call, (one * weights[0] + other * weights[1]) / total, lse)
 
 
-@wrong("serving", of_all(lambda c: has_ends(c) and bool(c.soft_cap)), "forward")
+@wrong(of_all(lambda c: has_ends(c) and bool(c.soft_cap)), "forward")
 def cap_of_whole_pages_alone(call):
     """The scores of the last keys are not capped."""
     whole, rest = both_parts(call)
     return put_together(call, *merged(*part(call, whole), *part(call, rest, logits_soft_cap=None)))
 
 
-@wrong("serving", of_all(lambda c: has_ends(c) and c.sinks is not None), "forward")
+@wrong(of_all(lambda c: has_ends(c) and c.sinks is not None), "forward")
 def sinks_in_both_parts(call):
     """Each of two parts has the sink."""
     whole, rest = both_parts(call)
     return put_together(call, *merged(*part(call, whole), *part(call, rest)))
 
 
-@wrong("serving", of_all(lambda c: c.alibi is not None and returns_lse(c)), "forward")
+@wrong(of_all(lambda c: c.alibi is not None and returns_lse(c)), "forward")
 def distances_from_the_end_of_the_table(call):
     """ALiBi's distances are counted to the last key that the table has room for."""
     results = call.right()
@@ -131,7 +121,7 @@ def distances_from_the_end_of_the_table(call):
     return results | {"lse": results["lse"] - moved}
 
 
-@wrong("serving", of_all(lambda c: 1 < c.t <= 16 and has_band(c) and c.is_causal), "forward")
+@wrong(of_all(lambda c: 1 < c.t <= 16 and has_band(c) and c.is_causal), "forward")
 def last_keys_seen_by_all(call):
     """All of a few queries attend to the keys of the last one."""
     left, _ = call.options.meaning.window
@@ -140,7 +130,7 @@ def last_keys_seen_by_all(call):
     return call.right(is_causal=False)
 
 
-@wrong("serving", of_all(lambda c: c.window[0] is not None), "forward")
+@wrong(of_all(lambda c: c.window[0] is not None), "forward")
 def window_begins_with_a_page(call):
     """A window attends to all of the page that it begins in."""
     left, right = call.options.meaning.window
@@ -149,7 +139,7 @@ def window_begins_with_a_page(call):
     return call.right(window=(left + page_of(call) - 1, right))
 
 
-@wrong("serving", of_all(lambda c: c.b > 1), "forward")
+@wrong(of_all(lambda c: c.b > 1), "forward")
 def table_of_the_next_row(call):
     """Rows have each other's page tables."""
     if "page_table" not in call or call.spec.batch == 1:
@@ -158,7 +148,7 @@ def table_of_the_next_row(call):
     return results
 
 
-@wrong("serving", of_all(has_ends), "forward")
+@wrong(of_all(has_ends), "forward")
 def whole_pages_to_the_end(call):
     """What stands past a length in the last page is multiplied by 0, which NaN is not."""
     page, length = page_of(call), call["key_value_seq_lengths"]

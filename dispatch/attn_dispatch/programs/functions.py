@@ -1,0 +1,11 @@
+"""What callers pass as score_mod and mask_mod: plain JAX functions of scalars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+ScoreMod = Callable[..., Any]
+"""(score, b, n, t, s, *arguments) -> score, of scalars."""
+MaskMod = Callable[..., Any]
+"""(b, n, t, s, *arguments) -> bool, of scalars."""

@@ -1,0 +1,39 @@
+"""Named cases are lowered to the programs whose digests are kept: a change of one is seen.
+
+Where a program changes on purpose, `make lowered` writes the digests again, on the oldest and on
+the newest JAX.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from attn_dispatch_tools.verify.cases import CASES
+from tests.scripts.sameness import TARGETS, digest, digests_file, made_of
+from tests.support.backend import needs_cudnn
+
+EVERY = "ATTN_DISPATCH_TEST_EVERY_SIZE" in os.environ
+# One in forty takes half a minute; every case takes a quarter of an hour.
+SAMPLE = [x for x in CASES if x.transform != "eager"][:: 1 if EVERY else 40]
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Any]:
+    if not digests_file().exists():
+        pytest.skip(f"no digests are kept for this JAX: {digests_file().name}")
+    return json.loads(digests_file().read_text())
+
+
+@needs_cudnn
+@pytest.mark.parametrize("case", SAMPLE, ids=lambda x: x.name)
+def test_a_case_is_lowered_as_before(case, kept):
+    found = {target: digest(made_of(case, target)["program"]) for target in TARGETS}
+    assert found == kept[case.name]
+
+
+def test_every_named_case_has_a_digest(kept):
+    assert kept.keys() == {x.name for x in CASES if x.transform != "eager"}

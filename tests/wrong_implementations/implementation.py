@@ -1,0 +1,150 @@
+"""What a wrong implementation is, and what it is handed.
+
+It stands where every implementation stands: at forward(spec, device, operands) and
+backward(spec, device, operands). Its mistake is a function that is handed a `Call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from attn_dispatch import xla
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core import select
+from attn_dispatch.devices.device import Device
+from attn_dispatch_tools.verify.case import Case
+from tests.support.option_parts import with_facts
+
+Array = jax.Array
+Results = dict[str, Array]
+Needs = Callable[[Case], Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention call as an implementation is handed it, and the right answer to it."""
+
+    spec: AttentionSpec
+    device: Device
+    operands: Mapping[str, Array]
+
+    @property
+    def is_backward(self) -> bool:
+        return self.spec.is_backward
+
+    def right(self, changed: Mapping[str, Array | None] | None = None, **options: Any) -> Results:
+        """The right results by name, of the call with these operands and options changed.
+
+        An operand that is changed to None is left out.
+        """
+        operands = {**self.operands, **(changed or {})}
+        operands = {name: x for name, x in operands.items() if x is not None}
+        facts = with_facts(self.spec.options, operands=tuple(operands), **options)
+        spec = AttentionSpec.of(list(operands.values()), facts)
+        compute = xla.backward if spec.is_backward else xla.forward
+        return dict(zip(spec.result_names, compute(spec, self.device, operands), strict=True))
+
+    def __getitem__(self, name: str) -> Array:
+        return self.operands[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.operands
+
+    @property
+    def options(self) -> Any:
+        return self.spec.options
+
+
+@dataclass
+class Wrong:
+    """A wrong implementation; `select` may take it for any other while it is `installed`."""
+
+    name: str
+    """"group/what is wrong"; also the implementation's name."""
+    says: str
+    """What is wrong, in one sentence."""
+    needs: Needs
+    """Whether the mistake can show in a case: what cannot is not worth compiling."""
+    mistake: Callable[[Call], Results]
+    directions: tuple[str, ...]
+    calls: int = field(default=0)
+    """How many calls the mistake was made in."""
+
+    PLATFORM = None
+
+    @property
+    def NAME(self) -> str:
+        return self.name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(xla, name)  # in all but its results it is XLA
+
+    def forward(
+        self, spec: AttentionSpec, device: Device, operands: Mapping[str, Array]
+    ) -> tuple[Array, ...]:
+        return self._compute("forward", Call(spec, device, operands))
+
+    def backward(
+        self, spec: AttentionSpec, device: Device, operands: Mapping[str, Array]
+    ) -> tuple[Array, ...]:
+        return self._compute("backward", Call(spec, device, operands))
+
+    def applies_to(self, case: Case) -> bool:
+        """Whether the mistake can show in this case."""
+        if self.directions == ("backward",) and case.inference:
+            return False
+        return bool(self.needs(case))
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Among the implementations.
+
+        Its name is in the options of every call that asks for it, and no other implementation has
+        that name: whatever JAX remembers of other calls is of no use to these.
+        """
+        others = select.IMPLEMENTATIONS
+        select.IMPLEMENTATIONS = (*others, self)
+        try:
+            yield
+        finally:
+            select.IMPLEMENTATIONS = others
+
+    def _compute(self, direction: str, call: Call) -> tuple[Array, ...]:
+        spec = call.spec
+        if direction not in self.directions or spec.is_empty:
+            results = call.right()
+        else:
+            self.calls += 1
+            results = self.mistake(call)
+        found = zip(spec.result_names, spec.results, strict=True)
+        return tuple(results[name].reshape(x.shape).astype(x.dtype) for name, x in found)
+
+
+ENTERED: dict[str, Wrong] = {}
+"""Every wrong implementation of the modules that were imported, by name."""
+
+_BOTH = ("forward", "backward")
+
+Mistake = Callable[[Call], Results]
+
+
+def wrong(needs: Needs, *directions: str) -> Callable[[Mistake], Mistake]:
+    """Enters a function as a wrong implementation: its name, and its docstring's first line.
+
+    Its group is the module. Without `directions` the mistake is made in both; elsewhere the right
+    implementation computes.
+    """
+
+    def enter(mistake: Mistake) -> Mistake:
+        group = mistake.__module__.rpartition(".")[2]
+        name = f"{group}/{mistake.__name__}"
+        assert name not in ENTERED and mistake.__doc__
+        ENTERED[name] = Wrong(name, mistake.__doc__, needs, mistake, directions or _BOTH)
+        return mistake
+
+    return enter
