@@ -55,7 +55,7 @@ _SCORE_PROGRAM = _TAKES + "score functions traced to the vendor's own terms"
 _ANSWERS = (
     (
         r"needs float16 or bfloat16",
-        _TAKES + "kernels for other dtypes, which the vendors do not have",
+        _TAKES + "kernels for other dtypes; the vendors have none",
     ),
     (r"hidden_dim.* when d_qk != d_v", _OTHER_DIMS),
     (
