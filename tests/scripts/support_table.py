@@ -34,7 +34,7 @@ otherwise. If it does not run, XLA differentiates the results of the forward pas
 Many of the other calls run rewritten ([design.md](design.md#rewrites)): `explain` names the
 rewrites, and tests/scripts/refusals.py counts the calls that are left.
 
-The page is written by tests/scripts/support_table.py. It applies the real rules and lets the real cuDNN
+tests/scripts/support_table.py writes this page. It applies the real rules and has the real cuDNN
 {version} plan every call below, without a GPU. `make test` checks that the page is up to date.
 
 Calls are bfloat16 and have 8 query heads, 2 kv heads and head dim 64, unless the row says
