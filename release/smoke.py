@@ -53,7 +53,7 @@ if expected == "none":
 name = native.load(native.CUDA).__name__
 assert name == f"{expected}._cuda", name
 found = cudnn_library.find()
-assert found.is_usable, found.unusable
+assert found.is_usable, found.unusable_reason
 assert plan.chosen_forward == plan.chosen_backward == "cudnn", plan
 # By its name: where FlashAttention's package is installed too, that takes the call.
 by_cudnn = functools.partial(dot_product_attention, is_causal=True, implementation="cudnn")

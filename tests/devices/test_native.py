@@ -27,7 +27,7 @@ def copy_without_library(tmp_path: Path) -> Path:
 
 def reason(tmp_path: Path) -> str:
     """Why cuDNN is not usable, as this copy of the package says it; empty if it is."""
-    return said_by(tmp_path, "library.find().unusable")
+    return said_by(tmp_path, "library.find().unusable_reason")
 
 
 def said_by(tmp_path: Path, expression: str) -> str:
@@ -97,7 +97,7 @@ def test_a_library_beside_the_package(tmp_path, cuda):
     """And its stand-ins, without which it would not be usable here."""
     copy_without_library(tmp_path)
     plugin(tmp_path, f"attn_dispatch_cuda{cuda}")
-    said = said_by(tmp_path, "(native.load(native.CUDA).__name__, library.find().unusable)")
+    said = said_by(tmp_path, "(native.load(native.CUDA).__name__, library.find().unusable_reason)")
     assert said == str((f"attn_dispatch_cuda{cuda}._cuda", ""))
 
 
@@ -146,6 +146,6 @@ def test_a_wheel_for_another_python(tmp_path):
 def test_a_rocm_wheel_of_another_version(tmp_path):
     copy_without_library(tmp_path)
     (tmp_path / "attn_dispatch_rocm.py").write_text('__version__ = "9.9.9"\n')
-    said = said_by(tmp_path, "attn_dispatch.aiter.library.find('gfx942').unusable")
+    said = said_by(tmp_path, "attn_dispatch.aiter.library.find('gfx942').unusable_reason")
     assert said.startswith("attn-dispatch-rocm does not fit this attn-dispatch: expected version ")
     assert "got 9.9.9; " in said
