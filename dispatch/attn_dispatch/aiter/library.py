@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import ModuleType
 
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.devices import native as native_libraries
+from attn_dispatch.devices import native_libraries
 
 
 @dataclass(frozen=True)

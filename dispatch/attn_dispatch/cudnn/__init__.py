@@ -21,7 +21,7 @@ from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import CudnnCall, variants_of
-from attn_dispatch.cudnn.planning import PlanningProcess
+from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason
 from attn_dispatch.devices.target import local_nvidia_ordinals

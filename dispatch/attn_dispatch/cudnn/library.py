@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from attn_dispatch.cudnn.planning import PlanningProcess
-from attn_dispatch.devices import native as native_libraries
+from attn_dispatch.cudnn.planning_process import PlanningProcess
+from attn_dispatch.devices import native_libraries
 from attn_dispatch.devices.device import Device
 
 SONAME = "libcudnn.so.9"
