@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attn_dispatch.call.operands import Operands
 from attn_dispatch.call.options import AttentionOptions, Meaning, Promises
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.pages import lacks_pages
-
-Operands = Mapping[str, jax.Array]
 
 SIDES = ("query", "key")
 

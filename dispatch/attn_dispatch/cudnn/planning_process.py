@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attn_dispatch.cudnn.helper import Helper, HelperEnded, HelperSilent
+from attn_dispatch.cudnn.helper_process import Helper, HelperEnded, HelperSilent
 
 PLANNER = Path(__file__).with_name("planner.py")
 
