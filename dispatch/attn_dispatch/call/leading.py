@@ -55,8 +55,15 @@ class LeadingCall:
     @cached_property
     def spec(self) -> AttentionSpec:
         """The spec of the folded call."""
+        if self._is_folded:
+            return AttentionSpec(self.options, self.operands)
         folded = (replace(x, shape=self._folded_shape(x.name)) for x in self.operands)
         return AttentionSpec(self.options, tuple(folded))
+
+    @cached_property
+    def _is_folded(self) -> bool:
+        """Whether it has one batch axis already. Pools of pages may be repeated even then."""
+        return len(self.dims) == 1 and not set(_PAGES) & self._shapes.keys()
 
     def leading(self, name: str) -> tuple[int, ...]:
         """The leading dims of an operand."""
@@ -64,10 +71,14 @@ class LeadingCall:
 
     def fold(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The operands with one batch axis."""
+        if self._is_folded:
+            return dict(operands)
         return {name: self._folded(name, x) for name, x in operands.items()}
 
     def unfold(self, results: Sequence[jax.Array]) -> list[jax.Array]:
         """The results of the folded call with the leading dims; of gradients, the operand's."""
+        if self._is_folded:
+            return list(results)
         if not self.options.wanted.gradients:
             return [x.reshape(*self.dims, *x.shape[1:]) for x in results]
         return [
@@ -79,6 +90,8 @@ class LeadingCall:
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """What the call returns, in the order of `spec.result_names`."""
         folded = self.spec.results
+        if self._is_folded:
+            return folded
         if self.options.wanted.gradients:
             shapes = [self.shape(name) for name in self.options.wanted.gradients]
         else:

@@ -89,7 +89,8 @@ def _compute(*operands: jax.Array, options: AttentionOptions, platform: str):
     """The call as the chosen implementation computes it on this platform."""
     spec = AttentionSpec.of(operands, options)
     device = device_for(platform)
-    ahead.plan_backward(spec, device)
+    if spec.wanted.differentiated:
+        ahead.plan_backward(spec, device)
     named = dict(zip(options.operands, operands, strict=True))
     if spec.is_backward:
         named = without_nan_lse(spec, named)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 
 import jax
 
@@ -39,6 +40,7 @@ _UNKNOWN = 40 * _GIB
 """The assumed memory of an unknown device."""
 
 
+@lru_cache
 def memory_bytes(device: Device) -> int:
     """The device's memory in bytes, from its name or its properties.
 
