@@ -8,7 +8,7 @@ sharded. What one device computes is folded: the dims become one batch axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,10 @@ _PAGES = ("key_pages", "value_pages")
 SHAREABLE = ("bias", "mask", "window", "alibi_slopes", "sinks", *_PAGES)
 """Operands that may be shared along any of the dims. A dropout key may be along the last ones: it
 counts the rows that share it. So does mods_start, and what the mods read may be shared further."""
+
+
+Bind = Callable[[AttentionOptions], Callable[..., list[jax.Array]]]
+"""The function of operands with one batch axis that one device computes, for these options."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,11 @@ class LeadingCall:
             self._gradient(name, x)
             for name, x in zip(self.options.wanted.gradients, results, strict=True)
         ]
+
+    def results_by(self, bind: Bind, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The results where one device has the whole call, in the order of `spec.result_names`."""
+        by_name = dict(zip(self.options.operands, operands, strict=True))
+        return tuple(self.unfold(bind(self.options)(*self.fold(by_name).values())))
 
     @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:

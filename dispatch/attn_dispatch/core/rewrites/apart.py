@@ -1,4 +1,4 @@
-"""What XLA computes beside the kernel: some gradients, or the row maximum, in blocks of its own.
+"""Some gradients, or the row maximum, computed by XLA in blocks, beside the kernel.
 
 It forms the scores once more, but the kernel has all the rest. Not a gradient under dropout: only
 the kernel knows its mask.

@@ -1,4 +1,4 @@
-"""What a kernel cannot be told, or not together: as an array over pairs, which it can.
+"""Options that a kernel does not take, or not together, as an array over pairs, which it takes.
 
 Such an array costs memory with the product of the lengths, so it is made up to a size only
 (MOST_PAIRS). Bands, those of traced windows too, and sequences become a mask, ALiBi a float32

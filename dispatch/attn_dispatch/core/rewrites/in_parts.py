@@ -49,7 +49,7 @@ def in_parts_of(axis: Axis, size: int) -> Rewrite:
         beside=parts.rest,
         own_bytes=parts.own_bytes,
         parts=parts,
-        # Each part draws from a key of its own.
+        # Each part draws its mask with another start.
         moves_dropout=True,
     )
 

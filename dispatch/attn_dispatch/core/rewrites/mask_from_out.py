@@ -1,4 +1,4 @@
-"""The dropout mask of a kernel that does not return it: read from what it makes of known values.
+"""The dropout mask of a kernel that does not return it, read from its output for known values.
 
 Where query and key are 0, a row's scores are equal, and
 
@@ -20,7 +20,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Arrays, AskedOf, Calls, Rewrite, changed
 
 _BITS = 6
-"""Of a column. The sum is rounded to 8 bits in bfloat16, and 1 / (1 - rate) before it."""
+"""Keys read from one column: bfloat16 rounds the sum, and 1 / (1 - rate) before it, to 8 bits."""
 
 
 def _when(spec: AttentionSpec) -> bool:

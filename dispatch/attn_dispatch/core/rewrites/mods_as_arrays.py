@@ -1,4 +1,4 @@
-"""What a kernel cannot be told of a score_mod or mask_mod, as an array over pairs, which it can.
+"""A score_mod or mask_mod that a kernel does not take, as an array over pairs, which it takes.
 
 A mask_mod becomes a mask, and what a score_mod adds to scores a bias, whose gradient gives that of
 the arrays that it reads: T5's table, for one. Like all arrays over pairs, up to a size.

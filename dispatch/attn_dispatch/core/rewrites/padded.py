@@ -1,6 +1,6 @@
 """Packed sequences as a padded batch of them, for kernels that do not take packed arrays.
 
-Each sequence becomes a batch row with lengths of its own. Padding costs the kernel little, which
+Each sequence becomes a batch row with its lengths. Padding costs the kernel little, which
 keeps away from what stands past a length; it costs memory, so where a mask over all pairs has
 fewer of them than the padded sequences together, that is left to `dense.py`.
 """

@@ -120,8 +120,8 @@ class Rewrite:
     when: Callable[[AttentionSpec], bool] = _always
     """Whether the call, one of `asked_of`, has an inner call."""
     pairs: Callable[[AttentionSpec], tuple[Shape, ...]] = _no_arrays
-    """Shapes of the arrays over pairs of queries and keys that it makes: none is made beyond
-    MOST_PAIRS."""
+    """Shapes of arrays that it makes, over pairs of queries and keys for example, which grow faster
+    than the call's own: each has at most MOST_PAIRS elements."""
     beside: Callable[[AttentionSpec], AttentionSpec | None] = _nothing
     """Another call that the same implementation must run beside the inner call."""
     adds: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ class Rewrite:
         return inner
 
     def too_large(self, spec: AttentionSpec) -> Shape | None:
-        """The first array over pairs that it would make of the call, were it not too large."""
+        """The shape of the first array for which it does not apply, because that is too large."""
         if not self._applies(spec):
             return None
         return next((x for x in self.pairs(spec) if not is_affordable(x)), None)

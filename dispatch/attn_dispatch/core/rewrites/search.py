@@ -131,8 +131,8 @@ class _Search:
             if inner is None:
                 continue
             left = brought = self._against(rewrite, self.spec, inner)
-            if rewrite.enables is not None and (last := rewrite.enables.applied(inner)) is not None:
-                brought = self.terms.reasons_against(last)
+            if rewrite.enables is not None:
+                brought = self.terms.reasons_against(rewrite.enables.inner(inner))
             if set(brought) <= set(self.reasons):
                 self._take([(rewrite, self.spec)], inner, left)
 
@@ -186,7 +186,7 @@ class _Search:
     def _against(
         self, rewrite: Rewrite, spec: AttentionSpec, inner: AttentionSpec
     ) -> tuple[Reason, ...]:
-        """What speaks against the calls that a rewrite makes of a call."""
+        """What speaks against the calls by which a rewrite replaces a call."""
         left = self.terms.reasons_against(inner)
         other = rewrite.beside(spec)
         if other is None:

@@ -2,7 +2,7 @@
 
 Forward, columns of the output are those of value. Backward, given lse, everything is linear in
 them: delta and dp are sums over columns, so all gradients but value's are sums over the calls.
-lse's gradient, which takes columns of its own (semantics/lse_grad.py), goes with the first.
+lse's gradient, which takes further columns (semantics/lse_grad.py), goes with the first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attn_dispatch.semantics.padding import pad_last, round_up
 
 _COLUMNS = ("value", "out", "out_grad")
 _MULTIPLE = 8
-"""Of head dims; and so many at most go for lse's gradient."""
+"""Head dims are multiples of it; lse's gradient takes as many columns at most."""
 
 
 def _value_columns(most: int) -> Rewrite:

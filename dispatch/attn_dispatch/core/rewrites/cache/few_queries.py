@@ -93,8 +93,10 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
 
 
 def is_plain(spec: AttentionSpec) -> bool:
-    """Whether nothing but causality from the bottom right, if that, becomes of scores; of a call
-    without any of the operands that do something to them, but perhaps a bias."""
+    """Whether the scores are unmodified except, at most, by a bottom-right causal mask.
+
+    The call has none of the operands that modify scores, except perhaps a bias.
+    """
     is_causal = spec.band == (None, 0) and spec.meaning.causal_alignment == "bottom_right"
     if spec.meaning.logits_soft_cap is not None or spec.has("bias"):
         return False

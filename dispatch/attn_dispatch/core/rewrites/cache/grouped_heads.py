@@ -86,7 +86,7 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
     results = calls.kernel(inner, for_(inner, given))
     out = results["out"].reshape(b, parts, t * group, k, -1)
     lse = jnp.swapaxes(results["lse"], 1, 2).reshape(b, parts, t * group, k)
-    # What a kernel makes of a part without keys is not said.
+    # The kernel's results for a part without keys are unspecified.
     lse = jnp.where((lengths > 0)[..., None, None], lse, -jnp.inf)
     out, lse = merged_parts(out, lse) if parts > 1 else (out[:, 0], lse[:, 0])
 

@@ -73,7 +73,7 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _beside(spec: AttentionSpec) -> AttentionSpec | None:
-    """What a kernel computes of the rest: None where XLA does."""
+    """The call on the keys after the whole pages; None where XLA computes it."""
     plan = _plan(spec)
     if spec.seq_len_q <= MOST or not plan.after:
         return None
@@ -109,7 +109,7 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
         given["bias"] = pad_last(bias[..., :length], length)
     results = calls.kernel(inner, for_(inner, given))
     t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
-    # What a kernel makes of a row without keys is not said.
+    # The kernel's results for a row without keys are unspecified.
     is_live = (count > 0) & (t < ends.queries[:, None])
     out, lse = results["out"], jnp.swapaxes(results["lse"], 1, 2)
     lse = jnp.where(is_live[..., None], lse, -jnp.inf)
@@ -245,14 +245,14 @@ def _near(spec: AttentionSpec, keys: int) -> dict[str, tuple[tuple[int, ...], st
 def _bias(
     spec: AttentionSpec, keys: int, *, by_row: bool
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of the bias of so many keys, of other ones in each row or of the same."""
+    """Shape and dtype of a bias over so many keys, which differ from row to row if `by_row`."""
     batch, heads, queries, _ = spec.shape("bias")
     batch = spec.batch if by_row else batch
     return {"bias": ((batch, heads, queries, keys), spec.dtype_of("bias"))}
 
 
 def _bias_at(bias: jax.Array, places: jax.Array) -> jax.Array:
-    """That of some places [B, L] of each row; of one that is not there that of another."""
+    """The bias at key positions `places` [B, L]. Positions outside are clipped; masked later."""
     at = jnp.clip(places, 0, bias.shape[3] - 1)[:, None, None]
     return jnp.take_along_axis(
         jnp.broadcast_to(bias, (places.shape[0], *bias.shape[1:])), at, axis=3
