@@ -16,7 +16,7 @@ import attn_dispatch
 from attn_dispatch import aiter, cudnn, explain, fa4, flash, xla
 from attn_dispatch.aiter import call_rules as aiter_call_rules
 from attn_dispatch.aiter import rules as aiter_rules
-from attn_dispatch.call.spec import backward_options
+from attn_dispatch.call.options import backward_options
 from attn_dispatch.core import consider, nearest, select
 from attn_dispatch.core.rewrites import rewritten
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered

@@ -18,7 +18,8 @@ from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call
 from attn_dispatch.call.foreign_names import check_names, hints_at_foreign_names
 from attn_dispatch.call.layouts import QkvLayout
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, CausalAlignment
+from attn_dispatch.call.options import AttentionOptions, CausalAlignment
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.call.static_arguments import Window, check_positive_int
 from attn_dispatch.core.explanation import Explanation, explain_call
 from attn_dispatch.core.mask_share import mask_share

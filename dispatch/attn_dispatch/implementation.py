@@ -7,7 +7,8 @@ Attributes:
 """
 
 from attn_dispatch.call.features import FEATURES
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, Operand
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.spec import AttentionSpec, Operand
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.extra import GROUP
 from attn_dispatch.devices.implementation import Plan

@@ -24,7 +24,7 @@ def run(call: Call, *, return_residual: bool, return_lse: bool, return_max_logit
     """What the public call returns."""
     told.called_here(call.options)
     out, *rows = attention(call.options, call.operands)
-    is_swapped = call.options.heads_first_q
+    is_swapped = call.options.meaning.heads_first_q
     results = [jnp.swapaxes(out, -3, -2) if is_swapped else out]
     if rows:
         # Inside lse and the maxima are [B, N, T]; outside they have the layout of query.

@@ -25,29 +25,29 @@ def plan(spec, device):
 
 
 def forward(spec, device, operands):
-    """out [B, T, N, V], and lse [B, N, T] where `spec.options.needs_lse`."""
+    """out [B, T, N, V], and lse [B, N, T] where `spec.wanted.needs_lse`."""
     scores = _scores(spec, operands)
     lse = jax.nn.logsumexp(scores, axis=-1)
     out = jnp.einsum("bnts,bsnh->btnh", _weights(scores, lse), _wide(spec, operands["value"]))
     out = out.astype(spec.dtype)
-    return (out, lse) if spec.options.needs_lse else (out,)
+    return (out, lse) if spec.wanted.needs_lse else (out,)
 
 
 def backward(spec, device, operands):
-    """The gradients that `spec.options.gradients` names, in its order."""
+    """The gradients that `spec.wanted.gradients` names, in its order."""
     q, k, v, out, out_grad = (
         _wide(spec, operands[x]) for x in ("query", "key", "value", "out", "out_grad")
     )
     p = _weights(_scores(spec, operands), operands["lse"])
     dp = jnp.einsum("btnh,bsnh->bnts", out_grad, v)
-    ds = p * (dp - (out * out_grad).sum(-1).swapaxes(1, 2)[..., None]) * spec.options.scale
+    ds = p * (dp - (out * out_grad).sum(-1).swapaxes(1, 2)[..., None]) * spec.meaning.scale
     found = {
         "query": jnp.einsum("bnts,bsnh->btnh", ds, k),
         "key": jnp.einsum("bnts,btnh->bsnh", ds, q),
         "value": jnp.einsum("bnts,btnh->bsnh", p, out_grad),
     }
     gradients = []
-    for name in spec.options.gradients:
+    for name in spec.wanted.gradients:
         shape = spec.shape(name)  # [B, S, K, H] of key and value: a group's heads are added up
         grouped = found[name].reshape(*shape[:3], -1, shape[3])
         gradients.append(grouped.sum(3).astype(spec.dtype))
@@ -62,10 +62,10 @@ def _wide(spec, x):
 def _scores(spec, operands):
     """[B, N, T, S], -inf where a query may not attend."""
     q, k = _wide(spec, operands["query"]), _wide(spec, operands["key"])
-    scores = spec.options.scale * jnp.einsum("btnh,bsnh->bnts", q, k)
+    scores = spec.meaning.scale * jnp.einsum("btnh,bsnh->bnts", q, k)
     offset = spec.seq_len_kv - spec.seq_len_q
     diagonal = jnp.arange(spec.seq_len_q)[:, None]
-    diagonal += offset if spec.options.causal_alignment == "bottom_right" else 0
+    diagonal += offset if spec.meaning.causal_alignment == "bottom_right" else 0
     left, right = spec.band  # keys seen to both sides of the diagonal; None is open
     behind = diagonal - jnp.arange(spec.seq_len_kv)
     if left is not None:

@@ -116,13 +116,13 @@ def test_written_calls_have_the_words():
     q, k = f"f32[{B},{N},{T},{H}]", f"f32[{B},{K},{S},{H}]"
     spec = spec_of(**arguments(f"q={q} k={k} qkv_layout=BNTH"))
     assert spec.shape("query") == (B, T, N, H)
-    assert (spec.options.heads_first_q, spec.options.heads_first_kv) == (True, True)
+    assert (spec.meaning.heads_first_q, spec.meaning.heads_first_kv) == (True, True)
     assert described(spec)["heads_first_q"] is True
     pool = f"f32[{P},2,{K},{PAGE},{H}]"
     text = f"q=f32[3,1,{N},{H}] key_pages={pool} value_pages=null page_table=i32[3,{M}] "
     spec = spec_of(**arguments(text + "key_value_seq_lengths=i32[3] kv_layout=HND"))
     assert spec.shape("key_pages") == (1, 2 * P, PAGE, K, H)
-    assert (spec.options.heads_first_kv, spec.options.value_page) == (True, 1)
+    assert (spec.meaning.heads_first_kv, spec.meaning.value_page) == (True, 1)
 
 
 def cache() -> tuple[jax.Array, jax.Array, np.ndarray]:
@@ -317,7 +317,8 @@ def test_blocks_of_a_pool(page: int, layout: str, size: int, value_page: int):
     spec = paged_spec(page, layout)
     blocks = Blocks.of(spec)
     assert blocks is not None and blocks.size == size
-    assert blocks.options(spec) == {"heads_first_kv": layout == "HND", "value_page": value_page}
+    meaning = blocks.meaning(spec)
+    assert (meaning.heads_first_kv, meaning.value_page) == (layout == "HND", value_page)
 
 
 @pytest.mark.parametrize("page", [24, 512])

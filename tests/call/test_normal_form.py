@@ -122,10 +122,10 @@ def test_bias_over_several_leading_dims_is_broadcast_only_where_it_varies():
 
 
 def test_windows():
-    assert call_of(Q, K, V, local_window_size=2).options.window == (2, 2)
-    assert call_of(Q, K, V, local_window_size=[1, None]).options.window == (1, None)
-    assert call_of(Q, K, V, local_window_size=np.int64(0)).options.window == (0, 0)
-    assert call_of(Q, K, V).options.window == (None, None)
+    assert call_of(Q, K, V, local_window_size=2).options.meaning.window == (2, 2)
+    assert call_of(Q, K, V, local_window_size=[1, None]).options.meaning.window == (1, None)
+    assert call_of(Q, K, V, local_window_size=np.int64(0)).options.meaning.window == (0, 0)
+    assert call_of(Q, K, V).options.meaning.window == (None, None)
     i, j = np.arange(3)[:, None], np.arange(5)[None, :]
     assert_same_call({"local_window_size": 1}, {"local_window_size": (1, 1)},
                      {"mask": abs(i - j) <= 1})  # fmt: skip
@@ -166,7 +166,9 @@ def test_raw_and_typed_keys_are_the_same_key(impl: str):
     typed = jax.random.key(5, impl=impl)
     with jax.default_prng_impl(impl):  # what a raw key belongs to
         raw = jax.random.PRNGKey(5)
-        assert call_of(Q, K, V, dropout_rate=0.5, dropout_key=raw).options.dropout_impl == impl
+        assert (
+            call_of(Q, K, V, dropout_rate=0.5, dropout_key=raw).options.meaning.dropout_impl == impl
+        )
         calls = [{"dropout_rate": 0.5, "dropout_key": key} for key in (raw, np.asarray(raw), typed)]
         expected = assert_same_call(*calls)
         under_jit = jax.jit(partial(dot_product_attention, dropout_rate=0.5))
@@ -209,8 +211,8 @@ def test_python_lists():
 
 
 def test_scale():
-    assert call_of(Q, K, V).options.scale == 1 / np.sqrt(8)
+    assert call_of(Q, K, V).options.meaning.scale == 1 / np.sqrt(8)
     for scale in (np.float32(0.5), jnp.asarray(0.5), np.array([[0.5]])[0, 0]):
         options = call_of(Q, K, V, scale=scale).options
-        assert options.scale == 0.5 and type(options.scale) is float
+        assert options.meaning.scale == 0.5 and type(options.meaning.scale) is float
     assert_same_call({"scale": 0.5}, {"scale": jnp.asarray(0.5)})

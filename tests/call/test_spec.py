@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from attn_dispatch.call.spec import (
-    AttentionOptions,
-    AttentionSpec,
-    Operand,
-    as_partners,
-    backward_options,
-)
+from attn_dispatch.call.options import as_partners, backward_options
+from attn_dispatch.call.spec import AttentionSpec, Operand
 from attn_dispatch.programs.tracing import trace
+from tests.support.option_parts import PARTS, options_with, with_facts
 
 SHAPES = {"query": (2, 3, 8, 16), "key": (2, 5, 4, 16), "value": (2, 5, 4, 24)}
-OPTIONS = AttentionOptions(operands=tuple(SHAPES), scale=0.25)
+OPTIONS = options_with(operands=tuple(SHAPES), scale=0.25)
 
 
 def avals(dtype: str = "bfloat16", /, **shapes: Any) -> list[jax.ShapeDtypeStruct]:
@@ -74,7 +70,7 @@ def test_forward_results(dtype: str, lse: str):
     with jax.enable_x64(True):
         spec = AttentionSpec.of(avals(dtype), OPTIONS)
         assert [(x.shape, x.dtype) for x in spec.results] == [((2, 3, 8, 24), dtype)]
-        spec = AttentionSpec.of(avals(dtype), replace(OPTIONS, needs_lse=True))
+        spec = AttentionSpec.of(avals(dtype), with_facts(OPTIONS, needs_lse=True))
         assert [(x.shape, x.dtype) for x in spec.results] == [
             ((2, 3, 8, 24), dtype),
             ((2, 8, 3), lse),
@@ -82,15 +78,15 @@ def test_forward_results(dtype: str, lse: str):
 
 
 def test_forward_results_in_order():
-    spec = AttentionSpec.of(avals(), replace(OPTIONS, needs_max=True, needs_keep=True))
+    spec = AttentionSpec.of(avals(), with_facts(OPTIONS, needs_max=True, needs_keep=True))
     assert spec.result_names == ("out", "row_max", "keep")
     assert [(x.shape, x.dtype) for x in spec.results[1:]] == [
         ((2, 8, 3), "float32"), ((2, 8, 3, 5), "bool")
     ]  # fmt: skip
-    with_lse = replace(spec.options, needs_lse=True)
+    with_lse = with_facts(spec.options, needs_lse=True)
     assert AttentionSpec.of(avals(), with_lse).result_names == ("out", "lse", "row_max", "keep")
     backward = backward_options(with_lse, ("key",), has_lse_grad=False)
-    assert not (backward.needs_max or backward.needs_keep)
+    assert not (backward.wanted.needs_max or backward.wanted.needs_keep)
 
 
 def test_backward_results_are_the_wanted_gradients_in_order():
@@ -107,18 +103,18 @@ def test_backward_results_are_the_wanted_gradients_in_order():
 def test_backward_options():
     options = backward_options(OPTIONS, ("key",), has_lse_grad=False)
     assert options.operands == ("query", "key", "value", "out", "lse", "out_grad")
-    assert options.gradients == ("key",)
+    assert options.wanted.gradients == ("key",)
     assert backward_options(OPTIONS, (), has_lse_grad=True).operands[3:] == (
         "out", "lse", "out_grad", "lse_grad",
     )  # fmt: skip
     # Everything else is the forward call's.
-    assert replace(options, operands=OPTIONS.operands, gradients=()) == OPTIONS
+    assert with_facts(options, operands=OPTIONS.operands, gradients=()) == OPTIONS
 
 
 def test_partners_know_each_other_where_there_is_dropout():
     backward = backward_options(OPTIONS, ("key", "query"), has_lse_grad=True)
     assert as_partners(OPTIONS, backward) == (OPTIONS, backward)
-    options = replace(OPTIONS, dropout_rate=0.5, needs_max=True)
+    options = with_facts(OPTIONS, dropout_rate=0.5, needs_max=True)
     backward = backward_options(options, ("key", "query"), has_lse_grad=True)
     forward, with_partner = as_partners(options, backward)
     spec = AttentionSpec.of(avals(), forward)
@@ -137,7 +133,7 @@ def test_a_spec_is_a_value():
         AttentionSpec.of(avals("float16"), OPTIONS),
         AttentionSpec.of(avals(query=(2, 4, 8, 16)), OPTIONS),
         backward("query"),
-        *(AttentionSpec.of(avals(), replace(OPTIONS, **change)) for change in _CHANGES),
+        *(AttentionSpec.of(avals(), with_facts(OPTIONS, **change)) for change in _CHANGES),
     ]
     assert len({spec, *others}) == 1 + len(others)
     with pytest.raises(FrozenInstanceError):
@@ -164,7 +160,9 @@ _CHANGES = (
 def test_every_option_distinguishes_specs():
     """Otherwise two calls would share what is cached for one of them."""
     changed = {name for change in _CHANGES for name in change}
-    assert changed == {field.name for field in fields(OPTIONS)} - {"operands", "gradients"}
+    facts = {x.name for part in PARTS for x in fields(getattr(OPTIONS, part))} | {"engine"}
+    assert {x.name for x in fields(OPTIONS)} == {"operands", "engine", *PARTS}
+    assert changed == facts - {"gradients"}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +184,7 @@ def test_str():
     text = str(AttentionSpec.of(avals(), OPTIONS))
     arrays = "query bfloat16[2, 3, 8, 16], key bfloat16[2, 5, 4, 16], value bfloat16[2, 5, 4, 24]"
     assert text == f"forward({arrays}, scale=0.25)"
-    options = replace(
+    options = with_facts(
         OPTIONS, is_causal=True, causal_alignment="bottom_right", window=(3, None),
         logits_soft_cap=30.0, dropout_rate=0.1, deterministic_backward=True, score_mod=MOD,
         max_segments=7, needs_max=True, needs_keep=True,

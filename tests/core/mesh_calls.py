@@ -15,6 +15,8 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+from tests.support.option_parts import options_with
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
@@ -29,7 +31,7 @@ from jax.sharding import PartitionSpec as P
 
 import attn_dispatch
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import primitive
 from attn_dispatch.core.shards import Shards, own_operands
 from attn_dispatch.devices.target import device_for
@@ -285,7 +287,7 @@ def set_around() -> float:
 def seeds() -> int:
     """The number of different keys that the devices of a mesh seed a kernel's dropout with."""
     mesh = make_mesh((2, 4), "Auto")
-    options = AttentionOptions(
+    options = options_with(
         operands=("query", "key", "value", "dropout_key"), scale=1.0, dropout_rate=0.5,
         dropout_impl="threefry2x32",
     )  # fmt: skip

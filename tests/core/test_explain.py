@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -19,6 +18,7 @@ from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, default_device, device_for, parse
 from attn_dispatch.text import in_units
 from tests.support.backend import needs_cudnn
+from tests.support.option_parts import spec_with
 
 Q = jax.ShapeDtypeStruct((2, 128, 8, 64), jnp.bfloat16)
 KV = jax.ShapeDtypeStruct((2, 256, 2, 64), jnp.bfloat16)
@@ -133,7 +133,7 @@ def test_explained_specs_are_those_of_the_call(monkeypatch, options):
         @staticmethod
         def not_supported_reasons(spec, device):
             # A differentiated call keeps its lse, asked for or not.
-            asked.append(replace(spec, options=replace(spec.options, needs_lse=True, partner=None)))
+            asked.append(spec_with(spec, needs_lse=True, partner=None))
             return ()
 
         @staticmethod

@@ -21,6 +21,7 @@ from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, parse
 from attn_dispatch.reason import Reason, reason_from_sentence
 from attn_dispatch_tools.verify.case import Case, spec_of
+from tests.support.option_parts import with_facts
 
 CUDA, ROCM = parse("sm90"), parse("gfx942")
 
@@ -68,7 +69,7 @@ def implementations(monkeypatch):
 
 def spec(*wanted: str, **facts) -> AttentionSpec:
     case = Case("selected", **facts)
-    return spec_of(replace(case.forward_options(), implementation=wanted), case.operands())
+    return spec_of(with_facts(case.forward_options(), implementation=wanted), case.operands())
 
 
 @pytest.mark.parametrize(

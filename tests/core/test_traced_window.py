@@ -110,7 +110,7 @@ def test_what_is_known_stays_static():
     x = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)
     for window in (np.int64(5), np.array(5), jnp.array(5)):
         spec = explain(x, x, x, local_window_size=(window, None), target="sm90").call
-        assert spec.options.window == (5, None) and not spec.has("window")
+        assert spec.meaning.window == (5, None) and not spec.has("window")
 
 
 @pytest.mark.parametrize(

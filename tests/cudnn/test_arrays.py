@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attn_dispatch.call.spec import is_mod_operand
+from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import variants_of
@@ -20,6 +20,7 @@ from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import keep_mask, names_of, run
 from tests.support.in_place_of_kernels import rules
+from tests.support.option_parts import with_facts
 from tests.support.small_cases import SMALL
 
 AS_THEY_ARE = [case for case in SMALL if not rules(spec_of(case.forward_options(), case.avals()))]
@@ -60,9 +61,9 @@ def test_every_variant_gives_the_gradients(case: Case):
     operands, options = case.operands() | case.cotangents(), case.backward_options()
     residuals = reference(case.forward_options(), case.operands())
     operands |= {name: residuals[name].astype(np.float32) for name in ("out", "lse")}
-    wanted = [x for x in options.gradients if x != "alibi_slopes" and not is_mod_operand(x)]
+    wanted = [x for x in options.wanted.gradients if x != "alibi_slopes" and not is_mod_operand(x)]
     wanted = [x for x in wanted if x != "bias" or operands["bias"].shape[3] > 1 or case.s == 1]
-    spec = spec_of(replace(options, gradients=tuple(wanted)), operands)
+    spec = spec_of(with_facts(options, gradients=tuple(wanted)), operands)
     assert not rules(spec)
     for call in variants_of(spec):
         if cudnn_rules.variant_reason(call, "sm90"):

@@ -32,6 +32,7 @@ from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import allowed_pairs, relative_positions
 from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
 from tests.support.backend import backward_spec, forward_spec
+from tests.support.option_parts import spec_with
 from tests.support.repository import ROOT
 
 SPEC_H = ROOT / "cuda_backend" / "spec.h"
@@ -170,7 +171,7 @@ EACH_HEAD = trace("mask_mod", lambda b, n, t, s: s <= t + n, (), "float32").prog
 
 
 def optioned(made: AttentionSpec, **options: Any) -> AttentionSpec:
-    return replace(made, options=replace(made.options, **options))
+    return spec_with(made, **options)
 
 
 def paged(**facts: Any) -> AttentionSpec:

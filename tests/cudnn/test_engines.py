@@ -18,6 +18,7 @@ from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.cudnn import engines
 from attn_dispatch.devices.target import parse
 from tests.support.backend import needs_cudnn
+from tests.support.option_parts import spec_with
 
 FOUND = json.dumps(
     {
@@ -80,8 +81,8 @@ def test_an_engine_that_there_is_not(engine):
 
 @needs_cudnn
 def test_deterministic_backward_passes_have_no_choice():
-    options = replace(BACKWARD.options, deterministic_backward=True)
-    assert cudnn.other_engines(replace(BACKWARD, options=options), SM90) == ()
+    deterministic = spec_with(BACKWARD, deterministic_backward=True)
+    assert cudnn.other_engines(deterministic, SM90) == ()
 
 
 @needs_cudnn

@@ -170,7 +170,7 @@ def test_what_its_backend_is_told(monkeypatch, options, expected):
     assert [shape[-1] for _, shape, _, _ in told] == [136, 192]
     for config, _, aux, sequences in told:
         found = (config.causal, config.local, config.window)
-        assert found == expected and config.scale == spec.options.scale
+        assert found == expected and config.scale == spec.meaning.scale
         assert config.backend == "cute" and (config.mask, config.varlen) == (None, False)
         assert (aux, sequences) == ((), None)
 

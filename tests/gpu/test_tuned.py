@@ -67,7 +67,7 @@ def test_each_engine_by_name_gives_what_it_gave_in_the_contest():
     """Every engine that is timed stands in a program as it did there."""
     forward, _ = specs()
     device = device_for("cuda")
-    named = replace(forward, options=replace(forward.options, implementation=("cudnn",)))
+    named = forward.by("cudnn")
     with tuning(3):
         jax.jit(
             lambda q, k, v: dot_product_attention(

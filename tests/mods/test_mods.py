@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,11 +12,12 @@ import numpy as np
 import pytest
 
 from attn_dispatch import dot_product_attention, explain, mods, ragged_dot_product_attention
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.apart import ReadGradientsApart
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.xla import blocks
+from tests.support.option_parts import options_with, spec_with
 
 B, T, S, N, K, H = 2, 21, 26, 4, 2, 8
 _rng = np.random.default_rng(0)
@@ -364,7 +364,7 @@ def test_dtypes(dtype):
 def test_gradients_of_arrays_come_from_xla_beside_a_kernel(gradients: tuple[str, ...]):
     program = trace("score_mod", bent, (SLOPES,), "float32").program
     names = ("query", "key", "value", "score_mod_0", "mods_start", "out", "lse", "out_grad")
-    options = AttentionOptions(
+    options = options_with(
         operands=names, scale=1.0, score_mod=program, gradients=gradients, needs_lse=True
     )
     shapes = {
@@ -375,13 +375,13 @@ def test_gradients_of_arrays_come_from_xla_beside_a_kernel(gradients: tuple[str,
     spec = AttentionSpec.of(avals, options)
 
     def by(who: str):
-        return lambda spec, operands: {x: who for x in spec.options.gradients}
+        return lambda spec, operands: {x: who for x in spec.wanted.gradients}
 
     calls: Any = Calls(by("kernel"), by("xla"), by("kernel"))
     found: Any = ReadGradientsApart().compute(spec, {}, calls)
     assert found["score_mod_0"] == "xla"
     assert "query" not in gradients or found["query"] == "kernel"
-    dropping = replace(spec, options=replace(options, dropout_rate=0.5))
+    dropping = spec_with(spec, dropout_rate=0.5)
     assert ReadGradientsApart().inner(dropping) is None
 
 

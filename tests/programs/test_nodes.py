@@ -38,7 +38,7 @@ def with_score_mods(count: int) -> list[Case]:
 def test_nodes_compute_what_the_function_does(case: Case):
     """In sequences that are shorter than the arrays, with NaN behind them."""
     options, operands = case.forward_options(), case.operands()
-    score_mod, mask_mod = options.score_mod, options.mask_mod
+    score_mod, mask_mod = options.meaning.score_mod, options.meaning.mask_mod
     assert isinstance(score_mod, DrawnScoreMod)
     rng, (n, t, s) = np.random.default_rng(7), (case.n, case.t, case.s)
     length = max(case.s - 1, 1)

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_dispatch import settings
-from attn_dispatch.call.spec import AttentionSpec, as_partners, backward_options
+from attn_dispatch.call.options import as_partners, backward_options
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse

@@ -13,16 +13,17 @@ import pytest
 import attn_dispatch
 from attn_dispatch import dot_product_attention, dropout_mask, explain, xla
 from attn_dispatch import ragged_dot_product_attention as ragged
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.reason import reason_from_sentence
 from attn_dispatch.xla.dropout import dropout_head_keys, dropout_keep_mask
+from tests.support.option_parts import options_with
 
 
 def spec_of(b: int, keys: Any, impl: str, rate: float = 0.3, t: int = 6, s: int = 9) -> Any:
     shapes = {"query": (b, t, 4, 8), "key": (b, s, 2, 8), "value": (b, s, 2, 8)}
     avals = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes.values()]
-    options = AttentionOptions(
+    options = options_with(
         operands=(*shapes, "dropout_key"), scale=1.0, dropout_rate=rate, dropout_impl=impl
     )
     return AttentionSpec.of([*avals, keys], options)
@@ -159,7 +160,7 @@ class _Other:
 
     def not_supported_reasons(self, spec, device):
         del device
-        found = ["tells no masks"] * spec.options.needs_keep
+        found = ["tells no masks"] * spec.wanted.needs_keep
         found += [self.refused] * bool(self.refused and self.refused in str(spec))
         return tuple(reason_from_sentence(self.NAME, x) for x in found)
 

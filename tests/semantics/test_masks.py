@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.invalid_values import invalid_queries
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
@@ -20,6 +20,7 @@ from attn_dispatch.xla.blocks import Block
 from attn_dispatch_tools.verify.reference import Operands, segment_ids
 from attn_dispatch_tools.verify.reference import allowed as reference_allowed
 from attn_dispatch_tools.verify.reference import invalid_queries as wrong_by_reference
+from tests.support.option_parts import options_with, with_facts
 
 BATCH = 2
 
@@ -51,13 +52,13 @@ def by_hand(options: AttentionOptions, query_ids: list[int], key_ids: list[int])
     for segment in set(query_ids) - {0}:
         queries = [i for i, x in enumerate(query_ids) if x == segment]
         keys = [j for j, x in enumerate(key_ids) if x == segment]
-        is_bottom_right = options.causal_alignment == "bottom_right"
+        is_bottom_right = options.meaning.causal_alignment == "bottom_right"
         offset = len(keys) - len(queries) if is_bottom_right else 0
-        left, right = options.window
+        left, right = options.meaning.window
         for i, row in enumerate(queries):
             for j, column in enumerate(keys):
                 mask[row, column] = (
-                    (not options.is_causal or j <= i + offset)
+                    (not options.meaning.is_causal or j <= i + offset)
                     and (left is None or j >= i + offset - left)
                     and (right is None or j <= i + offset + right)
                 )
@@ -110,7 +111,7 @@ def calls(draw) -> tuple[AttentionOptions, Operands]:
         operands["window"] = np.array(draw(st.lists(pair, min_size=rows, max_size=rows)), np.int32)
     largest = draw(st.none() | st.integers(1, 4)) if has_segments else None
     longest = draw(st.none() | st.tuples(st.integers(1, 6), st.integers(1, 6)))
-    options = AttentionOptions(
+    options = options_with(
         operands=tuple(operands),
         scale=1.0,
         is_causal=draw(st.booleans()),
@@ -134,10 +135,10 @@ def test_any_lengths_segments_windows(call, data):
     np.testing.assert_array_equal(wrong_of(options, operands), wrong)
     for batch_row in range(BATCH):
         query_ids, key_ids = (x.tolist() for x in segment_ids(options, operands, batch_row))
-        window = options.window
+        window = options.meaning.window
         if "window" in operands:
             window = operands["window"][batch_row if len(operands["window"]) > 1 else 0].tolist()
-        expected = by_hand(replace(options, window=tuple(window)), query_ids, key_ids)
+        expected = by_hand(with_facts(options, window=tuple(window)), query_ids, key_ids)
         for head in range(2):
             np.testing.assert_array_equal(mask[batch_row, head], expected[start : start + size])
     # The dense reference that results are tested with has to agree as well.
@@ -152,7 +153,7 @@ def drawing(options: AttentionOptions, operands: Operands) -> list[str]:
 
 
 def options_of(operands: Operands, **more: Any) -> AttentionOptions:
-    return AttentionOptions(operands=tuple(operands), scale=1.0, **more)
+    return options_with(operands=tuple(operands), scale=1.0, **more)
 
 
 def test_nothing_masked_costs_nothing():
@@ -205,7 +206,7 @@ def test_ids_in_any_order():
     options = options_of(operands)
     assert drawing(options, operands) == ["x..x", "....", "x..x", "..x."]
     assert wrong_drawing(options, operands) == "...."
-    causal = replace(options, is_causal=True)
+    causal = with_facts(options, is_causal=True)
     assert drawing(causal, operands) == ["x...", "....", "x..x", "..x."]
 
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.packing import SequenceRanges
+from tests.support.option_parts import options_with
 
 B, T, S = 2, 9, 12
 SHAPES = {"query": (B, T, 2, 8), "key": (B, S, 2, 8), "value": (B, S, 2, 8)}
@@ -25,7 +26,7 @@ def ranges_of(more: dict[str, Any], **options: Any) -> SequenceRanges:
     """The ranges of a call, computed under jit."""
     arrays = {x: jnp.asarray(y, jnp.int32) for x, y in more.items()}
     avals = {x: jax.ShapeDtypeStruct(y, jnp.bfloat16) for x, y in SHAPES.items()} | arrays
-    call = AttentionOptions(operands=tuple(avals), scale=1.0, **options)
+    call = options_with(operands=tuple(avals), scale=1.0, **options)
     with jax.numpy_rank_promotion("raise"):
         ranges = SequenceRanges(**_compute(AttentionSpec.of(list(avals.values()), call), arrays))
     check(ranges)
@@ -150,7 +151,7 @@ def test_nothing_has_two_long_axes():
     qkv = jax.ShapeDtypeStruct((1, length, 2, 8), jnp.bfloat16)
     operands = dict.fromkeys(("query", "key", "value"), qkv)
     operands |= dict.fromkeys(("query_segment_ids", "key_value_segment_ids"), shape)
-    options = AttentionOptions(operands=tuple(operands), scale=1.0, max_segments=sequences)
+    options = options_with(operands=tuple(operands), scale=1.0, max_segments=sequences)
     spec = AttentionSpec.of(list(operands.values()), options)
 
     def compute(ids):

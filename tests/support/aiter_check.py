@@ -18,7 +18,8 @@ from attn_dispatch.aiter import arrays as aiter_arrays
 from attn_dispatch.aiter import kernels as aiter_kernels
 from attn_dispatch.aiter.call import AiterCall, call_of
 from attn_dispatch.aiter.kernels import Kernel
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options

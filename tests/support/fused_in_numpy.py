@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
-from attn_dispatch.call.spec import AttentionOptions
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch_tools.verify import draws, judge
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.naive import _FLOAT32_NOISE, _Forward, _sum_like, naive
@@ -38,7 +38,7 @@ class Fused:
         self.random = np.random.RandomState(seed)
         self.call = call = _Forward(options, poison_padding(options, operands, 0.0), keep)
         sizes = (call.q**2) @ (call.k**2).swapaxes(2, 3)
-        self.score_noise = _FLOAT32_NOISE * abs(options.scale) * np.sqrt(sizes)
+        self.score_noise = _FLOAT32_NOISE * abs(options.meaning.scale) * np.sqrt(sizes)
         lse = np.where(call.live, call.lse, 0)
         # The largest score; of the sink, that it leaves the rest next to nothing is enough.
         top = np.where(call.live, np.maximum(call.row_max, lse - 30), 0)
@@ -54,13 +54,13 @@ class Fused:
 
     def results(self) -> Operands:
         results = {"out": self.out.swapaxes(1, 2).copy(), "lse": self.call.lse.copy()}
-        if self.call.options.needs_max:
+        if self.call.options.wanted.needs_max:
             results["row_max"] = self.call.row_max.copy()
         mark_wrong(self.call.options, self.call.operands, results)
         return results
 
     def gradients(self) -> Operands:
-        call, scale = self.call, self.call.wide.type(self.call.options.scale)
+        call, scale = self.call, self.call.wide.type(self.call.options.meaning.scale)
         out_grad = call.heads_first("out_grad")
         p = self.disturbed(call.p)
         noise = np.sqrt((out_grad**2) @ (call.v**2).swapaxes(2, 3)) * _FLOAT32_NOISE

@@ -14,12 +14,14 @@ import jax.numpy as jnp
 
 from attn_dispatch import mods
 from attn_dispatch.call.masks_as_windows import with_window
-from attn_dispatch.call.spec import AttentionSpec, mod_operands
+from attn_dispatch.call.options import mod_operands
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import changed
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragged, case
 from tests.support.backend import backward_spec, forward_spec
+from tests.support.option_parts import spec_with
 
 Facts = dict[str, Any]
 
@@ -46,7 +48,7 @@ class PlanCase:
         return self._changed(spec, needs_keep=self.needs_keep)
 
     def _changed(self, spec: AttentionSpec, **options: Any) -> AttentionSpec:
-        spec = replace(spec, options=replace(spec.options, **options))
+        spec = spec_with(spec, **options)
         arrays, programs = {}, {}
         for name, function in (("score_mod", self.score_mod), ("mask_mod", self.mask_mod)):
             if function is not None:
@@ -56,7 +58,11 @@ class PlanCase:
                     arrays[x] = (1, *shape), dtype
         if not programs:
             return spec
-        spec = changed(spec, arrays=arrays | {"mods_start": ((1, 2), "int32")}, **programs)
+        spec = changed(
+            spec,
+            arrays=arrays | {"mods_start": ((1, 2), "int32")},
+            meaning=replace(spec.meaning, **programs),
+        )
         operands = {x.name: x for x in spec.operands}
         facts, operands = with_window(spec.options, operands)
         return AttentionSpec(facts, tuple(operands.values()))

@@ -75,7 +75,7 @@ def _heads_as_batch_rows(call: Call) -> Results:
 @wrong(lambda c: c.dropout)
 def dropout_not_rescaled(call):
     """What is kept is not divided by 1 - rate."""
-    kept = 1 - call.options.dropout_rate
+    kept = 1 - call.options.meaning.dropout_rate
     if call.is_backward:
         return call.right({"out_grad": kept * call["out_grad"]})
     return times(call.right(), "out", kept)
@@ -84,7 +84,7 @@ def dropout_not_rescaled(call):
 @wrong(lambda c: c.dropout and c.dropout != 0.5)
 def dropout_keeps_what_it_should_drop(call):
     """The rate is the share that is kept."""
-    return call.right(dropout_rate=1 - call.options.dropout_rate)
+    return call.right(dropout_rate=1 - call.options.meaning.dropout_rate)
 
 
 @wrong(lambda c: c.dropout, "backward")

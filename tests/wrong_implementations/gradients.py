@@ -9,21 +9,21 @@ from tests.wrong_implementations.parts import clean, gradient_of_first, times
 @wrong(lambda c: c.scale not in (0, 1), "backward")
 def query_gradient_not_scaled(call):
     """The gradient of query is not multiplied by the scale."""
-    return times(call.right(), "query", 1 / call.options.scale)
+    return times(call.right(), "query", 1 / call.options.meaning.scale)
 
 
 @wrong(lambda c: c.scale not in (0, 1), "backward")
 def key_gradient_alone_not_scaled(call):
     """The gradient of key is not multiplied by the scale where that of query is not asked for."""
-    if "query" in call.options.gradients:
+    if "query" in call.options.wanted.gradients:
         return call.right()
-    return times(call.right(), "key", 1 / call.options.scale)
+    return times(call.right(), "key", 1 / call.options.meaning.scale)
 
 
 @wrong(lambda c: True, "backward")
 def value_gradient_alone_is_zero(call):
     """The gradient of value is forgotten where no other of query and key is asked for."""
-    if {"query", "key"} & set(call.options.gradients):
+    if {"query", "key"} & set(call.options.wanted.gradients):
         return call.right()
     return times(call.right(), "value", 0)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.devices.device import Device
 from attn_dispatch_tools.verify.case import Case
+from tests.support.option_parts import with_facts
 
 Array = jax.Array
 Results = dict[str, Array]
@@ -43,7 +44,7 @@ class Call:
         """
         operands = {**self.operands, **(changed or {})}
         operands = {name: x for name, x in operands.items() if x is not None}
-        facts = replace(self.spec.options, operands=tuple(operands), **options)
+        facts = with_facts(self.spec.options, operands=tuple(operands), **options)
         spec = AttentionSpec.of(list(operands.values()), facts)
         compute = xla.backward if spec.is_backward else xla.forward
         return dict(zip(spec.result_names, compute(spec, self.device, operands), strict=True))

@@ -12,28 +12,28 @@ from tests.wrong_implementations.parts import banded_by, distances, masked_by, m
 @wrong(lambda c: c.window[0] is not None)
 def window_reaches_one_further_left(call):
     """A query sees one key more on the left of its window."""
-    left, right = call.options.window
+    left, right = call.options.meaning.window
     return call.right(window=(left + 1, right))
 
 
 @wrong(lambda c: (c.window[0] or 0) > 0)
 def window_reaches_one_less_left(call):
     """A query sees one key less on the left of its window."""
-    left, right = call.options.window
+    left, right = call.options.meaning.window
     return call.right(window=(left - 1, right))
 
 
 @wrong(lambda c: c.window[1] is not None and not c.is_causal)
 def window_reaches_one_further_right(call):
     """A query sees one key more on the right of its window."""
-    left, right = call.options.window
+    left, right = call.options.meaning.window
     return call.right(window=(left, right + 1))
 
 
 @wrong(lambda c: not c.is_causal and c.window[0] != c.window[1])
 def window_sides_swapped(call):
     """The window's left and right are taken for each other."""
-    return call.right(window=call.options.window[::-1])
+    return call.right(window=call.options.meaning.window[::-1])
 
 
 @wrong(lambda c: c.is_causal and c.window[0] is not None)
@@ -45,7 +45,7 @@ def window_forgotten_where_causal(call):
 @wrong(lambda c: c.is_causal and c.s > 1)
 def causal_sees_the_next_key(call):
     """The causal diagonal is one key too far to the right."""
-    return call.right(is_causal=False, window=(call.options.window[0], 1))
+    return call.right(is_causal=False, window=(call.options.meaning.window[0], 1))
 
 
 @wrong(lambda c: c.is_causal and is_plain(c))
@@ -61,7 +61,6 @@ def alignment_ignored(call):
 
 
 @wrong(
-    "masks",
     lambda c: c.alignment == "bottom_right" and has_band(c) and has_lengths(c) and is_plain(c),
 )
 def bottom_right_of_the_arrays(call):

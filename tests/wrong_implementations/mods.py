@@ -17,7 +17,7 @@ from tests.wrong_implementations.parts import gradient_of_first, times
 
 def _with_score_mod(call: Call, function: Callable[..., Array], **options: Any) -> Results:
     """With `function` in the place of score_mod, which it is given before its arguments."""
-    program = call.options.score_mod
+    program = call.options.meaning.score_mod
     given = jaxpr_as_fun(program.jaxpr)
     arrays = [jnp.zeros(*array) for array in program.arrays]
 
@@ -53,7 +53,7 @@ def score_mod_of_the_heads_next(call):
 @wrong(lambda c: c.score_mod and c.soft_cap)
 def score_mod_before_the_soft_cap(call):
     """The soft cap comes after score_mod."""
-    cap = call.options.logits_soft_cap
+    cap = call.options.meaning.logits_soft_cap
 
     def function(f, score, *x):
         return cap * jnp.tanh(f(score, *x) / cap)

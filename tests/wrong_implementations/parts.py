@@ -21,7 +21,7 @@ def groups(call: Call) -> int:
 def raw_scores(call: Call) -> Array:
     """scale · query · key, wide [B, N, T, S]."""
     key = jnp.repeat(clean(call["key"]), groups(call), axis=2)
-    return call.options.scale * jnp.einsum("btnh,bsnh->bnts", clean(call["query"]), key)
+    return call.options.meaning.scale * jnp.einsum("btnh,bsnh->bnts", clean(call["query"]), key)
 
 
 def bias_of(call: Call) -> Array:
@@ -46,7 +46,7 @@ def distances(call: Call, *, is_aligned: bool = True) -> Array:
     """
     t, s = call.spec.seq_len_q, call.spec.seq_len_kv
     offset: Array | int = 0
-    if is_aligned and call.options.causal_alignment == "bottom_right":
+    if is_aligned and call.options.meaning.causal_alignment == "bottom_right":
         queries = lengths_of(call, "query_seq_lengths", t)
         offset = lengths_of(call, "key_value_seq_lengths", s) - queries
     rows = jnp.arange(t)[:, None] - jnp.arange(s)[None, :]
@@ -79,7 +79,7 @@ def capped_as(call: Call, score: Array) -> Results:
 
 
 def soft_capped(call: Call, score: Array) -> Array:
-    cap = call.options.logits_soft_cap
+    cap = call.options.meaning.logits_soft_cap
     return score if cap is None else cap * jnp.tanh(score / cap)
 
 

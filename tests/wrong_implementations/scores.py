@@ -22,19 +22,19 @@ from tests.wrong_implementations.parts import (
 @wrong(lambda c: c.scale != 0)
 def scale_ten_percent_off(call):
     """The scale is a tenth too large."""
-    return call.right(scale=1.1 * call.options.scale)
+    return call.right(scale=1.1 * call.options.meaning.scale)
 
 
 @wrong(lambda c: c.scale < 0)
 def scale_without_its_sign(call):
     """A negative scale is taken for the positive one."""
-    return call.right(scale=abs(call.options.scale))
+    return call.right(scale=abs(call.options.meaning.scale))
 
 
 @wrong(lambda c: c.scale == 0)
 def scale_of_zero_is_the_default(call):
     """A scale of 0 is taken for none, which would be 1/sqrt(H)."""
-    return call.right(scale=call.options.scale or call.spec.head_dim**-0.5)
+    return call.right(scale=call.options.meaning.scale or call.spec.head_dim**-0.5)
 
 
 @wrong(lambda c: c.scale < 0 and c.needs_max, "forward")
@@ -43,7 +43,7 @@ def negative_scale_turns_row_max(call):
     results = call.right()
     if "row_max" not in results:
         return results
-    turned = call.right(scale=-call.options.scale)["row_max"]
+    turned = call.right(scale=-call.options.meaning.scale)["row_max"]
     return results | {"row_max": jnp.where(turned == -jnp.inf, turned, -turned)}
 
 
@@ -57,7 +57,7 @@ def tiny_scale_is_zero(call):
 def scale_of_the_value_dim(call):
     """The scale is made of the value's head dim."""
     ratio = call.spec.head_dim / call.spec.head_dim_v
-    return call.right(scale=call.options.scale * ratio**0.5)
+    return call.right(scale=call.options.meaning.scale * ratio**0.5)
 
 
 @wrong(lambda c: c.h > 1 and c.scale != 0)
@@ -75,7 +75,7 @@ def soft_cap_ignored(call):
 @wrong(lambda c: c.soft_cap, "forward")
 def soft_cap_clips(call):
     """Scores are clipped at the soft cap, not bent towards it."""
-    cap = call.options.logits_soft_cap
+    cap = call.options.meaning.logits_soft_cap
     score = jnp.clip(raw_scores(call), -cap, cap)
     changed = {"bias": score - raw_scores(call) + bias_of(call)}
     return call.right(changed, logits_soft_cap=None)
@@ -84,7 +84,7 @@ def soft_cap_clips(call):
 @wrong(lambda c: c.soft_cap and c.scale not in (0, 1), "forward")
 def soft_cap_before_the_scale(call):
     """The products are capped, and scaled afterwards."""
-    scale, raw = call.options.scale, raw_scores(call)
+    scale, raw = call.options.meaning.scale, raw_scores(call)
     changed = {"bias": scale * soft_capped(call, raw / scale) - raw + bias_of(call)}
     return call.right(changed, logits_soft_cap=None)
 
@@ -93,7 +93,7 @@ def soft_cap_before_the_scale(call):
 def soft_cap_without_a_slope(call):
     """The soft cap is forgotten in the gradients of query and key, whose scores are right."""
     results, raw = call.right(), raw_scores(call)
-    wanted = tuple(name for name in call.options.gradients if name in ("query", "key"))
+    wanted = tuple(name for name in call.options.wanted.gradients if name in ("query", "key"))
     if not wanted:
         return results
     changed = {"bias": soft_capped(call, raw) - raw + bias_of(call)}
@@ -120,7 +120,9 @@ def soft_cap_after_alibi(call):
 def bias_before_the_scale(call):
     """The bias is scaled as well."""
     bias = call["bias"]
-    return call.right({"bias": jnp.where(jnp.isfinite(bias), bias * call.options.scale, bias)})
+    return call.right(
+        {"bias": jnp.where(jnp.isfinite(bias), bias * call.options.meaning.scale, bias)}
+    )
 
 
 @wrong(lambda c: c.bias and c.bias[0] > 1)

@@ -28,7 +28,7 @@ def segments_not_separated(call):
 @wrong(lambda c: c.q_segments and pads_queries(c) and pads_keys(c))
 def padding_is_a_segment(call):
     """Padding attends to padding, as if 0 were a segment like the others."""
-    most = call.options.max_segments
+    most = call.options.meaning.max_segments
     names = ("query_segment_ids", "key_value_segment_ids")
     changed = {name: call[name] + 1 for name in names}
     return call.right(changed, max_segments=None if most is None else most + 1)

@@ -124,7 +124,7 @@ def distances_from_the_end_of_the_table(call):
 @wrong(of_all(lambda c: 1 < c.t <= 16 and has_band(c) and c.is_causal), "forward")
 def last_keys_seen_by_all(call):
     """All of a few queries attend to the keys of the last one."""
-    left, _ = call.options.window
+    left, _ = call.options.meaning.window
     if call.spec.seq_len_q == 1 or left is not None:
         return call.right()
     return call.right(is_causal=False)
@@ -133,7 +133,7 @@ def last_keys_seen_by_all(call):
 @wrong(of_all(lambda c: c.window[0] is not None), "forward")
 def window_begins_with_a_page(call):
     """A window attends to all of the page that it begins in."""
-    left, right = call.options.window
+    left, right = call.options.meaning.window
     if left is None:
         return call.right()
     return call.right(window=(left + page_of(call) - 1, right))

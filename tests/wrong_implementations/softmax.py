@@ -25,7 +25,7 @@ def sink_missing_in_lse(call):
 @wrong(lambda c: c.sinks and c.scale != 1)
 def sink_before_the_scale(call):
     """The sink is scaled, as if it were a product."""
-    return call.right({"sinks": call["sinks"] * call.options.scale})
+    return call.right({"sinks": call["sinks"] * call.options.meaning.scale})
 
 
 @wrong(lambda c: c.sinks and c.n > 1)
@@ -71,7 +71,7 @@ def row_max_before_the_mask(call):
 @wrong(lambda c: c.inference and c.s > 1, "forward")
 def last_key_forgotten_without_lse(call):
     """Where only the output is asked for, the last key is not seen."""
-    if call.options.needs_lse:
+    if call.options.wanted.needs_lse:
         return call.right()
     return masked_by(
         call, (jnp.arange(call.spec.seq_len_kv) < call.spec.seq_len_kv - 1)[None, None, None]

@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch import dot_product_attention, ragged_dot_product_attention, xla
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, backward_options
+from attn_dispatch.call.options import backward_options
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.xla.blocks import SCORE_BYTES
+from tests.support.option_parts import options_with
 
 LONG = 32768
 CPU = Device("cpu", "cpu", "CPU")
@@ -39,7 +41,7 @@ def operands(b: int = 1, n: int = 2, k: int = 1, h: int = 64) -> dict[str, jax.S
 def call(direction: str, b: int = 1) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
     """A forward or backward call with every option at once, and its abstract operands."""
     arrays = operands(b)
-    options = AttentionOptions(
+    options = options_with(
         operands=tuple(arrays),
         scale=0.125,
         is_causal=True,

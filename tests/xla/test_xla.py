@@ -61,7 +61,11 @@ def run(case: Case, device: Device = CPU, poison: float = np.nan) -> Operands:
         out, lse = call(xla.forward, forward_options, given, device)
         residuals = {"out": out + given["out"], "lse": lse + given["lse"]}
         gradients = call(xla.backward, options, given | residuals, device)
-        return {"out": out, "lse": lse, **dict(zip(options.gradients, gradients, strict=True))}
+        return {
+            "out": out,
+            "lse": lse,
+            **dict(zip(options.wanted.gradients, gradients, strict=True)),
+        }
 
     results = jax.jit(both)({name: jnp.asarray(x) for name, x in given.items()})
     return {name: np.asarray(x) for name, x in results.items()}

@@ -119,7 +119,7 @@ def forward(
         arrays = inputs(spec, call, operands, sequences)
         results = _call(FORWARD_TARGET, spec, device, kernel, arrays, forward_results(call))
         out = from_rows(results["out"], spec.batch)[..., : spec.head_dim_v]
-        if spec.options.needs_lse:
+        if spec.wanted.needs_lse:
             lse = lse_from_rows(results["lse"], spec)
     found = {"out": where_real(sequences.real_queries, out, 0)}
     if lse is not None:
@@ -157,7 +157,7 @@ def backward(
     }
     if call.has_dbias:
         gradients["bias"] = sum_to_bias(spec, results["dbias"])
-    return tuple(gradients[name] for name in spec.options.gradients)
+    return tuple(gradients[name] for name in spec.wanted.gradients)
 
 
 @lru_cache(maxsize=8)

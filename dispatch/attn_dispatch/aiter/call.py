@@ -85,7 +85,7 @@ def call_of(spec: AttentionSpec) -> AiterCall:
     mask, left, right = _mask(spec)
     sequences = _sequences(spec)
     is_group = sequences is not None
-    longest = spec.options.max_seq_lens or (spec.seq_len_q, spec.seq_len_kv)
+    longest = spec.meaning.max_seq_lens or (spec.seq_len_q, spec.seq_len_kv)
     rows = spec.batch if is_group else 1
     return AiterCall(
         backward=spec.is_backward,
@@ -106,17 +106,17 @@ def call_of(spec: AttentionSpec) -> AiterCall:
         window_left=left,
         window_right=right,
         bias=_bias(spec),
-        has_dbias="bias" in spec.options.gradients,
-        logits_soft_cap=spec.options.logits_soft_cap or 0.0,
-        dropout_rate=spec.options.dropout_rate,
-        deterministic=spec.options.deterministic_backward and spec.is_backward,
-        needs_lse=spec.options.needs_lse and not spec.is_backward,
+        has_dbias="bias" in spec.wanted.gradients,
+        logits_soft_cap=spec.meaning.logits_soft_cap or 0.0,
+        dropout_rate=spec.meaning.dropout_rate,
+        deterministic=spec.meaning.deterministic_backward and spec.is_backward,
+        needs_lse=spec.wanted.needs_lse and not spec.is_backward,
     )
 
 
 def is_split(spec: AttentionSpec) -> bool:
     """Whether split-KV kernels run the call: keys in pages, or few queries and a cache."""
-    if spec.is_backward or is_packed(spec) or spec.options.dropout_rate:
+    if spec.is_backward or is_packed(spec) or spec.meaning.dropout_rate:
         return False
     if not spec.has("key_value_seq_lengths"):
         return False
@@ -155,20 +155,20 @@ def _split_call(spec: AttentionSpec) -> AiterCall:
         window_right=right,
         bias=_bias(spec),
         has_dbias=False,
-        logits_soft_cap=spec.options.logits_soft_cap or 0.0,
+        logits_soft_cap=spec.meaning.logits_soft_cap or 0.0,
         dropout_rate=0.0,
         deterministic=False,
-        needs_lse=spec.options.needs_lse,
+        needs_lse=spec.wanted.needs_lse,
         is_split=True,
         page_size=spec.page_size if spec.is_paged else 0,
         num_pages=_pages(spec) if spec.is_paged else 0,
-        value_page=spec.options.value_page,
-        heads_first_kv=spec.options.heads_first_kv,
+        value_page=spec.meaning.value_page,
+        heads_first_kv=spec.meaning.heads_first_kv,
     )
 
 
 def _pages(spec: AttentionSpec) -> int:
-    return math.prod(spec.shape("key_pages")[:2]) - spec.options.value_page
+    return math.prod(spec.shape("key_pages")[:2]) - spec.meaning.value_page
 
 
 def _split_mask(spec: AttentionSpec) -> tuple[Mask, int, int]:
@@ -203,7 +203,7 @@ def _mask(spec: AttentionSpec) -> tuple[Mask, int, int]:
         left, right = (wide if side < 0 else side for side in (left, right))
     if (left, right) == (-1, -1):
         return "none", -1, -1
-    return spec.options.causal_alignment, left, right
+    return spec.meaning.causal_alignment, left, right
 
 
 def _bias(spec: AttentionSpec) -> Bias:

@@ -36,7 +36,7 @@ def _share_kept(rate: float) -> float:
 
 
 def _keeps_another_share(spec: AttentionSpec) -> bool:
-    kept, wanted = _share_kept(spec.options.dropout_rate), 1 - spec.options.dropout_rate
+    kept, wanted = _share_kept(spec.meaning.dropout_rate), 1 - spec.meaning.dropout_rate
     return abs(kept - wanted) > _MAX_RATE_ERROR * wanted
 
 
@@ -78,8 +78,8 @@ CALL_RULES = (
         "{wanted:.4g} is asked for",
         "a multiple of 1/256",
         facts=lambda s: {
-            "kept": float(_share_kept(s.options.dropout_rate)),
-            "wanted": 1 - s.options.dropout_rate,
+            "kept": float(_share_kept(s.meaning.dropout_rate)),
+            "wanted": 1 - s.meaning.dropout_rate,
         },
     ),
     Rule[AttentionSpec](

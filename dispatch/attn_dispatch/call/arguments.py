@@ -13,9 +13,15 @@ import numpy as np
 from attn_dispatch.call.conventions import warn_of_conventions
 from attn_dispatch.call.dense_masks import warn_of_dense_mask
 from attn_dispatch.call.masks_as_windows import with_window
+from attn_dispatch.call.options import (
+    AttentionOptions,
+    CausalAlignment,
+    Meaning,
+    Wanted,
+    mod_operands,
+)
 from attn_dispatch.call.paged_arguments import first_of_both
 from attn_dispatch.call.shapes import PAGED, CallShape, check_paged, check_qkv, swapped
-from attn_dispatch.call.spec import AttentionOptions, CausalAlignment, mod_operands
 from attn_dispatch.call.static_arguments import (
     Side,
     Window,
@@ -149,40 +155,44 @@ def normalise(
 
     options = AttentionOptions(
         operands=tuple(operands),
-        scale=check_scale(scale, shape.head_dim, given["query"].dtype),
-        is_causal=check_bool("is_causal", is_causal),
-        causal_alignment=check_choice(
-            "causal_alignment", causal_alignment, get_args(CausalAlignment)
+        meaning=Meaning(
+            scale=check_scale(scale, shape.head_dim, given["query"].dtype),
+            is_causal=check_bool("is_causal", is_causal),
+            causal_alignment=check_choice(
+                "causal_alignment", causal_alignment, get_args(CausalAlignment)
+            ),
+            window=window,
+            logits_soft_cap=check_soft_cap(logits_soft_cap, given["query"].dtype),
+            max_segments=max_segments,
+            max_seq_lens=max_seq_lens,
+            same_lengths=_are_same_lengths(given, arrays, shape),
+            dropout_rate=dropout_rate,
+            dropout_impl=dropout_impl,
+            deterministic_backward=check_bool("deterministic_backward", deterministic_backward),
+            score_mod=programs.get("score_mod"),
+            mask_mod=programs.get("mask_mod"),
+            heads_first_q=heads_first_q,
+            heads_first_kv=heads_first_kv,
+            value_page=value_page,
+            implementation=check_implementation(implementation, known_implementations),
         ),
-        window=window,
-        logits_soft_cap=check_soft_cap(logits_soft_cap, given["query"].dtype),
-        max_segments=max_segments,
-        max_seq_lens=max_seq_lens,
-        same_lengths=_are_same_lengths(given, arrays, shape),
-        dropout_rate=dropout_rate,
-        dropout_impl=dropout_impl,
-        deterministic_backward=check_bool("deterministic_backward", deterministic_backward),
-        score_mod=programs.get("score_mod"),
-        mask_mod=programs.get("mask_mod"),
-        heads_first_q=heads_first_q,
-        heads_first_kv=heads_first_kv,
-        value_page=value_page,
-        implementation=check_implementation(implementation, known_implementations),
-        needs_lse=check_bool("return_residual", return_residual)
-        | check_bool("return_lse", return_lse)
-        | check_bool("return_max_logits", return_max_logits),
-        needs_max=bool(return_max_logits),
-        needs_keep=needs_keep,
+        wanted=Wanted(
+            needs_lse=check_bool("return_residual", return_residual)
+            | check_bool("return_lse", return_lse)
+            | check_bool("return_max_logits", return_max_logits),
+            needs_max=bool(return_max_logits),
+            needs_keep=needs_keep,
+        ),
     )
     options, operands = with_window(options, operands)
     warn_of_conventions(
         given,
         shape,
         longest=max_seq_lens if max_seq_lens and "cu_seqlens_kv" in given else lengths,
-        is_causal=options.is_causal,
+        is_causal=options.meaning.is_causal,
         has_window=left is not None or right is not None,
-        is_top_left=options.causal_alignment == "top_left",
-        has_soft_cap=options.logits_soft_cap is not None,
+        is_top_left=options.meaning.causal_alignment == "top_left",
+        has_soft_cap=options.meaning.logits_soft_cap is not None,
     )
     warn_of_dense_mask(arrays, shape, options)
     return Call(options, tuple(operands.values()))

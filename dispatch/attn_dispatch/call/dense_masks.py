@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from attn_dispatch.call.conventions import say
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.shapes import CallShape
-from attn_dispatch.call.spec import AttentionOptions
 from attn_dispatch.call.values import known_values
 
 _LEAST_PAIRS = 2**14
@@ -68,10 +68,12 @@ def _as_causal(
     if mask.shape[-2:] != (t, s):
         return None
     mask = mask.reshape(-1, t, s)
-    if options.causal_alignment == "top_left" and _is_diagonal(mask, 0):
+    if options.meaning.causal_alignment == "top_left" and _is_diagonal(mask, 0):
         return "is_causal=True"
     has_lengths = any(arrays.get(f"{x}_seq_lengths") is not None for x in ("query", "key_value"))
-    is_free = options.window == (None, None) and not options.is_causal and not has_lengths
+    is_free = (
+        options.meaning.window == (None, None) and not options.meaning.is_causal and not has_lengths
+    )
     if s > t and is_free and "alibi_slopes" not in options.operands and _is_diagonal(mask, s - t):
         return 'is_causal=True with causal_alignment="bottom_right"'
     return None

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
+from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Reason, Rule
 
 _HAS: dict[str, Callable[[AttentionSpec], bool]] = {
     "causality and windows": lambda spec: spec.band != (None, None),
     "local_window_size as an array": lambda spec: spec.has("window"),
     "key and value in pages": lambda spec: spec.is_paged,
-    "key and value in one pool of pages": lambda spec: spec.options.value_page > 0,
+    "key and value in one pool of pages": lambda spec: spec.meaning.value_page > 0,
     "lengths": lambda spec: spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths"),
     "segment ids": lambda spec: spec.has("query_segment_ids"),
     "cu_seqlens": lambda spec: spec.has("cu_seqlens_q"),
@@ -23,19 +24,19 @@ _HAS: dict[str, Callable[[AttentionSpec], bool]] = {
     "bias": lambda spec: spec.has("bias"),
     "alibi_slopes": lambda spec: spec.has("alibi_slopes"),
     "sinks": lambda spec: spec.has("sinks"),
-    "logits_soft_cap": lambda spec: spec.options.logits_soft_cap is not None,
-    "score_mod": lambda spec: spec.options.score_mod is not None,
-    "mask_mod": lambda spec: spec.options.mask_mod is not None,
-    "dropout": lambda spec: spec.options.dropout_rate > 0,
-    "deterministic_backward": lambda spec: spec.options.deterministic_backward and spec.is_backward,
-    "the row maximum": lambda spec: spec.options.needs_max,
-    "the dropout mask as a result": lambda spec: spec.options.needs_keep,
+    "logits_soft_cap": lambda spec: spec.meaning.logits_soft_cap is not None,
+    "score_mod": lambda spec: spec.meaning.score_mod is not None,
+    "mask_mod": lambda spec: spec.meaning.mask_mod is not None,
+    "dropout": lambda spec: spec.meaning.dropout_rate > 0,
+    "deterministic_backward": lambda spec: spec.meaning.deterministic_backward and spec.is_backward,
+    "the row maximum": lambda spec: spec.wanted.needs_max,
+    "the dropout mask as a result": lambda spec: spec.wanted.needs_keep,
     "the gradient of lse": lambda spec: spec.has("lse_grad"),
-    "the gradient of bias": lambda spec: "bias" in spec.options.gradients,
-    "the gradient of alibi_slopes": lambda spec: "alibi_slopes" in spec.options.gradients,
-    "the gradient of sinks": lambda spec: "sinks" in spec.options.gradients,
+    "the gradient of bias": lambda spec: "bias" in spec.wanted.gradients,
+    "the gradient of alibi_slopes": lambda spec: "alibi_slopes" in spec.wanted.gradients,
+    "the gradient of sinks": lambda spec: "sinks" in spec.wanted.gradients,
     "the gradient of what score_mod reads": lambda spec: any(
-        map(is_mod_operand, spec.options.gradients)
+        map(is_mod_operand, spec.wanted.gradients)
     ),
 }
 

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec, Operand, is_mod_operand
+from attn_dispatch.call.options import AttentionOptions, is_mod_operand
+from attn_dispatch.call.spec import AttentionSpec, Operand
 
 _PAGES = ("key_pages", "value_pages")
 
@@ -67,18 +68,19 @@ class LeadingCall:
 
     def unfold(self, results: Sequence[jax.Array]) -> list[jax.Array]:
         """The results of the folded call with the leading dims; of gradients, the operand's."""
-        if not self.options.gradients:
+        if not self.options.wanted.gradients:
             return [x.reshape(*self.dims, *x.shape[1:]) for x in results]
         return [
-            self._gradient(name, x) for name, x in zip(self.options.gradients, results, strict=True)
+            self._gradient(name, x)
+            for name, x in zip(self.options.wanted.gradients, results, strict=True)
         ]
 
     @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """What the call returns, in the order of `spec.result_names`."""
         folded = self.spec.results
-        if self.options.gradients:
-            shapes = [self.shape(name) for name in self.options.gradients]
+        if self.options.wanted.gradients:
+            shapes = [self.shape(name) for name in self.options.wanted.gradients]
         else:
             shapes = [(*self.dims, *x.shape[1:]) for x in folded]
         return tuple(

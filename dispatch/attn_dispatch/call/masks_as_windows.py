@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from attn_dispatch.call.spec import AttentionOptions, mod_operands
+from attn_dispatch.call.options import AttentionOptions, mod_operands
 from attn_dispatch.programs.key_ranges import key_range
 
 Array = TypeVar("Array")
@@ -19,23 +19,27 @@ def with_window(
 
     A mask_mod counts from the top left. So this leaves calls alone whose own window does not.
     """
-    program, operands = options.mask_mod, dict(operands)
+    program, operands = options.meaning.mask_mod, dict(operands)
     if program is None or "window" in operands:
         return options, operands
-    has_band = options.is_causal or options.window != (None, None) or "alibi_slopes" in operands
-    if options.causal_alignment != "top_left" and has_band:
+    has_band = (
+        options.meaning.is_causal
+        or options.meaning.window != (None, None)
+        or "alibi_slopes" in operands
+    )
+    if options.meaning.causal_alignment != "top_left" and has_band:
         return options, operands
     found = key_range(program)
     if found.band == (None, None):
         return options, operands
     left, right = (
         min((x for x in sides if x is not None), default=None)
-        for sides in zip(options.window, found.band, strict=True)
+        for sides in zip(options.meaning.window, found.band, strict=True)
     )
-    options = replace(options, window=(left, right), causal_alignment="top_left")
+    meaning = replace(options.meaning, window=(left, right), causal_alignment="top_left")
     if found.is_band:
         without = mod_operands("mask_mod", len(program.arrays))
-        without += () if options.score_mod is not None else ("mods_start",)
+        without += () if options.meaning.score_mod is not None else ("mods_start",)
         operands = {name: x for name, x in operands.items() if name not in without}
-        options = replace(options, mask_mod=None, operands=tuple(operands))
-    return options, operands
+        meaning = replace(meaning, mask_mod=None)
+    return replace(options, operands=tuple(operands), meaning=meaning), operands

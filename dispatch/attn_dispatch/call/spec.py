@@ -3,8 +3,8 @@
 Letters used for shapes here and everywhere: B batch, T query length, S key length, N heads,
 K kv heads, G = N // K, H head dim of query and key, V head dim of value.
 
-The arrays of a call are its *operands*, named in `AttentionOptions.operands`. Where a call is
-computed every operand starts with a batch axis, which is made of the leading dims (leading.py):
+The arrays of a call are its *operands*, named in `AttentionOptions.operands` (options.py). Where
+a call is computed every operand starts with a batch axis, made of the leading dims (leading.py):
 
 ====================== ========================== ===================
 operand                shape                      dtype
@@ -64,168 +64,22 @@ out and lse are differentiable, row_max and keep are not. Backward returns the g
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.programs.program import ModProgram
-
-CausalAlignment = Literal["top_left", "bottom_right"]
-
-
-@dataclass(frozen=True)
-class AttentionOptions:
-    """What the caller fixed, shapes left out: the primitive's one static parameter."""
-
-    operands: tuple[str, ...]
-    """Names of the arrays, in the order in which the primitive takes them."""
-    scale: float
-    is_causal: bool = False
-    causal_alignment: CausalAlignment = "top_left"
-    window: tuple[int | None, int | None] = (None, None)
-    """Keys a query may see to its (left, right), inclusive; None is open. (None, None) with the
-    operand `window`, which holds both sides."""
-    logits_soft_cap: float | None = None
-    max_segments: int | None = None
-    """With segment ids: the largest id; a larger one is wrong. None: not known."""
-    max_seq_lens: tuple[int, int] | None = None
-    """With cu_seqlens, or with segment ids and max_segments: the longest sequence of queries and of
-    keys. None: not known."""
-    same_lengths: bool = False
-    """Every sequence has as many keys as queries: one array of lengths, ids or cu_seqlens was given
-    for both."""
-    dropout_rate: float = 0.0
-    dropout_impl: str | None = None
-    """Name of the PRNG implementation that dropout_key's words belong to."""
-    deterministic_backward: bool = False
-    score_mod: ModProgram | None = None
-    """Applied to scores after the soft cap, before bias, ALiBi and masks."""
-    mask_mod: ModProgram | None = None
-    """True where the pair may attend, the other masks allowing."""
-    heads_first_q: bool = False
-    """In which order query, out and their gradients lie in memory, which no shape here says: as
-    [B, N, T, ·]. Kernels that know the order read and write it; to others XLA hands copies."""
-    heads_first_kv: bool = False
-    """Likewise key, value and their gradients, as [B, K, S, ·], or pages, as [P, K, page, ·]."""
-    implementation: tuple[str, ...] = ()
-    """The caller's preference list; empty means the best available for the platform."""
-    value_page: int = 0
-    """Of a paged call: values lie in the page of value_pages so many after that of their keys."""
-    whole_pages: bool = False
-    """Of a paged call: lengths are those of whole pages, and past a length a row's table names
-    pages of its own, which kernels may read. Only in what a rewrite asks an implementation."""
-    is_checked: bool = False
-    """Lengths and page tables are right: no row is wrong for what they say. Only in what a rewrite
-    that has made them right asks an implementation."""
-    ignores_dead_rows: bool = False
-    """Forward: out of rows that attend nothing may be anything, NaN too; their lse is -inf. Only in
-    what a rewrite asks an implementation, and of use to those that clear rows after a kernel."""
-    engine: str = ""
-    """Which engine of the implementation's, in its own words, where tuning found one that is faster
-    than what it takes by itself: only in what `core/select` asks an implementation."""
-    needs_lse: bool = False
-    """Forward: lse is wanted, by the caller or as a residual."""
-    needs_max: bool = False
-    """Forward: row_max is wanted; implies needs_lse."""
-    needs_keep: bool = False
-    """Forward: the dropout keep mask is wanted."""
-    differentiated: tuple[str, ...] = ()
-    """Forward: the operands whose gradients a backward pass will want, which nothing but what is
-    said of a fallback depends on."""
-    gradients: tuple[str, ...] = ()
-    """Backward: the operands whose gradient is wanted. Empty means this is the forward pass."""
-    derivative: str | None = None
-    """What is to be computed if not the call or its gradients: which other derivative of it."""
-    partner: AttentionOptions | None = None
-    """With dropout, where gradients are wanted: the options of the call of the other direction.
-    Whatever computes the one must compute the other, because each draws a mask of its own."""
-
-    @property
-    def mods(self) -> dict[str, ModProgram]:
-        """score_mod and mask_mod, as far as there are any, by name."""
-        mods = {"score_mod": self.score_mod, "mask_mod": self.mask_mod}
-        return {name: program for name, program in mods.items() if program is not None}
-
-    @property
-    def differentiable(self) -> tuple[str, ...]:
-        """The operands that have gradients, in their order."""
-        arrays = () if self.score_mod is None else self.score_mod.arrays
-        names = mod_operands("score_mod", len(arrays))
-        floating = {
-            name
-            for name, (_, dtype) in zip(names, arrays, strict=True)
-            if jnp.issubdtype(dtype, jnp.floating)
-        }
-        return tuple(x for x in self.operands if x in DIFFERENTIABLE or x in floating)
-
-
-RESIDUALS = ("out", "lse", "out_grad", "lse_grad")
-"""The operands that backward calls alone have."""
-
-DIFFERENTIABLE = ("query", "key", "value", "bias", "alibi_slopes", "sinks")
-"""The operands that have gradients, beside what a score_mod reads."""
-
-_MOD_OPERAND = re.compile(r"(score|mask)_mod_\d+")
-
-
-def mod_operands(mod: str, count: int) -> tuple[str, ...]:
-    """The names of the arrays that a mod reads."""
-    return tuple(f"{mod}_{i}" for i in range(count))
-
-
-def is_mod_operand(name: str) -> bool:
-    """Whether an operand is an array that a mod reads."""
-    return _MOD_OPERAND.fullmatch(name) is not None
-
-
-def backward_options(
-    options: AttentionOptions, gradients: tuple[str, ...], *, has_lse_grad: bool
-) -> AttentionOptions:
-    """The options of the backward call that belongs to a forward call.
-
-    Its operands are the forward's, then out, lse and out_grad, then lse_grad where there is one.
-    """
-    residuals = RESIDUALS if has_lse_grad else RESIDUALS[:-1]
-    return replace(
-        options,
-        operands=options.operands + residuals,
-        needs_max=False,
-        needs_keep=False,
-        differentiated=(),
-        gradients=gradients,
-    )
-
-
-def as_partners(
-    forward: AttentionOptions, backward: AttentionOptions
-) -> tuple[AttentionOptions, AttentionOptions]:
-    """The two as options of calls of which each knows the other, where that matters: in dropout."""
-    if not forward.dropout_rate:
-        return forward, backward
-    return replace(forward, partner=backward), replace(backward, partner=forward)
-
-
-def both_options(
-    options: AttentionOptions, gradients: tuple[str, ...], *, has_lse_grad: bool
-) -> tuple[AttentionOptions, AttentionOptions]:
-    """The options of the forward call, which keeps its lse, and of the backward call."""
-    forward = replace(options, needs_lse=True, differentiated=gradients, partner=None)
-    return as_partners(forward, backward_options(forward, gradients, has_lse_grad=has_lse_grad))
-
-
-def with_dropout_start(options: AttentionOptions) -> AttentionOptions:
-    """The options with dropout_start among the operands, after dropout_key."""
-    if "dropout_start" in options.operands:
-        return options
-    at = options.operands.index("dropout_key") + 1
-    operands = (*options.operands[:at], "dropout_start", *options.operands[at:])
-    partner = None if options.partner is None else with_dropout_start(options.partner)
-    return replace(options, operands=operands, partner=partner)
+from attn_dispatch.call.options import (
+    AttentionOptions,
+    Meaning,
+    Promises,
+    Wanted,
+    backward_options,
+    both_options,
+)
 
 
 @dataclass(frozen=True)
@@ -262,9 +116,33 @@ class AttentionSpec:
         return AttentionSpec(options, operands)
 
     @property
+    def meaning(self) -> Meaning:
+        """What the caller means."""
+        return self.options.meaning
+
+    @property
+    def wanted(self) -> Wanted:
+        """Which results are wanted."""
+        return self.options.wanted
+
+    @property
+    def promises(self) -> Promises:
+        """What the rewrite promises that asks for this call."""
+        return self.options.promises
+
+    def returning(self, wanted: Wanted) -> AttentionSpec:
+        """The same call with these results."""
+        return AttentionSpec(self.options.returning(wanted), self.operands)
+
+    def by(self, *implementation: str) -> AttentionSpec:
+        """The same call for these implementations alone, in this order."""
+        meaning = replace(self.meaning, implementation=implementation)
+        return AttentionSpec(replace(self.options, meaning=meaning), self.operands)
+
+    @property
     def partner(self) -> AttentionSpec | None:
         """The call of the other direction that must be computed by whatever computes this one."""
-        options = self.options.partner
+        options = self.wanted.partner
         if options is None:
             return None
         if self.is_backward:
@@ -284,12 +162,12 @@ class AttentionSpec:
     def expected_backward(self) -> AttentionSpec | None:
         """The backward call that a forward call will have, if it is differentiated in reverse mode
         and nothing comes back by its lse."""
-        options = self.options
-        if self.is_backward or options.derivative is not None or not options.differentiated:
+        wanted = self.wanted
+        if self.is_backward or wanted.derivative is not None or not wanted.differentiated:
             return None
-        wanted = options.differentiated
         return self.backward(
-            options.partner or backward_options(options, wanted, has_lse_grad=False)
+            wanted.partner
+            or backward_options(self.options, wanted.differentiated, has_lse_grad=False)
         )
 
     def in_training(
@@ -318,7 +196,7 @@ class AttentionSpec:
 
     @property
     def is_backward(self) -> bool:
-        return bool(self.options.gradients)
+        return bool(self.wanted.gradients)
 
     @property
     def dtype(self) -> str:
@@ -377,8 +255,8 @@ class AttentionSpec:
         A side as wide as both lengths together hides nothing and is open; what is left cannot
         overflow int32.
         """
-        left, right = self.options.window
-        if self.options.is_causal:
+        left, right = self.meaning.window
+        if self.meaning.is_causal:
             right = 0
         widest = self.seq_len_q + self.seq_len_kv
         if self.has_symbolic_length:
@@ -409,12 +287,12 @@ class AttentionSpec:
 
     @property
     def result_names(self) -> tuple[str, ...]:
-        """Forward: "out" and what else the options ask for; backward: `options.gradients`."""
-        o = self.options
+        """Forward: "out" and what else the options ask for; backward: `wanted.gradients`."""
+        wanted = self.wanted
         if self.is_backward:
-            return o.gradients
-        extra = {"lse": o.needs_lse, "row_max": o.needs_max, "keep": o.needs_keep}
-        return ("out", *(name for name, wanted in extra.items() if wanted))
+            return wanted.gradients
+        extra = {"lse": wanted.needs_lse, "row_max": wanted.needs_max, "keep": wanted.needs_keep}
+        return ("out", *(name for name, is_wanted in extra.items() if is_wanted))
 
     @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -422,7 +300,7 @@ class AttentionSpec:
         if self.is_backward:
             return tuple(
                 jax.ShapeDtypeStruct(self.shape(name), self._by_name[name].dtype)
-                for name in self.options.gradients
+                for name in self.wanted.gradients
             )
         b, t, n = self.batch, self.seq_len_q, self.num_heads
         by_name = {
@@ -445,7 +323,7 @@ class AttentionSpec:
         return operand.shape[1:] if is_one_pool else operand.shape
 
     def _features(self) -> list[str]:
-        o = self.options
+        o, wanted = self.meaning, self.wanted
         features = [f"scale={o.scale:.6g}"]
         if o.is_causal:
             features.append(f"causal {o.causal_alignment}")
@@ -465,14 +343,14 @@ class AttentionSpec:
         if any(orders.values()):
             features.append(f"heads first in {' and '.join(x for x, y in orders.items() if y)}")
         features += [f"{name} {program}" for name, program in o.mods.items()]
-        if o.needs_max:
+        if wanted.needs_max:
             features.append("row maximum")
-        if o.needs_keep:
+        if wanted.needs_keep:
             features.append("dropout keep mask")
-        if o.derivative:
-            features.append(o.derivative)
+        if wanted.derivative:
+            features.append(wanted.derivative)
         if o.value_page:
             features.append("keys and values in one pool")
-        if o.gradients:
-            features.append(f"gradients of {'/'.join(o.gradients)}")
+        if wanted.gradients:
+            features.append(f"gradients of {'/'.join(wanted.gradients)}")
         return features

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import SHAREABLE
-from attn_dispatch.call.spec import AttentionOptions, is_mod_operand
+from attn_dispatch.call.options import AttentionOptions, is_mod_operand
 
 Dims = Sequence[int | None]
 Bound = Callable[..., list[jax.Array]]
@@ -28,14 +28,16 @@ def batch_call(
       dims: the mapped axis of each, None where it has none.
       options: the call's options.
     """
-    if options.partner is not None and options.gradients:
-        num_forward = len(options.partner.operands)
+    wanted, partner = options.wanted.gradients, options.wanted.partner
+    if partner is not None and wanted:
+        num_forward = len(partner.operands)
         if all(dim is None for dim in dims[:num_forward]):
             # The forward call is not mapped. One of another shape might be computed, and its
             # dropout mask drawn, by another implementation.
             return _map_calls(bind, operands, dims)
     # In dropout forward and backward must see the same shapes, to be computed by the same code.
-    wanted = options.gradients or (options.partner.gradients if options.partner else ())
+    if partner is not None:
+        wanted = wanted or partner.wanted.gradients
     front = _Front.of(operands, dims)
 
     def in_front(name: str, x: jax.Array, dim: int | None) -> jax.Array:

@@ -55,10 +55,10 @@ def mask_of(implementation: Implementation, spec: AttentionSpec, device: Device)
     """
     if implementation is GOES_BACK or not _may_be_xlas(spec) or spec.symbols:
         return None
-    if spec.options.derivative is not None or not is_affordable(_pairs(spec)):
+    if spec.wanted.derivative is not None or not is_affordable(_pairs(spec)):
         return None
-    options = replace(spec.options, needs_keep=True, needs_max=False, partner=None)
-    reasons, chain = _one_way(implementation, replace(spec, options=options), device)
+    wanted = replace(spec.wanted, needs_keep=True, needs_max=False, partner=None)
+    reasons, chain = _one_way(implementation, spec.returning(wanted), device)
     return None if reasons else chain
 
 
@@ -85,7 +85,7 @@ _MASK_FOR_XLA = Rule[AttentionSpec](
 
 
 def _may_be_xlas(spec: AttentionSpec) -> bool:
-    wanted = spec.options.implementation
+    wanted = spec.meaning.implementation
     return not wanted or xla.NAME in wanted
 
 
@@ -100,7 +100,7 @@ def _one_way(
     reasons = against(spec)
     # XLA takes every call as it is, and on another vendor's device nothing helps.
     is_elsewhere = implementation.PLATFORM != device.platform
-    is_out_of_reach = spec.symbols or spec.options.derivative is not None
+    is_out_of_reach = spec.symbols or spec.wanted.derivative is not None
     if is_elsewhere or is_out_of_reach:
         return reasons, Chain((), spec, reasons)
     current = settings.current()
@@ -113,7 +113,7 @@ def _one_way(
         skips_from_bottom_right=implementation.SKIPS_FROM_BOTTOM_RIGHT,
     )
     is_liked = any(rewrite.inner(spec) is not None for rewrite in liked)
-    has_cause = reasons or spec.options.dropout_rate or current.first_rewrite or is_liked
+    has_cause = reasons or spec.meaning.dropout_rate or current.first_rewrite or is_liked
     if not current.rewrites:
         chain = Chain((), spec, reasons)
     elif has_cause:
@@ -220,15 +220,15 @@ _SYMBOLS = Rule[AttentionSpec](
 
 _DERIVATIVE = Rule[AttentionSpec](
     "derivative",
-    lambda spec: spec.options.derivative is not None,
+    lambda spec: spec.wanted.derivative is not None,
     "it has kernels for the call and for its gradients (jax.grad, jax.vjp), and none for a "
     f'{{derivative}}; implementation="{FORMULAS.NAME}" computes that',
-    facts=lambda spec: {"derivative": spec.options.derivative},
+    facts=lambda spec: {"derivative": spec.wanted.derivative},
 )
 
 _SAME_DROPOUT = Rule[AttentionSpec](
     "sharded_dropout",
-    lambda spec: spec.options.dropout_rate > 0 and settings.current().sharded_dropout == "same",
+    lambda spec: spec.meaning.dropout_rate > 0 and settings.current().sharded_dropout == "same",
     'dropout under sharded_dropout("same"): the kernel counts rows and heads from its own first, '
     "so its mask is another for another number of devices",
 )

@@ -23,11 +23,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.spec import (
-    AttentionOptions,
-    AttentionSpec,
-    both_options,
-)
+from attn_dispatch.call.options import AttentionOptions, both_options
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import jax_compat, select
 from attn_dispatch.core.explicit import with_auto_axes
 from attn_dispatch.core.jax_compat import ad, batching, mlir
@@ -56,11 +53,11 @@ def chosen_as_in_training(options: AttentionOptions) -> AttentionOptions:
     In dropout its mask must be that of the same call in training, so it is chosen by the call with
     all its gradients. One name as `implementation` leaves nothing to choose.
     """
-    if not options.dropout_rate or len(options.implementation) == 1:
+    if not options.meaning.dropout_rate or len(options.meaning.implementation) == 1:
         return options
     wanted = options.differentiable
-    _, backward = both_options(options, wanted, has_lse_grad=options.needs_lse)
-    return replace(options, partner=backward)
+    _, backward = both_options(options, wanted, has_lse_grad=options.wanted.needs_lse)
+    return options.returning(replace(options.wanted, partner=backward))
 
 
 def _forward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, options):
@@ -80,7 +77,7 @@ def _forward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, op
         results = primitive.bind(*operands, options=options)
         return results, [_no_tangent(x) for x in results]
     wanted = tuple(along)
-    forward, _ = both_options(options, wanted, has_lse_grad=options.needs_lse)
+    forward, _ = both_options(options, wanted, has_lse_grad=options.wanted.needs_lse)
     out, lse, *others = primitive.bind(*operands, options=forward)
     out, lse = checkpoint_name(out, SAVED_NAME), checkpoint_name(lse, SAVED_NAME)
     out_tangent, lse_tangent = attn_jvp_p.bind(
@@ -88,7 +85,7 @@ def _forward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, op
     )
     # row_max and keep have no gradient.
     no_tangents = [_no_tangent(x) for x in others]
-    if not options.needs_lse:
+    if not options.wanted.needs_lse:
         return [out, *others], [out_tangent, *no_tangents]
     return [out, lse, *others], [out_tangent, lse_tangent, *no_tangents]
 
@@ -100,8 +97,8 @@ def _transpose(
     known, tangents = arrays[: -len(wanted)], arrays[-len(wanted) :]
     *_, out, lse = known
     out_grad, lse_grad = cotangents
-    lse_grads = [lse_grad] if options.needs_lse else []
-    if options.dropout_rate:
+    lse_grads = [lse_grad] if options.wanted.needs_lse else []
+    if options.meaning.dropout_rate:
         # Whether there is one has been decided in the forward pass.
         lse_grads = [jnp.zeros_like(lse) if _is_zero(g) else g for g in lse_grads]
     else:
@@ -181,16 +178,18 @@ def _gradients(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Ar
     """What attn_bwd computes, by formulas."""
     has_lse_grad = "lse_grad" in options.operands
     names = options.operands[: options.operands.index("out")]
-    call = replace(options, operands=names, gradients=())
-    function = _formula(call, arrays, options.gradients, SECOND_ORDER, has_lse_grad=has_lse_grad)
-    (_, lse), pull = jax.vjp(function, *(arrays[name] for name in options.gradients))
+    call = replace(options, operands=names, wanted=replace(options.wanted, gradients=()))
+    function = _formula(
+        call, arrays, options.wanted.gradients, SECOND_ORDER, has_lse_grad=has_lse_grad
+    )
+    (_, lse), pull = jax.vjp(function, *(arrays[name] for name in options.wanted.gradients))
     return list(pull((arrays["out_grad"], arrays.get("lse_grad", jnp.zeros_like(lse)))))
 
 
 def _tangents(*arrays: Any, options: AttentionOptions, wanted, derivative: str) -> list[jax.Array]:
     """What attn_jvp computes: the tangents of out and lse."""
     by_name = dict(zip(options.operands, arrays, strict=False))
-    function = _formula(options, by_name, wanted, derivative, has_lse_grad=options.needs_lse)
+    function = _formula(options, by_name, wanted, derivative, has_lse_grad=options.wanted.needs_lse)
     moving = [by_name[name] for name in wanted]
     return list(jax.jvp(function, moving, list(arrays[-len(wanted) :]))[1])
 
@@ -206,10 +205,10 @@ def _formula(
     """out and lse of a call as a function of the wanted operands, in plain JAX."""
     # In dropout the partner is that of the forward call whose mask is drawn again.
     forward, _ = both_options(call, wanted, has_lse_grad=has_lse_grad)
-    forward = replace(forward, needs_max=False, needs_keep=False)
+    forward = forward.returning(replace(forward.wanted, needs_max=False, needs_keep=False))
     operands = {name: arrays[name] for name in call.operands}
     whole = LeadingCall.of(tuple(operands.values()), forward)
-    asked = replace(whole.spec, options=replace(forward, derivative=derivative))
+    asked = whole.spec.returning(replace(forward.wanted, derivative=derivative))
 
     def function(*moving: Any) -> tuple[jax.Array, jax.Array]:
         now = operands | dict(zip(wanted, moving, strict=True))

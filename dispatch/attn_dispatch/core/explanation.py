@@ -8,7 +8,8 @@ import jax
 from jaxlib.version import __version__ as JAXLIB_VERSION
 
 from attn_dispatch import text as plain_text
-from attn_dispatch.call.spec import AttentionSpec, as_partners, backward_options
+from attn_dispatch.call.options import as_partners, backward_options
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.core.mask_share import MaskShare
 from attn_dispatch.devices.device import Device
@@ -95,9 +96,9 @@ def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> 
     """
     options = spec.options
     # As primitive.py has it: in dropout the forward pass must know, and so counts every lse.
-    has_lse_grad |= options.dropout_rate > 0 and options.needs_lse
+    has_lse_grad |= options.meaning.dropout_rate > 0 and options.wanted.needs_lse
     wanted = options.differentiable
-    options = replace(options, differentiated=wanted)
+    options = options.returning(replace(options.wanted, differentiated=wanted))
     forward, backward = as_partners(
         options, backward_options(options, wanted, has_lse_grad=has_lse_grad)
     )

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.spec import AttentionOptions
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.core import jax_compat
 from attn_dispatch.core.shards import Bind, Shards, layouts, of_keys, shard_call
 from attn_dispatch.core.unsplit import say_unsplit

@@ -102,7 +102,7 @@ def _in_band(spec: AttentionSpec, t: jax.Array, s: jax.Array) -> jax.Array:
 
 
 def _offset(spec: AttentionSpec) -> int:
-    is_bottom_right = spec.options.causal_alignment == "bottom_right"
+    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
     return spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
 
 

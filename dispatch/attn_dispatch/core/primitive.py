@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import settings
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import ahead, jax_compat, select
 from attn_dispatch.core.batching import batch_call
 from attn_dispatch.core.derivatives import (
@@ -71,7 +72,7 @@ def _result_shardings(spec: AttentionSpec, avals) -> list[NamedSharding]:
     """Results are sharded as their operands are: gradients alike, the others as query."""
     by_name = dict(zip(spec.options.operands, avals, strict=True))
     if spec.is_backward:
-        return [by_name[name].sharding for name in spec.options.gradients]
+        return [by_name[name].sharding for name in spec.wanted.gradients]
     sharding = by_name["query"].sharding
     *leading, rows, heads, _ = sharding.spec
     by_row = P(*leading, heads, rows)
@@ -97,17 +98,17 @@ def _compute(*operands: jax.Array, options: AttentionOptions, platform: str):
 
 def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
     """Who computes the call: where its dropout mask is wanted, who would without that."""
-    if not spec.options.needs_keep:
+    if not spec.wanted.needs_keep:
         return select.choose(spec, device)
-    options = replace(spec.options, needs_keep=False)
-    name = select.choose(replace(spec, options=options), device).NAME
+    without = spec.returning(replace(spec.wanted, needs_keep=False))
+    name = select.choose(without, device).NAME
 
     def among(*names: str) -> select.Choice:
-        options = replace(spec.options, implementation=names, partner=None)
-        return select.choose(replace(spec, options=options), device)
+        alone = spec.returning(replace(spec.wanted, partner=None))
+        return select.choose(alone.by(*names), device)
 
     # In the order of the caller, who may leave it to the run whether XLA computes the call.
-    choice = among(*dict.fromkeys((name, *(spec.options.implementation or select.names()))))
+    choice = among(*dict.fromkeys((name, *(spec.meaning.implementation or select.names()))))
     # A NotImplementedError if it cannot tell its mask: another's is not the mask of this call.
     return choice if choice.NAME == name else among(name)
 

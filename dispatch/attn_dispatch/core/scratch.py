@@ -128,7 +128,7 @@ def _axes(spec: AttentionSpec) -> tuple[Axis, Axis]:
     64, 2,048 tokens and 32 heads of 64, 16 parts of the batch took 1.20 of the time of the whole,
     and 16 parts of the heads 1.04 (H200, cuDNN 9.19, both passes).
     """
-    if "bias" in spec.options.gradients:
+    if "bias" in spec.wanted.gradients:
         batch, heads, rows, _ = spec.shape("bias")
         if batch < spec.batch and heads > 1 and rows > 1:
             return "heads", "batch"

@@ -144,7 +144,7 @@ def choose(spec: AttentionSpec, device: Device) -> Choice:
         raise NotImplementedError(
             _message("no implementation can run this attention call", spec, device, refused)
         )
-    if not spec.options.implementation:
+    if not spec.meaning.implementation:
         if choice.implementation.PLATFORM is None and found.is_missed:
             _announce_fallback(spec, device, choice, refused)
         elif choice.chain.may_fall_back:
@@ -156,7 +156,7 @@ def choose(spec: AttentionSpec, device: Device) -> Choice:
 def winner(spec: AttentionSpec, device: Device) -> Winner | None:
     """What tuning found to be the fastest for the call, if it is known and runs it here."""
     found = winners.find(spec, device, versions)
-    if found is None or found.implementation not in (spec.options.implementation or names()):
+    if found is None or found.implementation not in (spec.meaning.implementation or names()):
         return None
     if settings.current().fallback == "error" and named(found.implementation).PLATFORM is None:
         return None
@@ -171,7 +171,7 @@ def able(spec: AttentionSpec, device: Device) -> list[Choice]:
         if implementation.PLATFORM in (None, device.platform):
             choice = by_engine(spec, device, implementation.NAME, "")
             choices += [choice] if choice else []
-    return choices[:1] if spec.options.implementation else choices
+    return choices[:1] if spec.meaning.implementation else choices
 
 
 def by_engine(spec: AttentionSpec, device: Device, name: str, engine: str) -> Choice | None:
@@ -204,7 +204,7 @@ class _Found:
 def _first_able(call: AttentionSpec, device: Device) -> _Found:
     """The first implementation in order of preference that can run this call."""
     refused: dict[str, tuple[Reason, ...]] = {}
-    is_open, is_missed = not call.options.implementation, False
+    is_open, is_missed = not call.options.meaning.implementation, False
     for implementation, spec in _in_turn(call, device):
         if is_open and implementation.PLATFORM not in (None, device.platform):
             continue  # the other vendor's: nobody expected it here
@@ -242,10 +242,9 @@ def allow_formula(spec: AttentionSpec, device: Device) -> None:
       NotImplementedError: if another implementation was asked for, if it draws the dropout mask, or
         if the policy is "error".
     """
-    options = spec.options
-    if options.dropout_rate:
-        drawn_by = choose(replace(spec, options=replace(options, derivative=None)), device)
-        spec = replace(spec, options=replace(options, implementation=(drawn_by.NAME,)))
+    if spec.meaning.dropout_rate:
+        drawn_by = choose(spec.returning(replace(spec.wanted, derivative=None)), device)
+        spec = spec.by(drawn_by.NAME)
     choose(spec, device)
 
 
@@ -292,7 +291,7 @@ def _with_engine(spec: AttentionSpec, engine: str) -> AttentionSpec:
 
 
 def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:
-    wanted = spec.options.implementation
+    wanted = spec.meaning.implementation
     if not wanted:
         return in_order(implementations(), spec, device)
     by_name = {implementation.NAME: implementation for implementation in implementations()}
@@ -310,9 +309,9 @@ def _announce_fallback(
     what, remedy = "attention", f'implementation="{chosen}" asks for it without a warning'
     if spec.is_backward:
         what = "attention's backward pass"
-    if spec.options.derivative is not None:
-        what = f"attention's {spec.options.derivative}"
-    if spec.is_backward or spec.options.derivative is not None:
+    if spec.wanted.derivative is not None:
+        what = f"attention's {spec.wanted.derivative}"
+    if spec.is_backward or spec.wanted.derivative is not None:
         remedy += ", and for the call as well"
     headline = f"{what} falls back to {chosen}"
     if choice.chain.may_fall_back:

@@ -18,12 +18,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.spec import (
-    AttentionOptions,
-    AttentionSpec,
-    is_mod_operand,
-    with_dropout_start,
-)
+from attn_dispatch.call.options import AttentionOptions, is_mod_operand, with_dropout_start
+from attn_dispatch.call.spec import AttentionSpec
 
 Bind = Callable[[AttentionOptions], Callable[..., list[jax.Array]]]
 """Of options the call that one device computes, of its operands."""
@@ -259,12 +255,12 @@ def shard_call(
     """
     options, own = own_operands(shards, call, operands)
     results = whole_call(bind, LeadingCall.of(own, options), own)
-    if not options.gradients:
+    if not options.wanted.gradients:
         return results
     heads = shards.own_kv_heads(call.spec)
     here = call.spec.num_kv_heads // shards.ways(shards.kv_heads)
     gradients = []
-    for name, x in zip(options.gradients, results, strict=True):
+    for name, x in zip(options.wanted.gradients, results, strict=True):
         over = shards.summed(call, name)
         if over:
             # 16-bit numbers are added up as float32.

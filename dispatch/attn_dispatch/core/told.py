@@ -7,11 +7,11 @@ and backward pass apart.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from threading import Lock
 
-from attn_dispatch.call.spec import RESIDUALS, AttentionOptions, AttentionSpec
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.reason import Reason
 from attn_dispatch.warning import Line, caller
@@ -65,17 +65,7 @@ def _forward_of(spec: AttentionSpec) -> AttentionSpec:
 
 @lru_cache(maxsize=_MOST)
 def _forward_options(options: AttentionOptions) -> AttentionOptions:
-    return replace(
-        options,
-        operands=tuple(x for x in options.operands if x not in RESIDUALS),
-        needs_lse=True,
-        needs_max=False,
-        needs_keep=False,
-        gradients=(),
-        differentiated=(),
-        derivative=None,
-        partner=None,
-    )
+    return options.forward
 
 
 _lines: dict[AttentionOptions, Line] = {}

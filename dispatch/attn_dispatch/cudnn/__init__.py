@@ -64,7 +64,7 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
     Empty for a deterministic backward pass, whose engine the frontend chooses.
     """
     planned = _untuned(spec, device)
-    if isinstance(planned, Reason) or (spec.is_backward and spec.options.deterministic_backward):
+    if isinstance(planned, Reason) or (spec.is_backward and spec.meaning.deterministic_backward):
         return ()
     properties = cudnn_library.find().device_properties(device)
     found = _backend().engines(asdict(planned.call), properties)
@@ -178,7 +178,7 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
     library = cudnn_library.find()
     properties = library.device_properties(device)
     for call in variants_of(spec):
-        is_whole = spec.options.whole_pages
+        is_whole = spec.promises.whole_pages
         if reason := cudnn_rules.variant_reason(call, device.arch, whole_pages=is_whole):
             first_reason = first_reason or reason
             continue

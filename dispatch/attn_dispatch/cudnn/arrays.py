@@ -122,7 +122,7 @@ def forward_results(
     """The results that `spec.result_names` lists, from the results of the custom call."""
     real = RealRows.of(spec, operands).queries
     out = _from_memory(spec, results["out"], call.head_rows_q, leading_padding_rows(spec))
-    is_read = None if spec.options.ignores_dead_rows else real
+    is_read = None if spec.promises.ignores_dead_rows else real
     found = {"out": _zero_in_padding(call, is_read, out[..., : spec.head_dim_v])}
     statistics = {name: results[name] for name in ("lse", "row_max") if name in results}
     if call.needs_max:
@@ -156,11 +156,11 @@ def backward_results(
     if call.needs_dbias:
         dbias = _all_rows(spec, results["dbias"], value=0)
         found["bias"] = sum_like(dbias, spec.shape("bias")).astype(spec.dtype_of("bias"))
-    if "sinks" in spec.options.gradients:
+    if "sinks" in spec.wanted.gradients:
         # cuDNN's gradient of sinks was wrong under dropout and differed from call to call (H200,
         # 9.19), and versions before 9.26 have none for packed sequences.
         found["sinks"] = sinks_grad(spec, operands)
-    return tuple(found[name] for name in spec.options.gradients)
+    return tuple(found[name] for name in spec.wanted.gradients)
 
 
 _REAL, _INVALID = 1, 2
@@ -288,7 +288,7 @@ def _options(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[j
     if call.page_size:
         arrays.append(flat_table(spec, operands))
     if call.has_value_table:
-        arrays.append(arrays[-1] + spec.options.value_page)
+        arrays.append(arrays[-1] + spec.meaning.value_page)
     if call.bias_dtype:
         arrays.append(_score_bias(spec, call, operands))
     if has_nodes(spec):
@@ -326,7 +326,7 @@ def _node_array(
             queries=(leading_padding_rows(spec), call.seq_len_q),
             keys=call.seq_len_kv,
         )
-        read = arrays_of(array.mod, spec.options.mods[array.mod], operands)
+        read = arrays_of(array.mod, spec.meaning.mods[array.mod], operands)
         return xla_array(array, indices, read).astype(array.dtype)
     t = leading_padding_rows(spec) + lax.broadcasted_iota(jnp.int32, (1, call.seq_len_q), 1)
     x = _row_keys(spec, operands, array, t)
@@ -342,7 +342,7 @@ def _row_keys(spec: AttentionSpec, operands: Operands, array: RowKeys, t: jax.Ar
     """int32 [B · M, 1, T, 1]: the bounds of the queries at positions t [1, T] of each sequence."""
     ranges = SequenceRanges.of(spec, operands)
     queries, keys = (x.reshape(-1, 1) for x in (ranges.lengths_q, ranges.lengths_kv))
-    is_bottom_right = spec.options.causal_alignment == "bottom_right"
+    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
     diagonal = t + (keys - queries if is_bottom_right else 0)
     left, right = spec.band
     if array.which == "first":

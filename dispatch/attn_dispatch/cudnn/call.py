@@ -181,8 +181,11 @@ def leading_padding_rows(spec: AttentionSpec) -> int:
 
     They are cut off, because cuDNN has no bottom-right mask with such rows.
     """
-    o = spec.options
-    if not o.is_causal or o.causal_alignment == "top_left" or has_runtime_lengths(spec):
+    if (
+        not spec.meaning.is_causal
+        or spec.meaning.causal_alignment == "top_left"
+        or has_runtime_lengths(spec)
+    ):
         return 0
     return max(spec.seq_len_q - spec.seq_len_kv, 0)
 
@@ -200,16 +203,15 @@ def has_score_bias(spec: AttentionSpec) -> bool:
 
 def counts_alibi_from_lengths(spec: AttentionSpec) -> bool:
     """Whether ALiBi's diagonal depends on lengths that are known at run time only."""
-    is_bottom_right = spec.options.causal_alignment == "bottom_right"
+    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
     return spec.has("alibi_slopes") and is_bottom_right and has_runtime_lengths(spec)
 
 
 def band_of(spec: AttentionSpec) -> Band | None:
     """The window and causality in cuDNN's terms; None if cuDNN cannot express them."""
-    o = spec.options
     left, right = (-1 if side is None else side for side in spec.band)
     # With equal lengths both corners coincide, and kernels skip more from the top left.
-    if o.causal_alignment == "top_left" or o.same_lengths:
+    if spec.meaning.causal_alignment == "top_left" or spec.meaning.same_lengths:
         return Band(left, right, bottom_right=False)
     if spec.seq_len_q - leading_padding_rows(spec) == 1:
         right = -1  # no key is right of the last query; with a band cuDNN would not split the keys
@@ -220,7 +222,7 @@ def band_of(spec: AttentionSpec) -> Band | None:
     if (left, right) == (-1, -1) and not needs_top_left:
         return OPEN
     # cuDNN cannot combine its bottom-right mask with any of these.
-    if not (needs_top_left or has_score_bias(spec) or o.dropout_rate):
+    if not (needs_top_left or has_score_bias(spec) or spec.meaning.dropout_rate):
         return Band(left, right, bottom_right=True)
     if has_runtime_lengths(spec):
         return None if (left, right) != (-1, -1) else OPEN
@@ -234,8 +236,11 @@ def band_of(spec: AttentionSpec) -> Band | None:
 
 def has_nodes(spec: AttentionSpec) -> bool:
     """Whether scores are changed in ways that cuDNN takes as nodes."""
-    o = spec.options
-    return bool(o.mods) or o.logits_soft_cap is not None or spec.has("alibi_slopes")
+    return (
+        bool(spec.meaning.mods)
+        or spec.meaning.logits_soft_cap is not None
+        or spec.has("alibi_slopes")
+    )
 
 
 def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
@@ -244,7 +249,6 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
     Args:
       packed: whether arrays are passed packed; otherwise their padding is 0.
     """
-    o = spec.options
     (left, right), offset = spec.band, _offset(spec)
     left = None if left is None else left - offset
     right = None if right is None else right + offset
@@ -253,7 +257,8 @@ def nodes_of(spec: AttentionSpec, *, packed: bool) -> KernelProgram | str:
         first_row=leading_padding_rows(spec),
         band=(left, right),
         has_runtime_lengths=has_runtime_lengths(spec),
-        has_runtime_diagonal=o.causal_alignment == "bottom_right" and has_runtime_lengths(spec),
+        has_runtime_diagonal=spec.meaning.causal_alignment == "bottom_right"
+        and has_runtime_lengths(spec),
         is_padding_zero=not packed,
     )
     program = kernel_program(score_rules_of(spec), pairs, is_backward=spec.is_backward)
@@ -279,16 +284,18 @@ def _beyond_a_graph(program: KernelProgram) -> str:
 
 def score_rules_of(spec: AttentionSpec) -> ScoreRules:
     """The changes of a call's scores, other than bias, lengths and band."""
-    o, alibi = spec.options, None
+    alibi = None
     if spec.has("alibi_slopes"):
         right = spec.band[1]
         alibi = Alibi(_offset(spec), is_one_sided=right is not None and right <= 0)
-    return ScoreRules(o.logits_soft_cap, o.score_mod, alibi, o.mask_mod)
+    return ScoreRules(
+        spec.meaning.logits_soft_cap, spec.meaning.score_mod, alibi, spec.meaning.mask_mod
+    )
 
 
 def _offset(spec: AttentionSpec) -> int:
     """The key on the diagonal of query 0, in a batch row of full length."""
-    is_bottom_right = spec.options.causal_alignment == "bottom_right"
+    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
     return spec.seq_len_kv - spec.seq_len_q if is_bottom_right else 0
 
 
@@ -324,12 +331,12 @@ def _with_nodes(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
 
 def _longest(spec: AttentionSpec) -> tuple[int, int]:
     """The queries, including those that are cut off, and the keys of the longest sequence."""
-    longest_q, longest_kv = spec.options.max_seq_lens or (spec.seq_len_q, spec.seq_len_kv)
+    longest_q, longest_kv = spec.meaning.max_seq_lens or (spec.seq_len_q, spec.seq_len_kv)
     return min(longest_q, spec.seq_len_q), min(longest_kv, spec.seq_len_kv)
 
 
 def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
-    o, band = spec.options, band_of(spec)
+    band = band_of(spec)
     if band is None:
         raise ValueError(f"expected a band that cuDNN has, got that of {spec}")
     padding = leading_padding_rows(spec)
@@ -361,11 +368,11 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         has_lengths=packed or has_runtime_lengths(spec),
         packed_rows_q=spec.batch * rows_q if packed else 0,
         packed_rows_kv=spec.batch * spec.seq_len_kv if packed else 0,
-        head_rows_q=rows_q if o.heads_first_q and allows_heads_first else 0,
-        head_rows_kv=_key_rows(spec) if o.heads_first_kv and allows_heads_first else 0,
+        head_rows_q=rows_q if spec.meaning.heads_first_q and allows_heads_first else 0,
+        head_rows_kv=_key_rows(spec) if spec.meaning.heads_first_kv and allows_heads_first else 0,
         page_size=spec.page_size if spec.is_paged else 0,
         num_pages=math.prod(spec.shape("key_pages")[:2]) if spec.is_paged else 0,
-        has_value_table=spec.options.value_page > 0,
+        has_value_table=spec.meaning.value_page > 0,
         bends_scores=False,
         moves_scores=False,
         score_nodes="",
@@ -376,14 +383,14 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         bias_heads=bias_heads,
         bias_rows=bias_rows,
         has_sinks=forward and spec.has("sinks"),
-        dropout_rate=o.dropout_rate,
+        dropout_rate=spec.meaning.dropout_rate,
         # lse follows from the row's maximum and sum.
-        needs_lse=forward and o.needs_lse and not o.needs_max,
-        needs_max=forward and o.needs_max,
-        needs_keep=forward and o.needs_keep,
-        deterministic=o.deterministic_backward,
-        needs_dbias="bias" in o.gradients,
-        clears_rows=has_runtime_lengths(spec) and not o.ignores_dead_rows,
+        needs_lse=forward and spec.wanted.needs_lse and not spec.wanted.needs_max,
+        needs_max=forward and spec.wanted.needs_max,
+        needs_keep=forward and spec.wanted.needs_keep,
+        deterministic=spec.meaning.deterministic_backward,
+        needs_dbias="bias" in spec.wanted.gradients,
+        clears_rows=has_runtime_lengths(spec) and not spec.promises.ignores_dead_rows,
     )
     return _with_nodes(spec, call) if has_nodes(spec) else call
 

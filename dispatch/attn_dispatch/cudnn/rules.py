@@ -81,7 +81,7 @@ _RULES = (
     ),
     Rule[AttentionSpec](
         "cudnn/packed_keep",
-        lambda s: is_packed(s) and s.options.needs_keep,
+        lambda s: is_packed(s) and s.wanted.needs_keep,
         "packed sequences: this version does not return the dropout mask",
         "ask for the mask of a call that is not packed",
     ),
@@ -94,14 +94,14 @@ _RULES = (
     ),
     Rule[AttentionSpec](
         "cudnn/score_mod_nan",
-        lambda s: s.has("mask") and not is_finite(s.options.score_mod),
+        lambda s: s.has("mask") and not is_finite(s.meaning.score_mod),
         "score_mod: may be NaN where the mask forbids a pair, and cuDNN only adds -inf there",
         "pass the mask as mask_mod",
     ),
     Rule[AttentionSpec](
         "cudnn/sinks_mask_mod",
         # A row to which only mask_mod leaves no key gets the sink as its lse.
-        lambda s: s.has("sinks") and s.options.mask_mod is not None and not s.is_backward,
+        lambda s: s.has("sinks") and s.meaning.mask_mod is not None and not s.is_backward,
         "sinks beside a mask_mod: in a row that attends to no key, cuDNN attends to the sink",
         "use causality, a window, lengths or a mask instead of mask_mod",
     ),
@@ -133,7 +133,7 @@ _RULES = (
 def not_supported_reasons(spec: AttentionSpec) -> tuple[Reason, ...]:
     """Every rule the call breaks."""
     reasons = broken(_RULES, spec)
-    if spec.options.mods and isinstance(why := nodes_of(spec, packed=False), str):
+    if spec.meaning.mods and isinstance(why := nodes_of(spec, packed=False), str):
         reasons += (reason_from_sentence("cudnn/mods", why),)
     return reasons
 

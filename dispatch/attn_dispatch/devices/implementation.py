@@ -112,5 +112,5 @@ class Implementation(Protocol):
     def backward(
         self, spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, ...]:
-        """The gradients that `spec.options.gradients` lists, in its order."""
+        """The gradients that `spec.wanted.gradients` lists, in its order."""
         ...

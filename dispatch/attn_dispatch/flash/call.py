@@ -113,7 +113,7 @@ def columns_of_value(spec: AttentionSpec) -> int:
 def band_from_the_end(spec: AttentionSpec) -> tuple[int | None, int | None]:
     """The band counted from the bottom right. Kernels cannot take a side below 0."""
     left, right = spec.band
-    if spec.options.causal_alignment == "bottom_right" or needs_packing(spec):
+    if spec.meaning.causal_alignment == "bottom_right" or needs_packing(spec):
         return left, right
     further = spec.seq_len_kv - spec.seq_len_q
     return (

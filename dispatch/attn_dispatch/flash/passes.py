@@ -64,7 +64,7 @@ def forward(
     out, lse = kernels.forward(call, qkv, sequences.offsets, positive_scale(spec))
     flags = None if real is None else flags_of(spec, operands, real)
     found = {"out": from_kernel(call, out, flags, spec.head_dim_v)}
-    if spec.options.needs_lse:
+    if spec.wanted.needs_lse:
         lse = lse_from_kernel(call, lse)
         if real is not None:
             lse = jnp.where(real[:, None, :], lse, -jnp.inf)
@@ -98,4 +98,4 @@ def backward(
         "key": from_kernel(call, dk, of_keys, spec.head_dim),
         "value": from_kernel(call, dv, of_keys, spec.head_dim_v),
     }
-    return tuple(gradients[name] for name in spec.options.gradients)
+    return tuple(gradients[name] for name in spec.wanted.gradients)

@@ -173,13 +173,13 @@ _RULES = (
 
 def _counts_from_top_left(spec: AttentionSpec) -> bool:
     """Whether the band counts from the top left, while kernels count from the bottom right."""
-    return spec.band != (None, None) and spec.options.causal_alignment != "bottom_right"
+    return spec.band != (None, None) and spec.meaning.causal_alignment != "bottom_right"
 
 
 _WRONG_CORNER = (
     Rule[AttentionSpec](
         "flash/top_left_of_sequences",
-        lambda s: _counts_from_top_left(s) and needs_packing(s) and not s.options.same_lengths,
+        lambda s: _counts_from_top_left(s) and needs_packing(s) and not s.meaning.same_lengths,
         "causality and windows from the top left: kernels count from the last query and key of "
         "a sequence, which is the same only where it has as many keys as queries",
     ),

@@ -18,7 +18,7 @@ DTYPE = Rule[Any](
 
 MAX_SEGMENTS = Rule[AttentionSpec](
     "max_segments",
-    lambda s: s.has("query_segment_ids") and s.options.max_segments is None,
+    lambda s: s.has("query_segment_ids") and s.meaning.max_segments is None,
     "segment ids: pass max_segments, the largest id",
     "pass max_segments, the largest id that any row may hold",
 )
@@ -33,14 +33,14 @@ EMPTY = Rule[AttentionSpec](
 ROW_BIAS_GRADIENT = Rule[AttentionSpec](
     "row_bias_gradient",
     # The terms cancel, and kernels round each of them to 16 bits before they are summed.
-    lambda s: "bias" in s.options.gradients and s.shape("bias")[3] == 1,
+    lambda s: "bias" in s.wanted.gradients and s.shape("bias")[3] == 1,
     "the gradient of a bias that is the same for all keys would be inaccurate",
     lambda s: _remedy_without_bias(s),
 )
 
 DROPOUT_KEYS = Rule[AttentionSpec](
     "dropout_keys",
-    lambda s: s.options.dropout_rate > 0 and s.shape("dropout_key")[0] > 1,
+    lambda s: s.meaning.dropout_rate > 0 and s.shape("dropout_key")[0] > 1,
     "several dropout keys in one call",
     "pass one dropout_key for the whole batch",
 )

@@ -42,7 +42,7 @@ def allowed(
             conditions.append((sides >= 0).all(axis=1))
     if spec.has("mask"):
         conditions.append(operands["mask"])
-    program = spec.options.mask_mod
+    program = spec.meaning.mask_mod
     if program is not None:
         assert positions.indices is not None
         arrays = mods.arrays_of("mask_mod", program, operands)

@@ -120,7 +120,7 @@ def _ranges(
         lengths = jnp.where(invalid_sequences(spec, operands), 0, jnp.diff(cu_seqlens, axis=1))
         return cu_seqlens[:, :-1], lengths
     if spec.has("query_segment_ids"):
-        sequences = spec.options.max_segments
+        sequences = spec.meaning.max_segments
         if sequences is None:
             raise ValueError("SequenceRanges: expected max_segments with segment ids, got None")
         ids = jnp.arange(1, sequences + 1, dtype=jnp.int32)

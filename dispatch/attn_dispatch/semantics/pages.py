@@ -25,7 +25,10 @@ def gathered_spec(spec: AttentionSpec) -> AttentionSpec:
     operands = (others[0], key, value, *others[1:])
     names = tuple(x.name for x in operands)
     options = replace(
-        spec.options, operands=names, whole_pages=False, value_page=0, heads_first_kv=False
+        spec.options,
+        operands=names,
+        meaning=replace(spec.meaning, value_page=0, heads_first_kv=False),
+        promises=replace(spec.promises, whole_pages=False),
     )
     return AttentionSpec(options, operands)
 
@@ -37,7 +40,7 @@ def gathered(spec: AttentionSpec, operands: Operands) -> dict[str, jax.Array]:
     """
     table = _table_to_gather(spec, operands)
     found = {name: x for name, x in operands.items() if name not in _IN_PAGES}
-    if not spec.options.is_checked:
+    if not spec.promises.is_checked:
         # Without a page table, a length of -1 marks the row as invalid.
         lengths = operands["key_value_seq_lengths"]
         found["key_value_seq_lengths"] = jnp.where(lacks_pages(spec, operands), -1, lengths)
@@ -88,7 +91,7 @@ def flat_table(spec: AttentionSpec, operands: Operands) -> jax.Array:
     pools, pages = spec.shape("key_pages")[:2]
     first = pages * (jnp.arange(spec.batch, dtype=jnp.int32) // (spec.batch // pools))
     table = operands["page_table"]
-    if not spec.options.whole_pages:
+    if not spec.promises.whole_pages:
         table = jnp.where(_is_reached(spec, operands), table, 0)
     return jnp.clip(table, 0, pages - 1) + first[:, None]
 
@@ -132,7 +135,7 @@ def _at_pages(
     spec: AttentionSpec, operands: Operands, name: str, table: jax.Array, *inside: jax.Array
 ) -> jax.Array:
     """The pages of keys or values that `table` names, or places in them; 0 past the last page."""
-    page = table + (spec.options.value_page if name == "value" else 0)
+    page = table + (spec.meaning.value_page if name == "value" else 0)
     pages = flat_pages(operands[f"{name}_pages"]).at[(page, *inside)]
     if spec.band[0] is None and not spec.has("window"):
         return pages.get(mode="clip")

@@ -48,10 +48,10 @@ class Positions:
             return _inside_segments(spec, operands, query_ids, key_ids)
         diagonal, keys = _iota(spec.seq_len_q), _iota(spec.seq_len_kv)
         indices = PairIndices.of(spec, operands, diagonal, keys)
-        if spec.options.causal_alignment == "bottom_right" and _has_lengths(spec):
+        if spec.meaning.causal_alignment == "bottom_right" and _has_lengths(spec):
             query_length, key_length = (row_lengths(spec, operands, x) for x in ("query", "key"))
             diagonal = diagonal + (key_length - query_length)[:, None]
-        elif spec.options.causal_alignment == "bottom_right":
+        elif spec.meaning.causal_alignment == "bottom_right":
             diagonal = diagonal + (spec.seq_len_kv - spec.seq_len_q)
         return Positions(query_ids, key_ids, diagonal, keys, indices)
 
@@ -106,11 +106,11 @@ def _inside_segments(
     key_ids: jax.Array,
 ) -> Positions:
     """Positions counted inside each segment, with the bottom-right offset of each segment."""
-    is_any_order = spec.has("query_segment_ids") and spec.options.max_segments is None
+    is_any_order = spec.has("query_segment_ids") and spec.meaning.max_segments is None
     of = Ranks.of if is_any_order else Runs.of
     queries, keys = of(query_ids), of(key_ids)
     diagonal, key_positions = queries.positions(query_ids), keys.positions(key_ids)
     indices = PairIndices.of(spec, operands, diagonal, key_positions, query_ids)
-    if spec.options.causal_alignment == "bottom_right":
+    if spec.meaning.causal_alignment == "bottom_right":
         diagonal = diagonal + (keys.count(query_ids) - queries.count(query_ids))
     return Positions(query_ids, key_ids, diagonal, key_positions, indices)

@@ -37,7 +37,7 @@ def fits_query_blocks(spec: AttentionSpec) -> bool:
     last query sees, or if nothing depends on it. Mods count queries and batch rows from the first,
     so they are excluded.
     """
-    if spec.seq_len_q <= MAX_UNCUT_QUERIES or spec.batch == 1 or spec.is_empty or spec.options.mods:
+    if spec.seq_len_q <= MAX_UNCUT_QUERIES or spec.batch == 1 or spec.is_empty or spec.meaning.mods:
         return False
     if spec.has("window"):
         return False

@@ -101,7 +101,7 @@ def _reaches_all_rows(spec: AttentionSpec) -> bool:
 
 
 def _is_bottom_right(spec: AttentionSpec) -> bool:
-    return spec.options.causal_alignment == "bottom_right"
+    return spec.meaning.causal_alignment == "bottom_right"
 
 
 def _by_scores(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:

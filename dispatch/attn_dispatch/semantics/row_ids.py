@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.options import AttentionOptions, Meaning, Promises
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.pages import lacks_pages
 
 Operands = Mapping[str, jax.Array]
@@ -69,12 +70,14 @@ def _ids_spec(spec: AttentionSpec) -> AttentionSpec:
     shapes = tuple(x for x in spec.operands if x.name in (*_SHAPED, *_ID_OPERANDS))
     options = AttentionOptions(
         operands=tuple(x.name for x in shapes),
-        scale=1.0,
-        max_segments=spec.options.max_segments,
-        max_seq_lens=spec.options.max_seq_lens,
-        is_checked=spec.options.is_checked,
-        # Pages behind the window may be missing.
-        window=spec.options.window if spec.is_paged else (None, None),
+        meaning=Meaning(
+            scale=1.0,
+            max_segments=spec.meaning.max_segments,
+            max_seq_lens=spec.meaning.max_seq_lens,
+            # Pages behind the window may be missing.
+            window=spec.meaning.window if spec.is_paged else (None, None),
+        ),
+        promises=Promises(is_checked=spec.promises.is_checked),
     )
     return AttentionSpec(options, shapes)
 
@@ -96,7 +99,7 @@ def _row_ids(
 
 def may_be_invalid(spec: AttentionSpec) -> bool:
     """Whether the call has an operand that ids depend on and that has not been checked."""
-    return not spec.options.is_checked and any(map(spec.has, _ID_OPERANDS))
+    return not spec.promises.is_checked and any(map(spec.has, _ID_OPERANDS))
 
 
 def is_packed(spec: AttentionSpec) -> bool:
@@ -108,7 +111,7 @@ def most_sequences(spec: AttentionSpec) -> int | None:
     """The most sequences that a batch row of a packed call can have; None if unknown."""
     if spec.has("cu_seqlens_q"):
         return spec.shape("cu_seqlens_q")[1] - 1
-    return spec.options.max_segments
+    return spec.meaning.max_segments
 
 
 def row_lengths(spec: AttentionSpec, operands: Operands, side: str) -> jax.Array:
@@ -157,7 +160,7 @@ def _invalid_rows(spec: AttentionSpec, operands: Operands) -> jax.Array | None:
     """bool [B, 1]: the batch row has a length outside its array, a negative side of the window, or
     a missing page. None if the call has none of these operands."""
     invalid = None
-    if spec.options.is_checked:
+    if spec.promises.is_checked:
         return None
     if spec.has("window"):
         invalid = jnp.broadcast_to((operands["window"] < 0).any(axis=1), (spec.batch,))
@@ -186,7 +189,7 @@ def _of_segment_ids(
     given = {side: operands[_SEGMENT_IDS[side]] for side in SIDES}
     of_row = _invalid_rows(spec, operands)
     is_inside = {side: _is_inside(spec, operands, side, of_row) for side in SIDES}
-    largest = spec.options.max_segments
+    largest = spec.meaning.max_segments
     ids = {}
     for side, x in given.items():
         is_id = is_inside[side] & (x > 0)
@@ -276,7 +279,7 @@ def _sequence_of(cu_seqlens: jax.Array, length: int) -> jax.Array:
 
 def longest_sequence(spec: AttentionSpec, side: str) -> int:
     """The most places a packed sequence may have."""
-    longest, full = spec.options.max_seq_lens, full_length(spec, side)
+    longest, full = spec.meaning.max_seq_lens, full_length(spec, side)
     return full if longest is None else min(longest[side == "key"], full)
 
 

@@ -20,14 +20,14 @@ _SMALLEST, _LARGEST = 2.0**-126, 2.0**126
 
 def positive_scale(spec: AttentionSpec) -> float:
     """The scale that goes with `scaled_query`."""
-    return abs(spec.options.scale) or 1.0
+    return abs(spec.meaning.scale) or 1.0
 
 
 def scaled_query(spec: AttentionSpec, query: jax.Array) -> jax.Array:
     """The query that goes with `positive_scale`. Applied to its gradient, gives the query's."""
-    if spec.options.scale > 0:
+    if spec.meaning.scale > 0:
         return query
-    return -query if spec.options.scale < 0 else jnp.zeros_like(query)
+    return -query if spec.meaning.scale < 0 else jnp.zeros_like(query)
 
 
 def is_out_of_range(spec: AttentionSpec) -> bool:

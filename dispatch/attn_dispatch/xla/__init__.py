@@ -25,7 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
+from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU
@@ -59,7 +60,7 @@ def not_supported_reasons(spec: AttentionSpec, device: Device) -> tuple[Reason, 
 
 _ANY_ORDER = Rule[AttentionSpec](
     "xla/any_order",
-    lambda s: s.options.deterministic_backward,
+    lambda s: s.meaning.deterministic_backward,
     "deterministic_backward: on a GPU XLA adds up the gradients of what score_mod reads in "
     "any order, unless XLA_FLAGS has --xla_gpu_deterministic_ops=true",
 )
@@ -67,11 +68,11 @@ _ANY_ORDER = Rule[AttentionSpec](
 _RULES = (
     Rule[AttentionSpec](
         "xla/symbolic_length_of_mods",
-        lambda s: bool(s.options.mods) and s.has_symbolic_length,
+        lambda s: bool(s.meaning.mods) and s.has_symbolic_length,
         "{mods}: lengths must be known, and one of {symbols} is a symbol in a length of query or "
         "key",
         facts=lambda s: {
-            "mods": " and ".join(s.options.mods),
+            "mods": " and ".join(s.meaning.mods),
             "symbols": ", ".join(s.symbols),
         },
     ),
@@ -92,10 +93,10 @@ _RULES = (
 
 
 def _sums_in_any_order(spec: AttentionSpec, device: Device) -> bool:
-    if not spec.options.deterministic_backward or device.platform == "cpu":
+    if not spec.meaning.deterministic_backward or device.platform == "cpu":
         return False
     is_ordered = "deterministic_ops" in os.environ.get("XLA_FLAGS", "")
-    return any(map(is_mod_operand, spec.options.gradients)) and not is_ordered
+    return any(map(is_mod_operand, spec.wanted.gradients)) and not is_ordered
 
 
 def plan(spec: AttentionSpec, device: Device) -> Plan:
@@ -242,7 +243,7 @@ def _rows(
     out = scores.sum_over_keys(scores.drop(p), scores.v) / total[..., None]
     lse = jnp.where(is_padding, -jnp.inf, top + jnp.log(total))
     rows = {"out": out, "lse": lse, "row_max": row_max}
-    if call.spec.options.needs_keep:
+    if call.spec.wanted.needs_keep:
         rows["keep"] = scores.kept
     return rows
 
@@ -250,12 +251,12 @@ def _rows(
 def backward(
     spec: AttentionSpec, device: Device, operands: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """The gradients that `spec.options.gradients` names, in the shape and dtype of the operands."""
+    """The gradients that `spec.wanted.gradients` names, in the shape and dtype of the operands."""
     if spec.is_empty:
         return tuple(jnp.zeros(r.shape, r.dtype) for r in spec.results)
     call = BlockedCall.of(spec, device, operands)
     saved = _Residuals.of(call)
-    wanted = spec.options.gradients
+    wanted = spec.wanted.gradients
 
     def step(block: Block, grads: Results) -> Results:
         grads = dict(grads)
@@ -288,7 +289,7 @@ def backward(
             if name in wanted:
                 grads[name] = grads[name] + grad.astype(call.wide)
         if "query" in wanted:
-            q_grad = spec.options.scale * scores.sum_over_keys(score_grad, scores.k)
+            q_grad = spec.meaning.scale * scores.sum_over_keys(score_grad, scores.k)
             grads["query"] = block.put(grads["query"], q_grad, "bnt")
         if "key" in wanted:
             add("key", scores.sum_over_rows(score_grad, q), "bk")
@@ -299,13 +300,13 @@ def backward(
     zeros = _zero_grads(call, wanted)
     grads = for_each_block(step, zeros, spec, call.sizes, batch_is_inner=batch_is_inner)
     if "key" in wanted:
-        grads["key"] = spec.options.scale * grads["key"]
+        grads["key"] = spec.meaning.scale * grads["key"]
     for name in ("query", "key", "value"):
         if name in wanted:
             grads[name] = heads_first(grads[name])
     return tuple(
         grads[name].reshape(result.shape).astype(result.dtype)
-        for name, result in zip(spec.options.gradients, spec.results, strict=True)
+        for name, result in zip(spec.wanted.gradients, spec.results, strict=True)
     )
 
 

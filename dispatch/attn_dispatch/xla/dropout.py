@@ -25,10 +25,10 @@ _OURS = 2**31
 
 def dropout_head_keys(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array | None:
     """Threefry key data, uint32 [B, N, 2], one key per batch row and head; None without dropout."""
-    if not spec.options.dropout_rate or not spec.has("dropout_key"):
+    if not spec.meaning.dropout_rate or not spec.has("dropout_key"):
         return None
     b, n, d = spec.batch, spec.num_heads, spec.shape("dropout_key")[0]
-    keys = _threefry_keys(operands["dropout_key"], spec.options.dropout_impl)
+    keys = _threefry_keys(operands["dropout_key"], spec.meaning.dropout_impl)
     starts = operands.get("dropout_start", jnp.zeros((d, 2), jnp.int32))
 
     def of_one(key: jax.Array, start: jax.Array) -> jax.Array:
@@ -54,7 +54,7 @@ def dropout_keep_mask(
     # A hash has two words: one for an even key, one for the key after it.
     words = _hash(head_keys.reshape(b * n, 2), *_all_pairs(rows, pairs))
     bits = words.reshape(b, n, size, 2 * num_pairs)[..., : spec.seq_len_kv]
-    dropped_below = min(round(spec.options.dropout_rate * 2**32), 2**32 - 1)
+    dropped_below = min(round(spec.meaning.dropout_rate * 2**32), 2**32 - 1)
     return bits >= jnp.uint32(dropped_below)
 
 

@@ -71,7 +71,7 @@ def _paged(spec: AttentionSpec, operands: Operands) -> AttentionSpec:
 
 
 def _rows_at_a_time(spec: AttentionSpec) -> int:
-    if spec.symbols or spec.options.mods:
+    if spec.symbols or spec.meaning.mods:
         return spec.batch  # a mod counts batch rows from the first
     elements = spec.seq_len_kv * spec.num_kv_heads * (spec.head_dim + spec.head_dim_v)
     fitting = max(GATHERED_BYTES // max(elements * 4, 1), 1)

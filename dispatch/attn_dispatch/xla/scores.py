@@ -14,7 +14,8 @@ from functools import cached_property
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.spec import AttentionSpec, is_mod_operand, mod_operands
+from attn_dispatch.call.options import is_mod_operand, mod_operands
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.mods import modified
@@ -149,7 +150,7 @@ class Scores:
     ) -> tuple[jax.Array, ScoreGradient]:
         """Scores after the soft cap and score_mod, and their backward function."""
         options, factor = self.call.spec.options, None
-        cap, program = options.logits_soft_cap, options.score_mod
+        cap, program = options.meaning.logits_soft_cap, options.meaning.score_mod
         if cap is not None:
             tanh = jnp.tanh(score / cap)
             score, factor = cap * tanh, 1 - tanh * tanh
@@ -164,7 +165,7 @@ class Scores:
         names = mod_operands("score_mod", len(program.arrays))
         arrays = {name: self.operands[name] for name in names}
         moving = {x: y for x, y in arrays.items() if jnp.issubdtype(y.dtype, jnp.floating)}
-        is_learned = any(map(is_mod_operand, options.gradients))
+        is_learned = any(map(is_mod_operand, options.wanted.gradients))
 
         def function(
             score: jax.Array, moving: dict[str, jax.Array], safe: jax.Array | None
@@ -180,7 +181,7 @@ class Scores:
         return function(score, moving, safe), pull
 
     def _scaled_dot(self, q: jax.Array) -> jax.Array:
-        scale = self.call.spec.options.scale
+        scale = self.call.spec.meaning.scale
         if self.call.wide != self.call.narrow:
             return scale * self.dot(q, self.k)
         # XLA could fuse a product with the result into later operations, and round the score
@@ -191,7 +192,7 @@ class Scores:
         """Dropout on x [B, N, R, S]: x / (1 - rate) where kept, else 0."""
         if self.head_keys is None and "keep" not in self.operands:
             return x
-        return jnp.where(self.kept, x / (1 - self.call.spec.options.dropout_rate), 0)
+        return jnp.where(self.kept, x / (1 - self.call.spec.meaning.dropout_rate), 0)
 
     @cached_property
     def kept(self) -> jax.Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from attn_dispatch import settings
@@ -115,9 +114,8 @@ _MARKS = {
 
 def _planned(spec: AttentionSpec, device: Device) -> tuple[str, bool]:
     """The engine, or why there is none."""
-    asked = spec.options.implementation or ("cudnn",)
-    only = replace(spec, options=replace(spec.options, implementation=asked))
-    verdicts = select.verdicts(only, device)
+    asked = spec.meaning.implementation or ("cudnn",)
+    verdicts = select.verdicts(spec.by(*asked), device)
     for verdict in verdicts:
         if verdict.plan is not None:
             return f"{verdict.implementation}: {verdict.plan.engine}", True

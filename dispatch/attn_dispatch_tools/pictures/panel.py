@@ -73,7 +73,7 @@ class Panel:
             "padding": _padding(positions),
             "numbers": operands.get("bias", distance),
         }
-        program = spec.options.score_mod
+        program = spec.meaning.score_mod
         if program is not None:
             assert positions.indices is not None
             score = jnp.einsum("btnh,bsnh->bnts", operands["query"], operands["key"])

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.core.primitive import attention, attn_bwd_p, attn_fwd_p
 from attn_dispatch_tools.verify.case import Case
@@ -128,7 +129,11 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 def _forward(case: Case, options: AttentionOptions) -> Call:
     if case.ragged:
         return ragged(case, options)
-    extra = {"lse": options.needs_lse, "row_max": options.needs_max, "keep": options.needs_keep}
+    extra = {
+        "lse": options.wanted.needs_lse,
+        "row_max": options.wanted.needs_max,
+        "keep": options.wanted.needs_keep,
+    }
     names = ("out", *(name for name, wanted in extra.items() if wanted))
 
     def call(arrays: Arrays) -> Arrays:

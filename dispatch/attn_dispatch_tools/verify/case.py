@@ -11,14 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.call.spec import (
+from attn_dispatch.call.options import (
     DIFFERENTIABLE,
     AttentionOptions,
-    AttentionSpec,
     CausalAlignment,
+    Meaning,
+    Wanted,
     backward_options,
     mod_operands,
 )
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch_tools.verify import drawn_mods
 from attn_dispatch_tools.verify.drawn_mods import Step
@@ -340,25 +342,29 @@ class Case:
         programs = self._programs()
         return AttentionOptions(
             operands=self.operand_names,
-            scale=self.scale,
-            is_causal=self.is_causal,
-            causal_alignment=self.alignment,
-            window=self.window,
-            logits_soft_cap=self.soft_cap,
-            max_segments=self.max_segments,
-            max_seq_lens=self.longest,
-            same_lengths=self._has_same_lengths,
-            dropout_rate=self.dropout,
-            deterministic_backward=self.deterministic,
-            dropout_impl=self.dropout_impl if self.dropout else None,
-            score_mod=programs.get("score_mod"),
-            mask_mod=programs.get("mask_mod"),
-            heads_first_q="q" in self.heads_first.split(),
-            heads_first_kv="kv" in self.heads_first.split(),
-            implementation=implementation,
-            needs_lse=needs_lse,
-            needs_max=self.needs_max and needs_lse,
-            needs_keep=needs_keep,
+            meaning=Meaning(
+                scale=self.scale,
+                is_causal=self.is_causal,
+                causal_alignment=self.alignment,
+                window=self.window,
+                logits_soft_cap=self.soft_cap,
+                max_segments=self.max_segments,
+                max_seq_lens=self.longest,
+                same_lengths=self._has_same_lengths,
+                dropout_rate=self.dropout,
+                deterministic_backward=self.deterministic,
+                dropout_impl=self.dropout_impl if self.dropout else None,
+                score_mod=programs.get("score_mod"),
+                mask_mod=programs.get("mask_mod"),
+                heads_first_q="q" in self.heads_first.split(),
+                heads_first_kv="kv" in self.heads_first.split(),
+                implementation=implementation,
+            ),
+            wanted=Wanted(
+                needs_lse=needs_lse,
+                needs_max=self.needs_max and needs_lse,
+                needs_keep=needs_keep,
+            ),
         )
 
     def backward_options(self, gradients: tuple[str, ...] | None = None) -> AttentionOptions:

@@ -13,7 +13,8 @@ from functools import partial
 
 import jax
 
-from attn_dispatch.call.spec import AttentionSpec, backward_options
+from attn_dispatch.call.options import backward_options
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES
 from attn_dispatch.core.rewrites.mods_as_arrays import SumAsBias
 from attn_dispatch.core.rewrites.narrow_bias import NarrowBias

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.paged_arguments import first_of_both
-from attn_dispatch.call.spec import AttentionOptions
 from attn_dispatch_tools.verify.case import Case
 
 _UNUSED = 3
@@ -24,7 +24,8 @@ _NO_PAGES = (-7, 2**30)
 def paged_options(case: Case, options: AttentionOptions) -> AttentionOptions:
     """The options of the call, key and value in pages."""
     names = tuple(f"{x}_pages" if x in ("key", "value") else x for x in options.operands)
-    return replace(options, operands=(*names, "page_table"), value_page=int(case.one_pool))
+    meaning = replace(options.meaning, value_page=int(case.one_pool))
+    return replace(options, operands=(*names, "page_table"), meaning=meaning)
 
 
 def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

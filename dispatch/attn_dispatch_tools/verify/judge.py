@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.call.spec import AttentionOptions
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch_tools.verify.naive import Naive
 from attn_dispatch_tools.verify.reference import Operands
 
@@ -87,7 +87,7 @@ def error(got: np.ndarray, expected: np.ndarray) -> float:
 
 def factor(options: AttentionOptions) -> int:
     """How many times the naive computation's error is allowed."""
-    return 2 if options.logits_soft_cap is None else 3
+    return 2 if options.meaning.logits_soft_cap is None else 3
 
 
 def allowances(
@@ -124,7 +124,7 @@ def allowances(
         allowed[name] = factor(options) * plain_error + slack
         if name in _STATISTICS:
             allowed[name] += _STATISTICS_ULPS * float(np.spacing(np.float32(size)))
-            allowed[name] += _TANH_ERROR * (options.logits_soft_cap or 0)
+            allowed[name] += _TANH_ERROR * (options.meaning.logits_soft_cap or 0)
             allowed[name] += plain.score_noise
     return allowed
 

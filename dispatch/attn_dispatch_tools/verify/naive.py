@@ -17,7 +17,7 @@ from functools import cached_property
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.call.spec import AttentionOptions, mod_operands
+from attn_dispatch.call.options import AttentionOptions, mod_operands
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch_tools.verify.drawn_mods import EXACT, FAST, DrawnScoreMod, Places
 from attn_dispatch_tools.verify.reference import (
@@ -68,7 +68,7 @@ def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None
     with np.errstate(over="ignore", invalid="ignore"):
         call = _Forward(options, poison_padding(options, operands, 0.0), keep)
         results = {"out": call.out.swapaxes(1, 2), "lse": call.lse}
-        if options.needs_max:
+        if options.wanted.needs_max:
             results["row_max"] = call.row_max
         results = {name: np.array(x) for name, x in results.items()}
         mark_wrong(options, operands, results)
@@ -100,18 +100,18 @@ class _Forward:
         self.groups = operands["query"].shape[2] // self.kv_heads
         self.q = self.heads_first("query")
         self.k, self.v = (self.heads_first(x).repeat(self.groups, axis=1) for x in ("key", "value"))
-        score = self.wide.type(options.scale) * (self.q @ self.k.swapaxes(2, 3))
+        score = self.wide.type(options.meaning.scale) * (self.q @ self.k.swapaxes(2, 3))
         sizes = np.abs(self.q) @ np.abs(self.k).swapaxes(2, 3)
         unit = float(np.finfo(self.wide).eps * np.sqrt(max(self.q.shape[3], 1)))
-        self.score_noise = unit * abs(options.scale) * float(sizes.max(initial=0))
+        self.score_noise = unit * abs(options.meaning.scale) * float(sizes.max(initial=0))
         self.slope = np.ones((1, 1, 1, 1), self.wide)
-        if options.logits_soft_cap is not None:
-            bent = np.tanh(score / self.wide.type(options.logits_soft_cap))
-            score, self.slope = self.wide.type(options.logits_soft_cap) * bent, 1 - bent**2
+        if options.meaning.logits_soft_cap is not None:
+            bent = np.tanh(score / self.wide.type(options.meaning.logits_soft_cap))
+            score, self.slope = self.wide.type(options.meaning.logits_soft_cap) * bent, 1 - bent**2
         self.by_read: dict[str, np.ndarray] = {}
         may_attend = allowed(options, operands)
-        if options.score_mod is not None:
-            score = self._modified(options.score_mod, score, may_attend)
+        if options.meaning.score_mod is not None:
+            score = self._modified(options.meaning.score_mod, score, may_attend)
         self.distance = np.ones((1, 1, 1, 1), self.wide)
         if "alibi_slopes" in operands:
             rows = range(self.q.shape[0])
@@ -133,7 +133,7 @@ class _Forward:
         self.lse = np.where(self.live, lse, -np.inf)
         self.kept = np.ones((1, 1, 1, 1), self.wide)
         if keep is not None:
-            self.kept = (keep / (1 - options.dropout_rate)).astype(self.wide)
+            self.kept = (keep / (1 - options.meaning.dropout_rate)).astype(self.wide)
         self.p_kept = self.rounded(self.p * self.kept)
         self.out = (self.p_kept @ self.v).astype(self.dtype)
 
@@ -187,7 +187,7 @@ class _Forward:
 
 def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
     """The gradients, and that of the scores in the call's dtype."""
-    operands, scale = call.operands, call.wide.type(call.options.scale)
+    operands, scale = call.operands, call.wide.type(call.options.meaning.scale)
     out_grad = call.heads_first("out_grad")
     p_grad = call.rounded(call.p_grad) * call.kept
     mean = (call.p * p_grad).sum(axis=3)
@@ -218,7 +218,7 @@ def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
 
 def _sizes(call: _Forward) -> Operands:
     """See `Naive`."""
-    operands, scale = call.operands, abs(call.options.scale)
+    operands, scale = call.operands, abs(call.options.meaning.scale)
     p_grad = np.abs(call.p_grad) * call.kept
     row = (call.p * p_grad).sum(axis=3) + np.abs(operands.get("lse_grad", 0))
     of_score = call.p * (p_grad + row[..., None])
@@ -254,7 +254,7 @@ def _spread_of_out(call: _Forward) -> np.ndarray:
 
 def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bool) -> Operands:
     """See `Naive`: the variances of rounded numbers, carried on to every gradient."""
-    operands, scale = call.operands, call.options.scale
+    operands, scale = call.operands, call.options.meaning.scale
     out_grad = call.heads_first("out_grad")
     p_grad = call.p_grad * call.kept
     mean = (call.p * p_grad).sum(axis=3, keepdims=True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attn_dispatch.call.spec import AttentionOptions
+from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.paged import paged_attention
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.in_pages import in_pages
@@ -49,7 +49,7 @@ def ragged(
             is_causal=case.is_causal,
             local_window_size=None if case.window == (None, None) else case.window,
             logits_soft_cap=case.soft_cap,
-            implementation=options.implementation or None,
+            implementation=options.meaning.implementation or None,
             return_lse=True,
             **by_head,
         )
@@ -65,7 +65,7 @@ def ragged(
             is_right = (x[len(rows) :] == padding).all()
             results[name] = jnp.where(is_right, padded, jnp.nan)
         results["lse"] = jnp.swapaxes(results["lse"], 1, 2)
-        return results if options.needs_lse else {"out": results["out"]}
+        return results if options.wanted.needs_lse else {"out": results["out"]}
 
     return call
 

@@ -13,7 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from attn_dispatch.call.spec import DIFFERENTIABLE, AttentionOptions, is_mod_operand, mod_operands
+from attn_dispatch.call.options import (
+    DIFFERENTIABLE,
+    AttentionOptions,
+    is_mod_operand,
+    mod_operands,
+)
 from attn_dispatch_tools.verify.drawn_mods import DrawnMaskMod, DrawnScoreMod, Places
 
 Operands = dict[str, np.ndarray]
@@ -33,7 +38,7 @@ def reference(
         "out": np.array([row.out.swapaxes(0, 1) for row in rows]),
         "lse": np.array([row.lse for row in rows]),
     }
-    if options.needs_max:
+    if options.wanted.needs_max:
         results["row_max"] = np.array([row.row_max for row in rows])
     mark_wrong(options, operands, results)
     if "out_grad" in operands:
@@ -81,11 +86,11 @@ def _ids_and_wrong(
         if lengths is not None:
             wrong_row |= not 0 <= lengths[batch_row] <= length
             ids[max(int(lengths[batch_row]), 0) :] = 0
-        largest = options.max_segments
+        largest = options.meaning.max_segments
         wrong = ids < 0 if largest is None else (ids < 0) | (ids > largest)
-        longest = None if options.max_seq_lens is None else options.max_seq_lens[i]
+        longest = None if options.meaning.max_seq_lens is None else options.meaning.max_seq_lens[i]
         sides.append((np.where(wrong, 0, ids), wrong, longest))
-    is_ordered = options.max_segments is not None
+    is_ordered = options.meaning.max_segments is not None
     misplaced = {x for ids, _, most in sides for x in _misplaced(ids, most, is_ordered=is_ordered)}
     found = []
     for ids, wrong, _ in sides:
@@ -124,7 +129,7 @@ def relative_positions(
     i = np.tril(query_ids[:, None] == query_ids, -1).sum(axis=1)
     j = np.tril(key_ids[:, None] == key_ids, -1).sum(axis=1)
     offset = np.zeros_like(i)
-    if options.causal_alignment == "bottom_right":
+    if options.meaning.causal_alignment == "bottom_right":
         keys = (query_ids[:, None] == key_ids).sum(axis=1)
         queries = (query_ids[:, None] == query_ids).sum(axis=1)
         offset = keys - queries
@@ -136,17 +141,17 @@ def allowed_pairs(options: AttentionOptions, operands: Operands, batch_row: int)
     query_ids, key_ids = segment_ids(options, operands, batch_row)
     relative = relative_positions(options, query_ids, key_ids)
     may = (query_ids[:, None] == key_ids) & (query_ids[:, None] != 0)
-    left, right = options.window
+    left, right = options.meaning.window
     if "window" in operands:
         left, right = (int(x) for x in _pick(operands["window"], batch_row))
     may &= True if left is None else relative >= -left
     may &= True if right is None else relative <= right
-    may &= True if not options.is_causal else relative <= 0
+    may &= True if not options.meaning.is_causal else relative <= 0
     heads = np.broadcast_to(may, (operands["query"].shape[2], *may.shape))
-    if options.mask_mod is not None:
-        assert isinstance(options.mask_mod, DrawnMaskMod)
+    if options.meaning.mask_mod is not None:
+        assert isinstance(options.meaning.mask_mod, DrawnMaskMod)
         places = places_of(options, operands, batch_row)
-        heads = heads & options.mask_mod.may_attend(places, arrays_of("mask_mod", operands))
+        heads = heads & options.meaning.mask_mod.may_attend(places, arrays_of("mask_mod", operands))
     return heads & _pick(operands["mask"], batch_row) if "mask" in operands else heads
 
 
@@ -246,18 +251,18 @@ class _Row:
         self.k = self._clean("key", key_ids).repeat(self.groups, axis=0)
         self.v = self._clean("value", key_ids).repeat(self.groups, axis=0)
 
-        score = options.scale * (self.q @ self.k.swapaxes(1, 2))
+        score = options.meaning.scale * (self.q @ self.k.swapaxes(1, 2))
         self.slope = np.ones((1, 1, 1))
-        if options.logits_soft_cap is not None:
-            bent = np.tanh(score / options.logits_soft_cap)
-            score, self.slope = options.logits_soft_cap * bent, 1 - bent**2
+        if options.meaning.logits_soft_cap is not None:
+            bent = np.tanh(score / options.meaning.logits_soft_cap)
+            score, self.slope = options.meaning.logits_soft_cap * bent, 1 - bent**2
         self.by_read: dict[str, np.ndarray] = {}
         may_attend = allowed_pairs(options, operands, batch_row)
-        if options.score_mod is not None:
-            assert isinstance(options.score_mod, DrawnScoreMod)
+        if options.meaning.score_mod is not None:
+            assert isinstance(options.meaning.score_mod, DrawnScoreMod)
             self.places = places_of(options, operands, batch_row)
             arrays = [x.astype(np.float64) for x in arrays_of("score_mod", operands)]
-            score, slope, self.by_read = options.score_mod.modified(
+            score, slope, self.by_read = options.meaning.score_mod.modified(
                 score, may_attend, self.places, arrays
             )
             self.slope = self.slope * slope
@@ -283,7 +288,7 @@ class _Row:
 
         self.kept: np.ndarray | float = 1.0
         if keep is not None:
-            self.kept = keep[batch_row] / (1 - options.dropout_rate)
+            self.kept = keep[batch_row] / (1 - options.meaning.dropout_rate)
         self.out = (self.p * self.kept) @ self.v
 
     def add_gradients(self, gradients: Operands) -> None:
@@ -297,7 +302,7 @@ class _Row:
             lse_grad = np.where(self.live, self.operands["lse_grad"][self.batch_row], 0)
         score_grad = self.p * (p_grad - mean[..., None] + lse_grad[..., None])
         sink_grad = (self.p_sink * (lse_grad - mean)).sum(axis=1)
-        raw_grad = self.options.scale * score_grad * self.slope
+        raw_grad = self.options.meaning.scale * score_grad * self.slope
         gradients["query"][self.batch_row] += (raw_grad @ self.k).swapaxes(0, 1)
         gradients["key"][self.batch_row] += self._of_groups(raw_grad.swapaxes(1, 2) @ self.q)
         p_kept = (self.p * self.kept).swapaxes(1, 2)

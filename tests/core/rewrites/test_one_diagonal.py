@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ from tests.support.backend import needs_cudnn
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import run
 from tests.support.in_place_of_kernels import rules
+from tests.support.option_parts import spec_with
 
 SHAPES = ((7, 33, 3), (33, 33, 9), (33, 7, 3), (1, 33, 0), (7, 16, 15))
 """T, S and the left side of the window."""
@@ -144,7 +144,7 @@ def test_equal_lengths_have_one_corner():
     case = Case("equal", t=14, window=(3, 0), alignment="bottom_right", kv_lengths=(9, 14))
     spec = spec_of(case.forward_options(), case.avals())
     assert band_of(spec).bottom_right
-    same = replace(spec, options=replace(spec.options, same_lengths=True))
+    same = spec_with(spec, same_lengths=True)
     assert not band_of(same).bottom_right
 
 

@@ -65,16 +65,16 @@ def chain_of(spec: AttentionSpec, without: tuple[str, ...] = (), first: str = ""
     def reasons(spec: AttentionSpec) -> tuple[Reason, ...]:
         missing = {
             "mask": spec.has("mask"),
-            "score_mod": spec.options.score_mod is not None,
+            "score_mod": spec.meaning.score_mod is not None,
             "sinks": spec.has("sinks"),
             "alibi": spec.has("alibi_slopes"),
-            "row maximum": spec.options.needs_max,
+            "row maximum": spec.wanted.needs_max,
             "row bias": spec.has("bias") and spec.shape("bias")[3] == 1,
             "lengths": spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths"),
             "packed": spec.has("query_segment_ids") or spec.has("cu_seqlens_q"),
             "narrow heads": spec.head_dim < 256,
             "narrow values": spec.head_dim_v < spec.head_dim,
-            "bias gradient": "bias" in spec.options.gradients,
+            "bias gradient": "bias" in spec.wanted.gradients,
             "beyond 256": spec.head_dim_v + 8 * spec.has("lse_grad") > 256,
             "beyond 128": spec.head_dim_v + 8 * spec.has("lse_grad") > 128,
         }
@@ -310,8 +310,8 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
     ),
     "another cap": (
         "score_mod: as logits", mods_as_arguments, "parts_of",
-        lambda spec: None if spec.options.score_mod is None
-        else replace(known_form(spec.options.score_mod), soft_cap=3.0),
+        lambda spec: None if spec.meaning.score_mod is None
+        else replace(known_form(spec.meaning.score_mod), soft_cap=3.0),
     ),
     "another diagonal": (
         "score_mod: what it adds", mods, "_along_diagonals",

@@ -34,7 +34,7 @@ def reasons_against(spec: AttentionSpec) -> tuple[Reason, ...]:
     if found := rules.not_supported_reasons(spec):
         return found
     of_calls = [
-        rules.variant_reason(call, "sm90", whole_pages=spec.options.whole_pages)
+        rules.variant_reason(call, "sm90", whole_pages=spec.promises.whole_pages)
         for call in variants_of(spec)
     ]
     first = of_calls[0]

@@ -153,7 +153,7 @@ def test_another_implementation_may_win(toy, monkeypatch):
     assert winner is not None and winner.implementation == "xla"
     assert explain(Q, Q, Q, is_causal=True).chosen_forward == "xla"
     # Whoever names implementations has a contest among the engines of the first that can.
-    named = replace(SPEC, options=replace(SPEC.options, implementation=("toy", "xla")))
+    named = SPEC.by("toy", "xla")
     assert select.winner(named, CPU) is None
     with tuning():
         assert contest.hold(named, CPU).engine == "2 2"

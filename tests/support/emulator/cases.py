@@ -11,9 +11,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from attn_dispatch.call.spec import AttentionOptions
 from attn_dispatch_tools.verify.reference import reference
 from tests.support.emulator.native import CONSTANTS, Backward, Call, Emulator, Forward
+from tests.support.option_parts import options_with
 
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 RNG_STATE = (0x123456789ABCDEF0, 7)
@@ -274,7 +274,7 @@ class Run:
         bottom_right = case.mask == "BOTTOM_RIGHT" or (
             case.bias == "ALIBI" and case.mask == "NO_MASK"
         )
-        options = AttentionOptions(
+        options = options_with(
             operands=tuple(operands),
             scale=float(np.float32(0.3)),
             causal_alignment="bottom_right" if bottom_right else "top_left",

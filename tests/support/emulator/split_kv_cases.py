@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from attn_dispatch.call.spec import AttentionOptions
 from attn_dispatch_tools.verify.reference import reference
 from tests.support.emulator.cases import DTYPES
 from tests.support.emulator.native import CONSTANTS, Call, Emulator, SplitKv
+from tests.support.option_parts import options_with
 
 SCALE = 0.3
 
@@ -165,7 +165,7 @@ class SplitRun:
             operands["alibi_slopes"] = self.views["bias"][row].astype(float)
         operands = {name: x[None] for name, x in operands.items()}
         left, right = (None if x < 0 else x for x in case.window)
-        options = AttentionOptions(
+        options = options_with(
             operands=tuple(operands),
             scale=float(np.float32(SCALE)),
             causal_alignment="bottom_right" if case.mask == "BOTTOM_RIGHT" else "top_left",

@@ -63,7 +63,7 @@ def test_a_call_is_what_it_would_be_in_python(file):
         query=array(512, 4, 64), key=array(512, 2, 64), value=array(512, 2, 64),
         cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=256, max_seqlen_kv=256,
     )  # fmt: skip
-    assert ragged.options.same_lengths
+    assert ragged.options.meaning.same_lengths
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from functools import partial
 
 import jax
 
-from attn_dispatch.call.spec import AttentionSpec, backward_options
+from attn_dispatch.call.options import backward_options
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.apart import GradientApart, MaximumApart, ReadGradientsApart
 from attn_dispatch.core.rewrites.cache.beside_pages import BesidePages
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
@@ -208,7 +209,7 @@ def rewritten(
         may_fall_back=may_fall_back,
         first=first,
     )
-    if not spec.options.dropout_rate:
+    if not spec.meaning.dropout_rate:
         chain = chain_of(spec, moves=None)
         return chain if chain.reasons else in_parts(chain, parts([chain]))
     # Where the mask is drawn is decided by one call, for both directions and for whoever wants to

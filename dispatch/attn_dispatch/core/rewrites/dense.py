@@ -21,6 +21,7 @@ from attn_dispatch.core.rewrites.rewrite import (
     common_shape,
     for_,
     is_affordable,
+    without_band,
 )
 from attn_dispatch.programs.program import is_finite
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
@@ -41,12 +42,12 @@ class SlopesAsBias:
         shape = _pairs(spec, "bias", heads=spec.num_heads, batch=spec.shape("alibi_slopes")[0])
         if not is_affordable(shape):
             return None
-        wanted = ("bias" if x == "alibi_slopes" else x for x in spec.options.gradients)
+        wanted = ("bias" if x == "alibi_slopes" else x for x in spec.wanted.gradients)
         return changed(
             spec,
             without=("alibi_slopes",),
             arrays={"bias": (shape, "float32")},
-            gradients=tuple(dict.fromkeys(wanted)),
+            wanted=replace(spec.wanted, gradients=tuple(dict.fromkeys(wanted))),
         )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
@@ -60,7 +61,7 @@ class SlopesAsBias:
         if "bias" not in results:
             return results
         grad = results["bias"].astype(jnp.float32)
-        if "alibi_slopes" in spec.options.gradients:
+        if "alibi_slopes" in spec.wanted.gradients:
             shape = spec.shape("alibi_slopes")
             slopes_grad = sum_like(-grad * distance, (*shape, 1, 1)).reshape(shape)
             results["alibi_slopes"] = slopes_grad.astype(spec.dtype_of("alibi_slopes"))
@@ -83,9 +84,7 @@ class BandAsMask:
         if not is_affordable(shape):
             return None
         arrays = {"mask": (shape, "bool")}
-        return changed(
-            spec, without=("window",), arrays=arrays, is_causal=False, window=(None, None)
-        )
+        return changed(spec, without=("window",), arrays=arrays, meaning=without_band(spec.meaning))
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)
@@ -114,7 +113,7 @@ class SequencesAsMask:
         shape = _pairs(spec, "mask", batch=spec.batch)
         if not without or not is_affordable(shape):
             return None
-        if spec.options.mods and is_packed(spec):
+        if spec.meaning.mods and is_packed(spec):
             return None  # which count positions inside of sequences
         if spec.has("alibi_slopes"):
             with_bias = _SLOPES.inner(spec)
@@ -123,11 +122,12 @@ class SequencesAsMask:
             spec,
             without=(*without, "window"),
             arrays={"mask": (shape, "bool")},
-            is_causal=False,
-            window=(None, None),
-            causal_alignment="top_left",
-            max_segments=None,
-            max_seq_lens=None,
+            meaning=replace(
+                without_band(spec.meaning),
+                causal_alignment="top_left",
+                max_segments=None,
+                max_seq_lens=None,
+            ),
         )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
@@ -166,7 +166,7 @@ class MaskAsBias:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if not spec.has("mask") or not is_finite(spec.options.score_mod):
+        if not spec.has("mask") or not is_finite(spec.meaning.score_mod):
             return None  # NaN - inf is NaN
         shape = common_shape(*(spec.shape(x) for x in ("mask", "bias") if spec.has(x)))
         dtype = spec.dtype_of("bias") if spec.has("bias") else spec.dtype
@@ -178,7 +178,7 @@ class MaskAsBias:
         bias = operands["bias"] if spec.has("bias") else jnp.zeros((), inner.dtype_of("bias"))
         bias = jnp.where(operands["mask"], bias, -jnp.inf)
         results = dict(calls.kernel(inner, for_(inner, operands | {"bias": bias})))
-        if "bias" in spec.options.gradients:
+        if "bias" in spec.wanted.gradients:
             grad = sum_like(results["bias"], spec.shape("bias"))
             results["bias"] = grad.astype(spec.dtype_of("bias"))
         return results
@@ -191,7 +191,7 @@ def _pairs(
     spec: AttentionSpec, name: str, *, batch: int = 1, heads: int = 1
 ) -> tuple[int, int, int, int]:
     """The shape [·, ·, T, S] of what comes of the operand `name` and of positions."""
-    is_bottom_right = spec.options.causal_alignment == "bottom_right"
+    is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
     has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
     if is_packed(spec) or (has_lengths and is_bottom_right):
         batch = spec.batch
@@ -204,7 +204,9 @@ def _pairs(
 def _mask(
     spec: AttentionSpec, operands: Arrays, positions: Positions, shape: tuple[int, ...]
 ) -> jax.Array:
-    may_attend = allowed(changed(spec, mask_mod=None), operands, positions)
+    may_attend = allowed(
+        changed(spec, meaning=replace(spec.meaning, mask_mod=None)), operands, positions
+    )
     assert may_attend is not None
     return jnp.broadcast_to(may_attend, shape)
 

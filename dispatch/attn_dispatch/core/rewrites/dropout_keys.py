@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
+from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
 
 
@@ -19,9 +20,9 @@ class CallForEachKey:
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
         keys = _keys(spec)
-        if keys == 1 or any(map(is_mod_operand, spec.options.gradients)):
+        if keys == 1 or any(map(is_mod_operand, spec.wanted.gradients)):
             return None
-        copies = spec.shape("mods_start")[0] if spec.options.mods else keys
+        copies = spec.shape("mods_start")[0] if spec.meaning.mods else keys
         if copies % keys and keys % copies:
             return None
         rows = {
@@ -57,7 +58,7 @@ def _keys(spec: AttentionSpec) -> int:
 
 def _mod_operands(spec: AttentionSpec, operands: Arrays, keys: int) -> Arrays:
     """What mods read, and where b begins, for each of the calls."""
-    if not spec.options.mods:
+    if not spec.meaning.mods:
         return {}
     start = operands["mods_start"]
     copies = start.shape[0]

@@ -105,7 +105,7 @@ class InParts:
                 arrays[x.name] = (tuple(shape), x.dtype)
         if spec.has("dropout_key") and not spec.has("dropout_start"):
             arrays["dropout_start"] = ((spec.shape("dropout_key")[0], 2), "int32")
-        return changed(spec, arrays=arrays, same_lengths=spec.options.same_lengths)
+        return changed(spec, arrays=arrays, same_lengths=spec.meaning.same_lengths)
 
     def _operands(
         self, spec: AttentionSpec, operands: Arrays, first: Index, part: AttentionSpec

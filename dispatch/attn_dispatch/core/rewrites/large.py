@@ -44,7 +44,7 @@ def parts_of_a_large_call(spec: AttentionSpec) -> Iterator[Steps]:
             yield (_equal_parts(spec, axis, most),)
     if (elements := _elements_of_a_row(spec)) >= LARGE:
         yield from _halves(spec, ("heads",), elements)
-    elif spec.options.deterministic_backward and (elements := _elements_of_splits(spec)) >= LARGE:
+    elif spec.meaning.deterministic_backward and (elements := _elements_of_splits(spec)) >= LARGE:
         yield from _halves(spec, ("batch", "heads"), elements)
 
 

@@ -6,7 +6,7 @@ each score; where it is causal as well, 0.49 (cuDNN 9.19).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
@@ -25,22 +25,24 @@ class MaskModAsLengths:
     moves_dropout: bool = True
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        program = spec.options.mask_mod
+        program = spec.meaning.mask_mod
         if program is None or is_packed(spec) or spec.has("key_value_seq_lengths"):
             return None
         # From the bottom right a diagonal moves with the lengths.
         has_diagonal = spec.band != (None, None) or spec.has("alibi_slopes") or spec.has("window")
-        if has_diagonal and spec.options.causal_alignment != "top_left":
+        if has_diagonal and spec.meaning.causal_alignment != "top_left":
             return None
         found = key_range(program)
         if found.row_end is None or not _is_within_band(spec, found):
             return None
         lengths = {"key_value_seq_lengths": ((spec.batch,), "int32")}
         without = operands_of(spec, "mask_mod")
-        return changed(spec, without=without, arrays=lengths, mask_mod=None)
+        return changed(
+            spec, without=without, arrays=lengths, meaning=replace(spec.meaning, mask_mod=None)
+        )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner, program = self.inner(spec), spec.options.mask_mod
+        inner, program = self.inner(spec), spec.meaning.mask_mod
         assert inner is not None and program is not None
         end, indices = key_range(program).row_end, Positions.of(spec, operands).indices
         assert end is not None and indices is not None

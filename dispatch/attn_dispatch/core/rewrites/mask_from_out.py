@@ -11,7 +11,7 @@ it takes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,13 @@ class MaskFromOut:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        o = spec.options
-        if not (o.needs_keep and o.dropout_rate) or o.score_mod or spec.head_dim_v == 0:
+        if (
+            not (spec.wanted.needs_keep and spec.meaning.dropout_rate)
+            or spec.meaning.score_mod
+            or spec.head_dim_v == 0
+        ):
             return None  # nobody knows what score_mod makes of equal scores
-        return changed(spec, needs_keep=False, needs_lse=True)
+        return changed(spec, wanted=replace(spec.wanted, needs_keep=False, needs_lse=True))
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)
@@ -51,7 +54,7 @@ class MaskFromOut:
             value = jnp.broadcast_to(value, (spec.batch, s, k, columns))
             results = calls.kernel(inner, known | {"value": value.astype(spec.dtype)})
             weight = jnp.exp(results["lse"]).swapaxes(1, 2)[..., None]
-            total = results["out"].astype(weight.dtype) * weight * (1 - spec.options.dropout_rate)
+            total = results["out"].astype(weight.dtype) * weight * (1 - spec.meaning.dropout_rate)
             number = jnp.round(total * 2 ** (_BITS - 1)).astype(jnp.int32)
             bits = [jnp.right_shift(number, i) & 1 for i in range(_BITS)]
             return (jnp.stack(bits, axis=-1) == 1).reshape(*number.shape[:3], columns * _BITS)

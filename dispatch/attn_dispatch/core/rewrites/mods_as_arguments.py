@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.spec import AttentionSpec, is_mod_operand
+from attn_dispatch.call.options import is_mod_operand
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.mods_as_arrays import operands_of, parts_of
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
 from attn_dispatch.programs.known_forms import AlibiSlopes
@@ -24,12 +25,16 @@ class ScoreModAsCap:
         found = parts_of(spec)
         if found is None or found.soft_cap is None or found.adds:
             return None
-        if spec.options.logits_soft_cap is not None or any(
-            map(is_mod_operand, spec.options.gradients)
+        if spec.meaning.logits_soft_cap is not None or any(
+            map(is_mod_operand, spec.wanted.gradients)
         ):
             return None
         without = operands_of(spec, "score_mod")
-        return changed(spec, without=without, score_mod=None, logits_soft_cap=found.soft_cap)
+        return changed(
+            spec,
+            without=without,
+            meaning=replace(spec.meaning, score_mod=None, logits_soft_cap=found.soft_cap),
+        )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)
@@ -45,7 +50,7 @@ class ScoreModAsSlopes:
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
         found = _slopes(spec)
         # A mod counts positions from the top left.
-        if found is None or spec.options.causal_alignment != "top_left":
+        if found is None or spec.meaning.causal_alignment != "top_left":
             return None
         right = spec.band[1]
         if spec.has("alibi_slopes") or (found.is_one_sided and (right is None or right > 0)):
@@ -54,21 +59,21 @@ class ScoreModAsSlopes:
             return None  # where b counts sequences
         has_rows = "b" in found.values.axes or spec.shape("mods_start")[0] > 1
         shape = spec.batch if has_rows else 1, spec.num_heads
-        wanted = ("alibi_slopes" if is_mod_operand(x) else x for x in spec.options.gradients)
+        wanted = ("alibi_slopes" if is_mod_operand(x) else x for x in spec.wanted.gradients)
         return changed(
             spec,
             without=operands_of(spec, "score_mod"),
             arrays={"alibi_slopes": (shape, "float32")},
-            score_mod=None,
-            gradients=tuple(dict.fromkeys(wanted)),
+            meaning=replace(spec.meaning, score_mod=None),
+            wanted=replace(spec.wanted, gradients=tuple(dict.fromkeys(wanted))),
         )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner, found, program = self.inner(spec), _slopes(spec), spec.options.score_mod
+        inner, found, program = self.inner(spec), _slopes(spec), spec.meaning.score_mod
         assert inner is not None and found is not None and program is not None
         indices = Positions.of(spec, operands).indices
         assert indices is not None
-        moving = {x: y for x, y in operands.items() if x in spec.options.gradients}
+        moving = {x: y for x, y in operands.items() if x in spec.wanted.gradients}
         moving = {x: y for x, y in moving.items() if is_mod_operand(x)}
         shape = inner.shape("alibi_slopes")
 

@@ -7,12 +7,13 @@ the arrays that it reads: T5's table, for one. Like all arrays over pairs, up to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.spec import AttentionSpec, is_mod_operand, mod_operands
+from attn_dispatch.call.options import is_mod_operand, mod_operands
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     Arrays,
     Calls,
@@ -35,7 +36,7 @@ class MaskModAsMask:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        program = spec.options.mask_mod
+        program = spec.meaning.mask_mod
         if program is None:
             return None
         shape = _shape(spec, program)
@@ -44,10 +45,15 @@ class MaskModAsMask:
         if not is_affordable(shape):
             return None
         without = operands_of(spec, "mask_mod")
-        return changed(spec, without=without, arrays={"mask": (shape, "bool")}, mask_mod=None)
+        return changed(
+            spec,
+            without=without,
+            arrays={"mask": (shape, "bool")},
+            meaning=replace(spec.meaning, mask_mod=None),
+        )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner, program = self.inner(spec), spec.options.mask_mod
+        inner, program = self.inner(spec), spec.meaning.mask_mod
         assert inner is not None and program is not None
         indices = Positions.of(spec, operands).indices
         assert indices is not None
@@ -67,42 +73,45 @@ class SumAsBias:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        program, found = spec.options.score_mod, parts_of(spec)
+        program, found = spec.meaning.score_mod, parts_of(spec)
         if program is None or found is None or not found.adds:
             return None
-        if found.soft_cap is not None and spec.options.logits_soft_cap is not None:
+        if found.soft_cap is not None and spec.meaning.logits_soft_cap is not None:
             return None
-        if spec.options.deterministic_backward and any(map(is_mod_operand, spec.options.gradients)):
+        if spec.meaning.deterministic_backward and any(map(is_mod_operand, spec.wanted.gradients)):
             return None  # XLA may add them up in any order
         shape = _shape(spec, program)
         if spec.has("bias"):
             shape = common_shape(shape, spec.shape("bias"))
         if not is_affordable(shape):
             return None
-        wanted = ("bias" if is_mod_operand(x) else x for x in spec.options.gradients)
+        wanted = ("bias" if is_mod_operand(x) else x for x in spec.wanted.gradients)
         return changed(
             spec,
             without=operands_of(spec, "score_mod"),
             arrays={"bias": (shape, _bias_dtype(spec, found))},
-            score_mod=None,
-            logits_soft_cap=found.soft_cap or spec.options.logits_soft_cap,
-            gradients=tuple(dict.fromkeys(wanted)),
+            meaning=replace(
+                spec.meaning,
+                score_mod=None,
+                logits_soft_cap=found.soft_cap or spec.meaning.logits_soft_cap,
+            ),
+            wanted=replace(spec.wanted, gradients=tuple(dict.fromkeys(wanted))),
         )
 
     def remedies(self, spec: AttentionSpec) -> Mapping[str, str]:
         """What `_bias_dtype` goes by."""
-        program = spec.options.score_mod
+        program = spec.meaning.score_mod
         if program is None or not program.arrays or spec.has("bias"):
             return {}
         return {"bias_dtype": f"read arrays of {spec.dtype} alone in score_mod"}
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner, program = self.inner(spec), spec.options.score_mod
+        inner, program = self.inner(spec), spec.meaning.score_mod
         assert inner is not None and program is not None
         indices = Positions.of(spec, operands).indices
         assert indices is not None
         names = mod_operands("score_mod", len(program.arrays))
-        moving = {x: operands[x] for x in names if x in spec.options.gradients}
+        moving = {x: operands[x] for x in names if x in spec.wanted.gradients}
 
         def added(moving: Arrays) -> jax.Array:
             read = mods.arrays_of("score_mod", program, operands | moving)
@@ -123,7 +132,7 @@ class SumAsBias:
         if "bias" not in results:
             return results
         grad = results.pop("bias").astype(jnp.float32)
-        if "bias" in spec.options.gradients:
+        if "bias" in spec.wanted.gradients:
             own = sum_like(grad, spec.shape("bias"))
             results["bias"] = own.astype(spec.dtype_of("bias"))
         if moving:
@@ -151,11 +160,11 @@ def _shape(spec: AttentionSpec, program: ModProgram) -> tuple[int, int, int, int
 
 def parts_of(spec: AttentionSpec) -> KnownForm | None:
     """What the call's score_mod does, if it has one that is a sum or a soft cap."""
-    program = spec.options.score_mod
+    program = spec.meaning.score_mod
     return None if program is None else known_form(program)
 
 
 def operands_of(spec: AttentionSpec, mod: str) -> tuple[str, ...]:
     """The operands that a call without this mod does not have."""
     names = tuple(x.name for x in spec.operands if is_mod_operand(x.name) and mod in x.name)
-    return names if len(spec.options.mods) > 1 else (*names, "mods_start")
+    return names if len(spec.meaning.mods) > 1 else (*names, "mods_start")

@@ -11,13 +11,13 @@ they stand at. Rows before the first query are zeros, whose gradients are 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import AS_ROWS, LENGTHS, Arrays, Calls, changed, for_
+from attn_dispatch.core.rewrites.rewrite import LENGTHS, Arrays, Calls, changed, for_, keys_as_rows
 from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 
@@ -46,10 +46,10 @@ class OneDiagonal:
     moves_dropout: bool = True
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        o, (left, right) = spec.options, spec.band
-        if not spec.is_backward or is_packed(spec) or spec.is_empty or o.mods:
+        left, right = spec.band
+        if not spec.is_backward or is_packed(spec) or spec.is_empty or spec.meaning.mods:
             return None
-        if o.causal_alignment != "bottom_right" or any(map(spec.has, _CANNOT_GO)):
+        if spec.meaning.causal_alignment != "bottom_right" or any(map(spec.has, _CANNOT_GO)):
             return None
         # A query before the first key sees none. With keys on its right it might see some.
         if left is None or right != 0:
@@ -66,8 +66,10 @@ class OneDiagonal:
         has_lengths = any(map(spec.has, LENGTHS))
         if has_lengths:
             arrays |= {name: ((spec.batch,), "int32") for name in LENGTHS}
-        as_rows = {**AS_ROWS, "heads_first_q": False, "same_lengths": has_lengths}
-        return changed(spec, arrays=arrays, causal_alignment="top_left", **as_rows)
+        meaning = replace(
+            keys_as_rows(spec.meaning), heads_first_q=False, causal_alignment="top_left"
+        )
+        return changed(spec, arrays=arrays, meaning=meaning, same_lengths=has_lengths)
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)

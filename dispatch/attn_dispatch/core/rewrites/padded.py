@@ -7,7 +7,7 @@ fewer of them than the padded sequences together, that is left to `dense.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class PackedAsPadded:
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
         # b of a mod would count sequences.
-        if not is_packed(spec) or any(map(spec.has, _CANNOT_GO)) or spec.options.mods:
+        if not is_packed(spec) or any(map(spec.has, _CANNOT_GO)) or spec.meaning.mods:
             return None
         number = most_sequences(spec)
         t, s = (longest_sequence(spec, side) for side in ("query", "key"))
@@ -62,7 +62,12 @@ class PackedAsPadded:
         if not all(is_affordable(shape) for shape, _ in arrays.values()):
             return None
         without = tuple(x for x in SEQUENCE_OPERANDS if x not in LENGTHS)
-        return changed(spec, without=without, arrays=arrays, max_segments=None, max_seq_lens=None)
+        return changed(
+            spec,
+            without=without,
+            arrays=arrays,
+            meaning=replace(spec.meaning, max_segments=None, max_seq_lens=None),
+        )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 
+from attn_dispatch.call.options import RESIDUALS, TRAINING, Meaning, Promises, Wanted
 from attn_dispatch.call.spec import AttentionSpec, Operand
 
 Arrays = dict[str, jax.Array]
@@ -30,9 +31,6 @@ _SEQUENCES = (
     "cu_seqlens_kv",
 )
 SEQUENCE_OPERANDS = LENGTHS + _SEQUENCES
-AS_ROWS = {"heads_first_kv": False, "value_page": 0}
-"""Options of keys and values that a rewrite makes, [B, S, K, ·] in memory as in shape."""
-_RESIDUALS = ("out", "lse", "out_grad", "lse_grad")
 
 
 @dataclass(frozen=True)
@@ -104,18 +102,48 @@ def changed(
     *,
     without: tuple[str, ...] = (),
     arrays: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
-    **options: Any,
+    meaning: Meaning | None = None,
+    wanted: Wanted | None = None,
+    promises: Promises | None = None,
+    same_lengths: bool | None = None,
 ) -> AttentionSpec:
-    """The call without some operands, with others (shape and dtype), and with other options."""
-    arrays = arrays or {}
+    """The call without some operands, with others, and with other options.
+
+    Args:
+      spec: the call.
+      without: operands that it loses.
+      arrays: shape and dtype of operands that are new or others.
+      meaning, wanted, promises: in place of the call's. There is never a partner.
+      same_lengths: in place of the meaning's; where lengths, ids or cu_seqlens are others, they are
+        not the same for both sides unless this says so.
+    """
+    arrays, meaning = arrays or {}, meaning or spec.meaning
     kept = tuple(x for x in spec.operands if x.name not in without)
     operands = tuple(
         Operand(x.name, *arrays[x.name]) if x.name in arrays else x for x in kept
     ) + tuple(Operand(name, *x) for name, x in arrays.items() if not spec.has(name))
     names = tuple(x.name for x in operands)
-    if any(name in SEQUENCE_OPERANDS for name in (*without, *arrays)):
-        options = {"same_lengths": False, **options}
-    return AttentionSpec(replace(spec.options, operands=names, partner=None, **options), operands)
+    if same_lengths is None:
+        has_others = any(name in SEQUENCE_OPERANDS for name in (*without, *arrays))
+        same_lengths = meaning.same_lengths and not has_others
+    options = replace(
+        spec.options,
+        operands=names,
+        meaning=replace(meaning, same_lengths=same_lengths),
+        wanted=replace(wanted or spec.wanted, partner=None),
+        promises=promises or spec.promises,
+    )
+    return AttentionSpec(options, operands)
+
+
+def keys_as_rows(meaning: Meaning) -> Meaning:
+    """For keys and values that a rewrite makes: in memory [B, S, K, ·], as their shape says."""
+    return replace(meaning, heads_first_kv=False, value_page=0)
+
+
+def without_band(meaning: Meaning) -> Meaning:
+    """With neither causality nor a static window."""
+    return replace(meaning, is_causal=False, window=(None, None))
 
 
 def gradients_without(spec: AttentionSpec, *names: str) -> tuple[str, ...]:
@@ -125,13 +153,12 @@ def gradients_without(spec: AttentionSpec, *names: str) -> tuple[str, ...]:
     """
     if not spec.is_backward:
         return ()
-    return tuple(x for x in spec.options.gradients if x not in names) or ("query",)
+    return tuple(x for x in spec.wanted.gradients if x not in names) or ("query",)
 
 
 def forward_of(spec: AttentionSpec) -> AttentionSpec:
     """The training call that a forward or backward call belongs to, with out and lse as results."""
-    flags = {"needs_lse": True, "needs_max": False, "needs_keep": False, "gradients": ()}
-    return changed(spec, without=_RESIDUALS, **flags)
+    return changed(spec, without=RESIDUALS, wanted=TRAINING)
 
 
 def for_(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:

@@ -9,7 +9,7 @@ Where it is -inf the row attends nothing. A sink is no score of a key, so it is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -40,12 +40,15 @@ class RowBias:
         if not spec.has("bias") or spec.shape("bias")[3] != 1:
             return None
         # It says which rows attend nothing, and sinks need it.
-        needs_lse = not spec.is_backward or spec.options.needs_lse
+        needs_lse = not spec.is_backward or spec.wanted.needs_lse
         return changed(
             spec,
             without=("bias", "sinks"),
-            gradients=gradients_without(spec, "bias", "sinks"),
-            needs_lse=needs_lse,
+            wanted=replace(
+                spec.wanted,
+                gradients=gradients_without(spec, "bias", "sinks"),
+                needs_lse=needs_lse,
+            ),
         )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
@@ -79,9 +82,9 @@ def _backward(
     if spec.has("lse_grad"):
         given["lse_grad"] = jnp.where(is_dead, 0, given["lse_grad"])
     results = dict(calls.kernel(inner, given))
-    if "sinks" in spec.options.gradients:
+    if "sinks" in spec.wanted.gradients:
         results["sinks"] = sinks_grad(spec, operands)
-    if "bias" in spec.options.gradients:
+    if "bias" in spec.wanted.gradients:
         grad = sum_like(_row_grad(spec, operands)[..., None], spec.shape("bias"))
         results["bias"] = grad.astype(spec.dtype_of("bias"))
     return results

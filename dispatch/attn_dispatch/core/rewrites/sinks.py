@@ -7,7 +7,7 @@ Backward a kernel needs no sinks, given out' and lse': exp(score - lse') are the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +31,12 @@ class SinksAfterwards:
             return None
         gradients = gradients_without(spec, "sinks")
         # By the sum of its scores a row is known: lse is wanted, whoever wants it.
-        needs_lse = not spec.is_backward or spec.options.needs_lse
-        return changed(spec, without=("sinks",), gradients=gradients, needs_lse=needs_lse)
+        needs_lse = not spec.is_backward or spec.wanted.needs_lse
+        return changed(
+            spec,
+            without=("sinks",),
+            wanted=replace(spec.wanted, gradients=gradients, needs_lse=needs_lse),
+        )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)
@@ -40,7 +44,7 @@ class SinksAfterwards:
         results = calls.kernel(inner, for_(inner, operands))
         if not spec.is_backward:
             return with_sinks(results, operands["sinks"])
-        if "sinks" in spec.options.gradients:
+        if "sinks" in spec.wanted.gradients:
             results["sinks"] = sinks_grad(spec, operands)
         return results
 
@@ -48,7 +52,7 @@ class SinksAfterwards:
 def _is_beside_cache(spec: AttentionSpec) -> bool:
     if spec.is_backward or not spec.has("key_value_seq_lengths") or is_packed(spec):
         return False
-    return not spec.options.dropout_rate and (spec.is_paged or spec.seq_len_q <= MOST)
+    return not spec.meaning.dropout_rate and (spec.is_paged or spec.seq_len_q <= MOST)
 
 
 def with_sinks(results: Arrays, sinks: jax.Array) -> Arrays:

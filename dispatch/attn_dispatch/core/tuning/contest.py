@@ -82,9 +82,14 @@ class _Stopped(Exception):
 
 
 def _is_not_tuned(spec: AttentionSpec) -> bool:
-    o = spec.options
     # Both passes must draw the same dropout mask; the others are not run by kernels at all.
-    return bool(o.dropout_rate or o.needs_keep or o.derivative or spec.symbols or spec.is_empty)
+    return bool(
+        spec.meaning.dropout_rate
+        or spec.wanted.needs_keep
+        or spec.wanted.derivative
+        or spec.symbols
+        or spec.is_empty
+    )
 
 
 def _check_surroundings(device: Device) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.spec import RESIDUALS, AttentionSpec
+from attn_dispatch.call.options import RESIDUALS
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.row_ids import most_sequences
 
 _SIDES = {"query": 0, "q": 0, "key": 1, "kv": 1}
@@ -49,7 +50,7 @@ def _rows(spec: AttentionSpec, name: str) -> int:
 
 def _longest(spec: AttentionSpec, name: str) -> int:
     side = _SIDES[name.removeprefix("cu_seqlens_").split("_")[0]]
-    longest = spec.options.max_seq_lens
+    longest = spec.meaning.max_seq_lens
     return _rows(spec, name) if longest is None else longest[side]
 
 

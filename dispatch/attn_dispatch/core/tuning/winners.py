@@ -22,10 +22,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from attn_dispatch.call.spec import AttentionOptions, AttentionSpec
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading, writing
 from attn_dispatch.files.locking import locked
+from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.settings import cache_path
 from attn_dispatch.text import error_text
 
@@ -40,10 +41,8 @@ _MOST_BYTES = 2**25
 _LONGEST_TIME = 1e12
 """Microseconds."""
 
-_NO_PART = (
-    "operands", "scale", "engine", "needs_lse", "differentiated", "partner", "gradients",
-)  # fmt: skip
-"""Options that change no time, or are said otherwise."""
+_NO_PART = ("scale", "needs_lse", "differentiated", "partner", "gradients")
+"""Facts that change no time, or are said otherwise."""
 
 _log = logging.getLogger("attn_dispatch")
 
@@ -86,14 +85,15 @@ def described(spec: AttentionSpec) -> dict[str, Any]:
     """What tells a call from others in the file."""
     arrays = {x.name: f"{x.dtype}[{','.join(map(str, x.shape))}]" for x in spec.operands}
     found: dict[str, Any] = {"pass": "backward" if spec.is_backward else "forward", **arrays}
-    for field in fields(AttentionOptions):
-        value = getattr(spec.options, field.name)
-        if field.name not in _NO_PART and value != field.default:
-            is_plain = isinstance(value, str | bool | int | float | tuple)
-            # Of a mod all its operations, which its text has.
-            found[field.name] = value if is_plain else _digest(value.text)
+    for part in (spec.meaning, spec.wanted):
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if field.name not in _NO_PART and value != field.default:
+                # Of a mod all its operations, which its text has.
+                is_mod = isinstance(value, ModProgram)
+                found[field.name] = _digest(value.text) if is_mod else value
     if spec.is_backward:
-        found["gradients"] = spec.options.gradients
+        found["gradients"] = spec.wanted.gradients
     return json.loads(json.dumps(found))
 
 

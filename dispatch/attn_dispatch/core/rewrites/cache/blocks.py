@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.options import Meaning
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.pages import flat_pages, flat_table
 
@@ -46,19 +46,18 @@ class Blocks:
         """The blocks of a cache, in pages or not; None where it does not divide into any."""
         whole = spec.page_size if spec.is_paged else spec.seq_len_kv
         size = math.gcd(whole, SMALLEST if spec.seq_len_q <= _FEW_QUERIES else _LARGEST)
-        if spec.is_paged and spec.options.heads_first_kv:
+        if spec.is_paged and spec.meaning.heads_first_kv:
             size = whole if whole <= _LARGEST_WHOLE and whole.bit_count() == 1 else 1
         if not whole or (size < SMALLEST and size < whole):
             return None
         pages = math.prod(spec.shape("key_pages")[:2]) if spec.is_paged else spec.batch
         return Blocks(size, spec.seq_len_kv // size, pages * whole // size)
 
-    def options(self, spec: AttentionSpec) -> dict[str, Any]:
-        """Those of the call in blocks, by which they lie. An array with heads first is copied."""
-        return {
-            "heads_first_kv": spec.is_paged and spec.options.heads_first_kv,
-            "value_page": spec.options.value_page * (self._in_a_page(spec) if spec.is_paged else 1),
-        }
+    def meaning(self, spec: AttentionSpec) -> Meaning:
+        """That of the call in blocks. An array with heads first is copied."""
+        if not spec.is_paged:
+            return replace(spec.meaning, heads_first_kv=False)
+        return replace(spec.meaning, value_page=spec.meaning.value_page * self._in_a_page(spec))
 
     def _in_a_page(self, spec: AttentionSpec) -> int:
         return spec.page_size // self.size

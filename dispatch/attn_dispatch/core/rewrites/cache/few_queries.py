@@ -11,14 +11,14 @@ With 4 queries of each row (32 heads on 8) an H200 takes 1.0 to 1.2 times as lon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.last_keys import with_last_keys
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_, without_band
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 
@@ -36,14 +36,13 @@ class QueriesAsHeads:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        o = spec.options
         if spec.is_backward or not 1 < spec.seq_len_q <= MOST or is_packed(spec):
             return None
         if not spec.has("key_value_seq_lengths") or any(map(spec.has, _CANNOT_GO)):
             return None
-        if o.mods or o.needs_max or o.needs_keep or spec.is_empty:
+        if spec.meaning.mods or spec.wanted.needs_max or spec.wanted.needs_keep or spec.is_empty:
             return None
-        is_whole = o.whole_pages and spec.band == (None, None)
+        is_whole = spec.promises.whole_pages and spec.band == (None, None)
         if not is_whole and not is_plain(spec):
             return None
         heads = spec.num_heads * spec.seq_len_q
@@ -54,11 +53,9 @@ class QueriesAsHeads:
         return changed(
             spec,
             arrays=arrays,
-            is_causal=False,
-            window=(None, None),
-            needs_lse=True,
-            is_checked=True,
-            ignores_dead_rows=True,
+            meaning=without_band(spec.meaning),
+            wanted=replace(spec.wanted, needs_lse=True),
+            promises=replace(spec.promises, is_checked=True, ignores_dead_rows=True),
         )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
@@ -94,8 +91,8 @@ class QueriesAsHeads:
 def is_plain(spec: AttentionSpec) -> bool:
     """Whether nothing but causality from the bottom right, if that, becomes of scores; of a call
     without any of the operands that do something to them, but perhaps a bias."""
-    is_causal = spec.band == (None, 0) and spec.options.causal_alignment == "bottom_right"
-    if spec.options.logits_soft_cap is not None or spec.has("bias"):
+    is_causal = spec.band == (None, 0) and spec.meaning.causal_alignment == "bottom_right"
+    if spec.meaning.logits_soft_cap is not None or spec.has("bias"):
         return False
     return is_causal or spec.band == (None, None)
 

@@ -12,7 +12,7 @@ query they take 161 (16 rows of 8,192 keys, 128 dims, H200, 9.19); 16 queries of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -44,10 +44,19 @@ class HeadsAsQueries:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        o = spec.options
-        if not o.whole_pages or spec.band != (None, None) or spec.seq_len_q == 1 or o.mods:
+        if (
+            not spec.promises.whole_pages
+            or spec.band != (None, None)
+            or spec.seq_len_q == 1
+            or spec.meaning.mods
+        ):
             return None
-        if spec.is_backward or o.needs_max or o.needs_keep or any(map(spec.has, _BY_HEAD)):
+        if (
+            spec.is_backward
+            or spec.wanted.needs_max
+            or spec.wanted.needs_keep
+            or any(map(spec.has, _BY_HEAD))
+        ):
             return None
         rows, parts = spec.seq_len_q * _group(spec), _parts(spec)
         if rows <= MOST_AS_HEADS or spec.seq_len_q >= _TILE:
@@ -62,7 +71,7 @@ class HeadsAsQueries:
         }
         if spec.has("query_seq_lengths"):
             arrays["query_seq_lengths"] = (batch,), "int32"
-        return changed(spec, arrays=arrays, needs_lse=True)
+        return changed(spec, arrays=arrays, wanted=replace(spec.wanted, needs_lse=True))
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)

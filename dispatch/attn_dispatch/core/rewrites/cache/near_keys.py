@@ -12,7 +12,14 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.few_queries import MOST
-from attn_dispatch.core.rewrites.rewrite import AS_ROWS, Arrays, Calls, changed, for_
+from attn_dispatch.core.rewrites.rewrite import (
+    Arrays,
+    Calls,
+    changed,
+    for_,
+    keys_as_rows,
+    without_band,
+)
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
@@ -29,19 +36,24 @@ class NearKeys:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        o, (left, right) = spec.options, spec.band
+        left, right = spec.band
         if spec.is_backward or left is None or is_packed(spec):
             return None
-        if not spec.has("key_value_seq_lengths") or o.causal_alignment != "bottom_right":
+        if not spec.has("key_value_seq_lengths") or spec.meaning.causal_alignment != "bottom_right":
             return None
-        if any(map(spec.has, _BY_PAIR)) or o.mods or right not in (None, 0) or spec.is_empty:
+        if (
+            any(map(spec.has, _BY_PAIR))
+            or spec.meaning.mods
+            or right not in (None, 0)
+            or spec.is_empty
+        ):
             return None
         reached, least = left + spec.seq_len_q, _LEAST_SAVED
         if spec.seq_len_q > MOST:
             if not spec.is_paged:
                 return None  # an array goes packed, as it is
             least = 1  # else all of them are copied
-        if o.needs_keep or reached * least > spec.seq_len_kv:
+        if spec.wanted.needs_keep or reached * least > spec.seq_len_kv:
             return None
         rows = (spec.batch, reached, spec.num_kv_heads)
         arrays = {
@@ -49,8 +61,8 @@ class NearKeys:
             "value": ((*rows, spec.head_dim_v), spec.dtype),
         }
         without = ("key_pages", "value_pages", "page_table") if spec.is_paged else ()
-        options = {"window": (None, None), "is_causal": False} if spec.seq_len_q == 1 else {}
-        return changed(spec, without=without, arrays=arrays, **options, **AS_ROWS)
+        meaning = without_band(spec.meaning) if spec.seq_len_q == 1 else spec.meaning
+        return changed(spec, without=without, arrays=arrays, meaning=keys_as_rows(meaning))
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner = self.inner(spec)

@@ -16,12 +16,12 @@ class SmallerPages:
     moves_dropout: bool = False
 
     def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if not spec.is_paged or spec.options.whole_pages or spec.page_size.bit_count() == 1:
+        if not spec.is_paged or spec.promises.whole_pages or spec.page_size.bit_count() == 1:
             return None
         if spec.is_empty or (blocks := Blocks.of(spec)) is None:
             return None
         arrays = blocks.arrays(spec, blocks.columns)
-        return changed(spec, arrays=arrays, **blocks.options(spec))
+        return changed(spec, arrays=arrays, meaning=blocks.meaning(spec))
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         inner, blocks = self.inner(spec), Blocks.of(spec)

@@ -14,17 +14,26 @@ too (blocks.py): neither is copied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.options import Promises
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
 from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
 from attn_dispatch.core.rewrites.cache.grouped_heads import MOST_AS_HEADS, PART
 from attn_dispatch.core.rewrites.cache.last_keys import MOST_PAIRS, with_last_keys
-from attn_dispatch.core.rewrites.rewrite import AS_ROWS, LENGTHS, Arrays, Calls, changed, for_
+from attn_dispatch.core.rewrites.rewrite import (
+    LENGTHS,
+    Arrays,
+    Calls,
+    changed,
+    for_,
+    keys_as_rows,
+    without_band,
+)
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.merge import merged
 from attn_dispatch.semantics.padding import pad_last, round_up
@@ -62,13 +71,9 @@ class WholePages:
             spec,
             without=without,
             arrays=arrays,
-            is_causal=False,
-            window=(None, None),
-            needs_lse=True,
-            whole_pages=True,
-            is_checked=True,
-            ignores_dead_rows=True,
-            **plan.blocks.options(spec),
+            meaning=without_band(plan.blocks.meaning(spec)),
+            wanted=replace(spec.wanted, needs_lse=True),
+            promises=Promises(whole_pages=True, is_checked=True, ignores_dead_rows=True),
         )
 
     def beside(self, spec: AttentionSpec) -> AttentionSpec | None:
@@ -80,9 +85,9 @@ class WholePages:
             spec,
             without=IN_BLOCKS if spec.is_paged else (),
             arrays=_near(spec, plan.after),
-            needs_lse=True,
-            is_checked=True,
-            **AS_ROWS,
+            meaning=keys_as_rows(spec.meaning),
+            wanted=replace(spec.wanted, needs_lse=True),
+            promises=replace(spec.promises, is_checked=True),
         )
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
@@ -137,15 +142,20 @@ class _Plan:
 
     @staticmethod
     def of(spec: AttentionSpec) -> _Plan | None:
-        o, (left, right) = spec.options, spec.band
-        if spec.is_backward or spec.is_empty or o.whole_pages or is_packed(spec):
+        left, right = spec.band
+        if spec.is_backward or spec.is_empty or spec.promises.whole_pages or is_packed(spec):
             return None
         if not spec.has("key_value_seq_lengths") or any(map(spec.has, _BY_PAIR)):
             return None
-        if o.mods or o.needs_max or o.needs_keep or 0 in (spec.head_dim, spec.head_dim_v):
+        if (
+            spec.meaning.mods
+            or spec.wanted.needs_max
+            or spec.wanted.needs_keep
+            or 0 in (spec.head_dim, spec.head_dim_v)
+        ):
             return None
         is_open = (left, right) == (None, None)
-        if not is_open and o.causal_alignment != "bottom_right":
+        if not is_open and spec.meaning.causal_alignment != "bottom_right":
             return None
         if right is not None and right < 0:
             return None
@@ -301,9 +311,8 @@ def _by_xla(
         spec,
         without=(*IN_BLOCKS, *LENGTHS),
         arrays=arrays,
-        is_causal=False,
-        window=(None, None),
-        needs_lse=True,
+        meaning=without_band(spec.meaning),
+        wanted=replace(spec.wanted, needs_lse=True),
     )
     given = {**operands, **near, "mask": may_attend[:, None]}
     rest_results = calls.xla(rest, for_(rest, given))
