@@ -8,11 +8,16 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.core import Tracer
+
+QkvLayout = Literal["BTNH", "BNTH"]
+"""Of query, key, value and the output; jax.nn's words for it inside."""
+KvLayout = Literal["NHD", "HND"]
+"""Of a page, [page, K, H] or [K, page, H]; FlashInfer's words."""
 
 Side = int | jax.Array | None
 Window = int | jax.Array | Sequence[Side] | None
