@@ -20,11 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from command import arguments, save
+from timing import by_turns, median_ratio
 
 from attn_dispatch import dot_product_attention, explain, scratch_limit
 from attn_dispatch.core import scratch
 from attn_dispatch.core.rewrites.in_parts import InParts
-from attn_dispatch.core.tuning.timing import by_turns, median_ratio
 from attn_dispatch_tools.reports.environment import environment
 
 HEADS, HEAD_DIM = 32, 64

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from command import arguments, save
+from timing import by_turns, median_ratio
 
 from attn_dispatch import dot_product_attention, flash, ragged_dot_product_attention
-from attn_dispatch.core.tuning.timing import by_turns, median_ratio
 from attn_dispatch.devices.target import default_device
 from attn_dispatch_tools.reports.environment import environment
 

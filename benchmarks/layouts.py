@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from command import arguments, save
+from timing import by_turns, median_ratio
 
 import attn_dispatch
-from attn_dispatch.core.tuning.timing import by_turns, median_ratio
 from attn_dispatch_tools.reports.environment import environment
 
 BATCH, LENGTH, HEADS, KV_HEADS, DIM = 4, 4096, 32, 8, 128

@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from command import arguments, save
+from timing import by_turns, median_ratio
 
 from attn_dispatch import dot_product_attention, mods
-from attn_dispatch.core.tuning.timing import by_turns, median_ratio
 from attn_dispatch_tools.reports.environment import environment
 
 _SIZE = {"b": 1, "t": 8192, "n": 16, "k": 4, "h": 128}

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from command import arguments, save
+from timing import by_turns, median_ratio
 
 from attn_dispatch import cudnn
-from attn_dispatch.core.tuning.timing import by_turns, median_ratio
 from attn_dispatch.devices.target import default_device
 from attn_dispatch_tools.reports.environment import environment
 from attn_dispatch_tools.verify.calls import Program

@@ -15,9 +15,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from command import arguments, save
+from timing import by_turns
 
 import attn_dispatch
-from attn_dispatch.core.tuning.timing import by_turns
 from attn_dispatch_tools.reports.environment import environment
 from attn_dispatch_tools.verify.cases import SPEED_CASES
 

@@ -1,5 +1,6 @@
-// The attributes of a custom call, by name. A module lowered by another version of these libraries,
-// or by hand, may lack some, have others, or mean something else by them.
+// Reads the attributes of a custom call by name, and refuses what does not fit. A module lowered by
+// another version of these libraries, or written by hand, may lack attributes, have others, or use
+// other types.
 #pragma once
 
 #include <set>
@@ -12,14 +13,14 @@
 
 namespace attn_dispatch {
 
-// Collects what is missing, unknown or of another type, all of it by name.
+// Collects every attribute that is missing, unknown or of another type.
 class AttributeReader {
  public:
   explicit AttributeReader(const xla::ffi::Dictionary& attributes) : attributes_(attributes) {}
 
-  // Into a field that is constructed from a Type, which FFI decodes.
+  // Decodes the attribute as a Type, from which the field is constructed.
   template <typename Type, typename Field>
-  void take(const char* name, Field* field) {
+  void read(const char* name, Field* field) {
     known_.insert(name);
     if (!attributes_.contains(name)) return add(std::string("missing ") + name);
     auto value = attributes_.get<Type>(name);
@@ -27,24 +28,24 @@ class AttributeReader {
     *field = Field(*value);
   }
 
-  // Once all that are known are taken.
+  // What is wrong with the attributes, once all known ones have been read.
   Status status() {
     for (const std::string_view name : attributes_) {
-      if (!known_.count(name)) add("unknown " + beginning(name));
+      if (!known_.count(name)) add("unknown " + excerpt(name));
     }
-    return wrong_.empty() ? Status{} : wrong_attributes(wrong_);
+    return errors_.empty() ? Status{} : wrong_attributes(errors_);
   }
 
-  static Status wrong_attributes(const std::string& what) {
-    return {Code::kWrongCall, "attributes of the custom call: " + what};
+  static Status wrong_attributes(const std::string& errors) {
+    return {Code::kWrongCall, "attributes of the custom call: " + errors};
   }
 
  private:
-  void add(const std::string& what) { wrong_ += (wrong_.empty() ? "" : "; ") + what; }
+  void add(const std::string& error) { errors_ += (errors_.empty() ? "" : "; ") + error; }
 
   const xla::ffi::Dictionary& attributes_;
   std::set<std::string_view> known_;
-  std::string wrong_;
+  std::string errors_;
 };
 
 }  // namespace attn_dispatch

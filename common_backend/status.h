@@ -1,5 +1,5 @@
-// One outcome type for everything that can fail: a code that says whose fault it is and a sentence
-// for the person who has to act. Nothing in our libraries throws across its boundary or aborts.
+// The outcome of everything that can fail: a code for the kind of failure, and a sentence for the
+// person who has to act on it. Nothing in these libraries throws across the FFI or aborts.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@ enum class Code {
   kOk,
   kWrongCall,       // the attributes or buffers contradict each other
   kUnsupported,     // the vendor's library has no kernel for this call, or a known bug forbids it
-  kFinalizeFailed,  // cuDNN proposed engines and none of them could be finalized
-  kLibrary,         // a library is missing, of a version out of range, or failed by itself
-  kDevice,          // the driver or the device refused
+  kFinalizeFailed,  // cuDNN proposed engines, and none of them could be finalized
+  kLibrary,         // a library is missing, has an unsupported version, or failed internally
+  kDevice,          // the driver or the device failed
 };
 
-// The name under which Python and the messages speak of a code.
+// The name of a code in messages and in Python.
 inline const char* code_name(Code code) {
   switch (code) {
     case Code::kOk:
@@ -41,9 +41,9 @@ struct [[nodiscard]] Status {
 
   bool ok() const { return code == Code::kOk; }
 
-  // Whether the same question may be answered otherwise later: a missing library is installed, a
-  // full device has room again. What cuDNN refuses it always refuses.
-  bool may_pass() const { return code == Code::kLibrary || code == Code::kDevice; }
+  // Whether the same call may succeed later: once a missing library is installed, or a full device
+  // has memory again. What cuDNN refuses, it always refuses.
+  bool is_transient() const { return code == Code::kLibrary || code == Code::kDevice; }
 };
 
 template <typename T>

@@ -1,36 +1,39 @@
-// How a refusal of an attribute reads: its name, what was expected, and its value.
+// The sentence that refuses a value: its name, what was expected, and what it is.
 #pragma once
 
 #include <cstdint>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "status.h"
 
 namespace attn_dispatch {
 
-inline std::string shown(bool value) { return value ? "true" : "false"; }
-inline std::string shown(int64_t value) { return std::to_string(value); }
-inline std::string shown(float value) {
+// The first 80 characters of a text from outside, with '?' for those that no terminal shows.
+inline std::string excerpt(std::string_view text) {
+  constexpr size_t kMostCharacters = 80;
+  std::string printable;
+  for (const char c : text.substr(0, kMostCharacters)) printable += c >= ' ' && c <= '~' ? c : '?';
+  return printable + (text.size() > kMostCharacters ? "..." : "");
+}
+
+inline std::string to_text(bool value) { return value ? "true" : "false"; }
+inline std::string to_text(std::string_view value) { return '"' + excerpt(value) + '"'; }
+inline std::string to_text(float value) {
   std::ostringstream out;
-  out << value;
+  out << value;  // std::to_string would make 0.000000 of 1e-40
   return out.str();
 }
-
-// The beginning of a text from outside, without what no terminal shows.
-inline std::string beginning(std::string_view text) {
-  constexpr size_t kMost = 80;
-  std::string shown;
-  for (const char c : text.substr(0, kMost)) shown += c >= ' ' && c <= '~' ? c : '?';
-  return shown + (text.size() > kMost ? "..." : "");
+template <typename Integer, typename = std::enable_if_t<std::is_integral_v<Integer>>>
+std::string to_text(Integer value) {
+  return std::to_string(value);
 }
-
-inline std::string shown(const std::string& value) { return '"' + beginning(value) + '"'; }
 
 template <typename T>
 Status wrong_value(const std::string& name, const std::string& expected, const T& value) {
-  return {Code::kWrongCall, name + ": expected " + expected + ", got " + shown(value)};
+  return {Code::kWrongCall, name + ": expected " + expected + ", got " + to_text(value)};
 }
 
 }  // namespace attn_dispatch

@@ -1,4 +1,4 @@
-// The buffers of a custom call, and how large each is: computed here and nowhere else.
+// The buffers of a custom call and their sizes, which are computed here and nowhere else.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ struct Buffer {
   int64_t bytes;
 };
 
-// Flags of rows, operands and results, in this order; those in brackets only where the spec says
-// so:
+// Flags of rows, operands and results, in this order. Those in brackets are there only if the spec
+// asks for them:
 //
-//   [flags_q] uint8 [rows], backward [flags_q, flags_kv], not of the graph: before all others, see
-//   clear_rows.h; where heads are first, of each head's rows
-//   forward   query, key, value, OPTIONS -> out, [lse], [row_max, row_sum], [keep]
-//   backward  query, key, value, out, lse, out_grad, OPTIONS -> dq, dk, dv, [dbias]
+//   [flags_q] uint8 [rows], backward [flags_q, flags_kv]: for clear_rows.h, not part of the graph;
+//   one flag per row, or per row and head where heads are first forward   query, key, value,
+//   OPTIONS -> out, [lse], [row_max, row_sum], [keep] backward  query, key, value, out, lse,
+//   out_grad, OPTIONS -> dq, dk, dv, [dbias]
 //
 //   OPTIONS   [lengths_q, lengths_kv]        int32 [batch]
 //             [offsets of query, key, value, out, [lse]]   int32 [batch + 1], in elements
@@ -32,35 +32,36 @@ struct Buffer {
 //             [sinks]      float32 [num_heads]
 //             [seed, seed_offset]            int64 [1] each
 //
-// Arrays are dense: BTNH / BSKH, or packed [rows, heads, dim], where sequence b begins at the
-// offset of b. Key and value in pages are [num_pages, page_size, heads, dim]. With head_rows_q the
-// arrays of queries are BNTH, packed [·, heads, head_rows_q, dim]; with head_rows_kv likewise those
-// of keys, in pages [num_pages, heads, page_size, dim]. lse, row_max and
-// row_sum are float32 [B, N, T], packed [rows, N]; keep is float32 [B, N, T, S]; dbias is
-// [bias_batch, bias_heads, T, S] in the dtype of the call.
+// Arrays are dense: BTNH / BSKH, or packed [rows, heads, dim], where sequence b begins at offset b.
+// Key and value in pages are [num_pages, page_size, heads, dim]. With head_rows_q the arrays of
+// queries are BNTH, packed [·, heads, head_rows_q, dim]; with head_rows_kv likewise those of keys,
+// in pages [num_pages, heads, page_size, dim]. lse, row_max and row_sum are float32 [B, N, T],
+// packed [rows, N]; keep is float32 [B, N, T, S]; dbias is [bias_batch, bias_heads, T, S] in the
+// dtype of the call.
 //
-// The last result of the custom call is the workspace, which only the plan knows.
+// The last result of the custom call is the workspace. Its size depends on the plan, so it is not
+// here.
 struct CallBuffers {
   std::vector<Buffer> all;
-  size_t flags = 0;     // how many of them are flags of rows,
-  size_t operands = 0;  // and how many are operands, flags included
+  size_t flags = 0;     // the number of flag buffers
+  size_t operands = 0;  // the number of operands, flags included
 
   size_t results() const { return all.size() - operands; }
   size_t of_graph() const { return all.size() - flags; }
 
-  // What cuDNN calls the tensor behind a buffer; 0 if there is none of this name. The graph's
-  // buffers have the numbers from 1 on, so that the call's pointers are cuDNN's in the same order.
+  // cuDNN's uid of the tensor of this buffer; 0 if no buffer has this name. The graph's buffers are
+  // numbered from 1, so that cuDNN takes the call's pointers in their order.
   int64_t uid(const std::string& name) const;
 };
 
-// More than a process can address.
+// The most bytes of all buffers together, more than a process can address.
 inline constexpr int64_t kMostBytes = int64_t{1} << 47;
 
-// Beside the arrays of nodes a call has fewer than 32 buffers.
+// A call has fewer than 32 buffers besides the arrays of its score program.
 inline constexpr size_t kMostBuffers = kMostNodeArrays + 32;
 
-// The buffers of a spec whose values are in order by themselves (validate.cc). A wrong call where a
-// size, the sum of sizes, or the number of scores is beyond what can be counted.
+// The buffers of a spec that passed the checks of single values (validate.cc). It is a wrong call
+// if a size, the sum of sizes, or the number of scores is too large.
 Result<CallBuffers> buffers_of(const SdpaSpec& spec);
 
 }  // namespace attn_dispatch

@@ -1,4 +1,4 @@
-// The tensors of one call, numbered in the order of the custom call's buffers.
+// Makes the tensors of one call, with the uids of the custom call's buffers.
 #pragma once
 
 #include <cudnn_frontend.h>
@@ -17,27 +17,27 @@ namespace fe = cudnn_frontend;
 
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-// The operands that forward and backward share; null where the spec has none of them.
+// The optional operands of forward and backward; null where the spec has none of them.
 struct OptionTensors {
   Tensor lengths_q, lengths_kv;
   Tensor offsets_query, offsets_key, offsets_value, offsets_out, offsets_lse;
-  Tensor page_table, value_table;  // the same, unless values have one of their own
+  Tensor page_table, value_table;  // the same tensor, unless has_value_table
   Tensor bias, sinks, seed, seed_offset;
   std::vector<Tensor> node_arrays;
 };
 
-// Makes tensors, each of which takes the next buffer of the call. Which strides say in what order
-// queries and keys lie; cuDNN is told heads before lengths.
+// Adds tensors to a graph, each for one buffer of the call. cuDNN's dims are always heads before
+// lengths; the strides say in which order they are in memory.
 class CallTensors {
  public:
   using Dims = std::vector<int64_t>;
 
-  // What queries and keys have of their own: `rows` are all there are, packed or not, `head_rows`
-  // those of a head that follow one another, 0 where the heads of a row do.
+  // The queries or the keys. `rows` counts all rows, packed or not. `head_rows` counts the
+  // contiguous rows of a head; it is 0 where the heads of a row are contiguous.
   struct Side {
     int64_t heads, length, rows, head_rows;
 
-    // Of heads, and of rows, in elements.
+    // From head to head, and from row to row, in elements.
     int64_t head_stride(int64_t dim) const { return head_rows ? head_rows * dim : dim; }
     int64_t row_stride(int64_t dim) const { return head_rows ? dim : heads * dim; }
   };
@@ -59,15 +59,15 @@ class CallTensors {
     return tensor;
   }
 
-  // Key or value [num_pages, page_size, heads, dim], or with heads before the page's keys; like
-  // other rows where they are not in pages.
+  // Key or value: in pages [num_pages, page_size, heads, dim], or with heads before the page's
+  // keys; otherwise rows.
   Tensor keys_operand(const char* name, int64_t dim) {
     if (!s_.is_paged()) return rows_operand(name, keys, dim);
     Tensor tensor = graph_.tensor(Tensor_attributes().set_name(name));
     tensor->set_dim({s_.num_pages, keys.heads, s_.page_size, dim})
         .set_stride(
             {s_.page_size * keys.heads * dim, keys.head_stride(dim), keys.row_stride(dim), 1});
-    number(name, tensor);
+    assign_uid(name, tensor);
     return tensor;
   }
 
@@ -78,7 +78,7 @@ class CallTensors {
     if (offsets) tensor->set_ragged_offset(offsets);
   }
 
-  // float32, one number for each query row and head.
+  // float32, one number per query row and head.
   Tensor lse_operand() {
     Tensor tensor = graph_.tensor(Tensor_attributes().set_name("lse"));
     lay_out_lse("lse", tensor);
@@ -93,7 +93,7 @@ class CallTensors {
 
   void result(const char* name, const Tensor& tensor, fe::DataType_t type, const Dims& dims) {
     tensor->set_output(true).set_data_type(type).set_dim(dims).set_stride(contiguous(dims));
-    number(name, tensor);
+    assign_uid(name, tensor);
   }
 
   OptionTensors option_operands(const std::vector<NodeArray>& arrays) {
@@ -136,8 +136,8 @@ class CallTensors {
     return t;
   }
 
-  // Whether every buffer of the graph has its tensor.
-  bool has_all() const { return numbered_ == buffers_.of_graph(); }
+  // Whether every buffer of the graph has a tensor.
+  bool has_all() const { return assigned_ == buffers_.of_graph(); }
 
   static Dims contiguous(const Dims& dims) {
     Dims strides(dims.size(), 1);
@@ -153,27 +153,27 @@ class CallTensors {
     return dtype == "bfloat16" ? fe::DataType_t::BFLOAT16 : fe::DataType_t::FLOAT;
   }
 
-  // Gives a tensor the buffer of this name.
-  void number(const std::string& name, const Tensor& tensor) {
+  // Gives a tensor the uid of the buffer with this name.
+  void assign_uid(const std::string& name, const Tensor& tensor) {
     const int64_t uid = buffers_.uid(name);
     tensor->set_uid(uid);
-    numbered_ += uid > 0;
+    assigned_ += uid > 0;
   }
 
   Tensor operand(const std::string& name, fe::DataType_t type, const Dims& dims) {
     Tensor tensor = graph_.tensor(
         Tensor_attributes().set_name(name).set_dim(dims).set_stride(contiguous(dims)));
     tensor->set_data_type(type);
-    number(name, tensor);
+    assign_uid(name, tensor);
     return tensor;
   }
 
-  // Arrays are [batch, length, heads, dim], or with heads first; cuDNN sees heads first.
+  // In memory [batch, length, heads, dim], or with heads first.
   void lay_out_rows(const char* name, const Tensor& tensor, const Side& side, int64_t dim) {
     tensor->set_dim({s_.batch, side.heads, side.length, dim})
         .set_stride(
             {side.length * side.heads * dim, side.head_stride(dim), side.row_stride(dim), 1});
-    number(name, tensor);
+    assign_uid(name, tensor);
   }
 
   // float32 [B, N, T], packed [rows, N].
@@ -181,23 +181,23 @@ class CallTensors {
     const int64_t n = s_.num_heads, t = s_.seq_len_q;
     tensor->set_data_type(fe::DataType_t::FLOAT).set_dim({s_.batch, n, t, 1});
     tensor->set_stride(s_.is_packed() ? Dims{t * n, 1, n, 1} : Dims{n * t, t, 1, 1});
-    number(name, tensor);
+    assign_uid(name, tensor);
   }
 
-  // One row stands for all of them by a stride of 0.
+  // A bias with one row for all queries has a stride of 0 between rows.
   void lay_out_bias(const Tensor& tensor, int64_t rows) {
     const auto type = type_of(s_.bias_dtype);
     const int64_t row = s_.bias_row(), head = rows * row;
     tensor->set_data_type(type)
         .set_dim({s_.bias_batch, s_.bias_heads, s_.seq_len_q, s_.seq_len_kv})
         .set_stride({s_.bias_heads * head, head, rows == 1 ? 0 : row, 1});
-    number("bias", tensor);
+    assign_uid("bias", tensor);
   }
 
   const SdpaSpec& s_;
   const CallBuffers& buffers_;
   fe::graph::Graph& graph_;
-  size_t numbered_ = 0;
+  size_t assigned_ = 0;
 };
 
 }  // namespace attn_dispatch

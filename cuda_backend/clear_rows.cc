@@ -10,8 +10,8 @@ namespace {
 constexpr int64_t kThreads = 128;
 constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
 
-// A block for each kThreads rows, one thread to look at each. In PTX, which the driver compiles for
-// the device it finds: so the library needs no CUDA compiler to be built.
+// One block per kThreads rows, whose threads each read the flag of one row. It is PTX, which the
+// driver compiles for the device, so that building the library needs no CUDA compiler.
 //
 //   first = kThreads * blockIdx.x;
 //   mine = first + threadIdx.x;
@@ -109,7 +109,7 @@ Status load_clear_rows(int32_t device_ordinal) {
   if (int status = find(&function, module, "clear_rows"); status != 0) {
     return failed("cuModuleGetFunction", status);
   }
-  // Two threads may both come here; one module too many stays loaded, and does no harm.
+  // Two threads may both get here; the second module stays loaded and does no harm.
   loaded[device_ordinal].store(function, std::memory_order_release);
   return {};
 }
@@ -118,13 +118,12 @@ Status clear_rows(void* rows, const void* flags, int64_t count, int64_t row_byte
                   int32_t device_ordinal, cudaStream_t stream) {
   if (row_bytes % kRowMultiple != 0 || reinterpret_cast<uintptr_t>(rows) % kRowMultiple != 0) {
     return {Code::kWrongCall,
-            "rows to be cleared: expected bytes of a row and an address that are "
-            "multiples of " +
+            "rows to clear: expected bytes per row and an address that are multiples of " +
                 std::to_string(kRowMultiple) + ", got " + std::to_string(row_bytes) + " bytes at " +
                 std::to_string(reinterpret_cast<uintptr_t>(rows))};
   }
   if (count > kThreads * kMostBlocks) {
-    return {Code::kWrongCall, "rows to be cleared: expected at most " +
+    return {Code::kWrongCall, "rows to clear: expected at most " +
                                   std::to_string(kThreads * kMostBlocks) + ", got " +
                                   std::to_string(count)};
   }

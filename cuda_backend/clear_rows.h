@@ -1,5 +1,5 @@
-// Rows that attend nothing: kernels leave them unwritten, or write NaN, and they must be 0; or NaN
-// where what they may attend has been said wrongly.
+// Clears padding rows of results. Kernels leave rows that attend to nothing unwritten, or write
+// NaN, and they must be 0. Rows with invalid lengths or segment ids must be NaN.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace attn_dispatch {
 
-// What the bytes of a row, and the address of the first, are a multiple of.
+// The bytes of a row, and the address of the first, must be multiples of this.
 inline constexpr int64_t kRowMultiple = 16;
 
-// Makes the kernel ready on the current device. Not inside a stream capture.
+// Loads the kernel on the current device. Must not be called inside a stream capture.
 Status load_clear_rows(int32_t device_ordinal);
 
-// Queues: row i of `rows` [count, row_bytes] becomes 0 where flags[i] (uint8) is 0, stays where it
-// is 1, and becomes NaN (all bits 1, in every format of floating numbers) where it is 2.
-// A wrong call where rows are not multiples of kRowMultiple, or are too many. A row that stays is
-// not touched, so it costs a few microseconds, not the time to write the array.
+// Queues a kernel that sets row i of `rows` [count, row_bytes] to 0 if flags[i] (uint8) is 0,
+// leaves it if that is 1, and sets it to NaN (all bits 1, in every floating-point format) if that
+// is 2. Rows that are left are not touched, so the call takes microseconds, not the time to write
+// the array. Rows that are not multiples of kRowMultiple, or too many, are a wrong call.
 Status clear_rows(void* rows, const void* flags, int64_t count, int64_t row_bytes,
                   int32_t device_ordinal, cudaStream_t stream);
 

@@ -1,8 +1,9 @@
-// The custom call attn_dispatch_clear_rows, for kernels that are not in this library: what they
-// leave in rows that do not count is cleared in place, which XLA would read and write an array for.
+// The custom call attn_dispatch_clear_rows. It clears padding rows (clear_rows.h) of results that
+// other libraries' kernels wrote, in place: XLA would read and write the whole array.
 //
-// Operands: rows, of any shape; flags, u8 for each row. The result is rows again, in its place; or
-// elsewhere, where XLA has made the operand a slice of a larger array (in a scan), and is copied.
+// Operands: rows, of any shape; flags, one u8 per row. The result is rows again, in the same
+// buffer. It is another buffer, to which rows are copied, if XLA made the operand a slice of a
+// larger array (in a scan).
 #include "clear_rows.h"
 #include "ffi_error.h"
 #include "handlers.h"
@@ -19,9 +20,9 @@ ffi::Error to_ffi(const Status& status) { return ffi_error("attn_dispatch_clear_
 
 ffi::Error wrong_call(const std::string& message) { return to_ffi({Code::kWrongCall, message}); }
 
-// Before any command buffer is captured.
+// Loads the kernel before any command buffer is captured.
 ffi::Error Load(int32_t ordinal, ffi::RemainingArgs, ffi::RemainingRets) {
-  // Where cuDNN has not been asked for anything, nobody has loaded the driver yet.
+  // The driver is not loaded yet if cuDNN was not used.
   if (!has_driver()) return to_ffi({Code::kLibrary, "no CUDA driver library can be loaded"});
   return to_ffi(load_clear_rows(ordinal));
 }
@@ -37,7 +38,7 @@ ffi::Error Clear(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer rows,
   if (bytes == 0) return ffi::Error::Success();
   if (count == 0 || bytes % count != 0 || bytes / count % kRowMultiple != 0) {
     return wrong_call("expected " + std::to_string(count) +
-                      " rows, a flag each, of a multiple of " + std::to_string(kRowMultiple) +
+                      " rows, one per flag, of a multiple of " + std::to_string(kRowMultiple) +
                       " bytes, got " + std::to_string(bytes) + " bytes");
   }
   if (rows.untyped_data() != cleared->untyped_data()) {

@@ -8,7 +8,7 @@
 
 namespace attn_dispatch {
 
-Status check_is_whole(const std::string& path) {
+Status check_library_file(const std::string& path) {
   struct stat found{};
   if (stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode)) {
     return {Code::kLibrary, "cuDNN could not be loaded: " + path + " is not a file"};

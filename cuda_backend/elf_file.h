@@ -1,6 +1,5 @@
-// Library files that the loader must not be given: pipes, and files that were cut off, as by a full
-// disk or a download that broke.
-
+// Finds library files that would hang or crash the loader: pipes, and files that were cut off, for
+// example by a full disk or a broken download.
 #pragma once
 
 #include <string>
@@ -9,9 +8,9 @@
 
 namespace attn_dispatch {
 
-// An error for what is not a file, as the loader would wait for somebody to write to a pipe, and
-// for a library that ends before what the loader would map of it: to touch that is a SIGBUS. Fine
-// for whatever the loader itself refuses, such as a file that is no library, or is not there.
-Status check_is_whole(const std::string& path);
+// An error if `path` is not a regular file (opening a pipe waits for a writer), or an ELF file that
+// ends before the last segment that the loader maps (touching it raises SIGBUS). No error for what
+// the loader refuses itself: a file that is no library, or does not exist.
+Status check_library_file(const std::string& path);
 
 }  // namespace attn_dispatch

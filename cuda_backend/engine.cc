@@ -9,7 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "failure.h"
+#include "cudnn_failure.h"
 #include "wrong_value.h"
 
 namespace attn_dispatch {
@@ -18,7 +18,7 @@ namespace {
 namespace fe = cudnn_frontend;
 
 constexpr auto kUnknown = fe::KnobType_t::NOT_SET;
-constexpr size_t kMostWords = 1024;  // bytes; every knob once takes half of them
+constexpr size_t kMostTextBytes = 1024;  // an engine with every knob takes half of them
 
 const std::map<std::string, fe::KnobType_t>& knobs_by_name() {
 #define KNOB(name)              \
@@ -41,7 +41,7 @@ const std::map<std::string, fe::KnobType_t>& knobs_by_name() {
   return *knobs;
 }
 
-// Of a knob that is not unknown.
+// The name of a knob other than kUnknown.
 std::string name_of(fe::KnobType_t knob) {
   for (const auto& [name, other] : knobs_by_name()) {
     if (other == knob) return name;
@@ -63,7 +63,7 @@ bool is_knob_name(const std::string& name) {
 
 }  // namespace
 
-std::string words_of(const Engine& engine) {
+std::string format_engine(const Engine& engine) {
   std::map<std::string, int64_t> by_name;
   for (const auto& [knob, value] : engine.knobs) by_name[name_of(knob)] = value;
   std::ostringstream out;
@@ -72,11 +72,11 @@ std::string words_of(const Engine& engine) {
   return out.str();
 }
 
-Result<Engine> engine_of(const std::string& words) {
+Result<Engine> parse_engine(const std::string& text) {
   const Status wrong =
-      wrong_value("engine", "words as \"6 KERNEL_CFG=2 STREAM_K=1\", each knob once", words);
-  if (words.size() > kMostWords) return wrong;
-  std::istringstream in(words);
+      wrong_value("engine", "words as \"6 KERNEL_CFG=2 STREAM_K=1\", each knob once", text);
+  if (text.size() > kMostTextBytes) return wrong;
+  std::istringstream in(text);
   std::string word;
   Engine engine;
   if (!(in >> word) || !read_number(word, engine.id)) return wrong;
@@ -104,7 +104,7 @@ Result<Engine> engine_of(const std::string& words) {
   return engine;
 }
 
-Result<std::string> engines_of(fe::graph::Graph& graph) {
+Result<std::string> proposed_engines(fe::graph::Graph& graph) {
   nlohmann::json proposed = nlohmann::json::array(), knobs = nlohmann::json::object();
   for (int64_t i = 0; i < graph.get_execution_plan_count(); ++i) {
     Engine engine;
@@ -113,9 +113,9 @@ Result<std::string> engines_of(fe::graph::Graph& graph) {
       return cudnn_failure("a proposed engine could not be read", error.get_message(),
                            Code::kLibrary);
     }
-    // One with a knob that the frontend does not know cannot be asked for again.
+    // An engine with a knob that the frontend does not know cannot be requested later.
     if (engine.knobs.count(kUnknown)) continue;
-    proposed.push_back(words_of(engine));
+    proposed.push_back(format_engine(engine));
     auto& of_engine = knobs[std::to_string(engine.id)];
     if (!of_engine.is_null()) continue;
     of_engine = nlohmann::json::object();

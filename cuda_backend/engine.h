@@ -1,4 +1,5 @@
-// An engine of cuDNN with its knobs, in words that stand in a program: "6 KERNEL_CFG=2 STREAM_K=1".
+// An engine of cuDNN with its knobs, and its text in a lowered program: "6 KERNEL_CFG=2
+// STREAM_K=1".
 #pragma once
 
 #include <cstdint>
@@ -21,14 +22,16 @@ struct Engine {
   std::unordered_map<cudnn_frontend::KnobType_t, int64_t> knobs;
 };
 
-// The words of an engine, knobs in the order of their names; and back. Words that are none are a
-// wrong call. A knob that only another version of this library knows is unsupported.
-std::string words_of(const Engine& engine);
-Result<Engine> engine_of(const std::string& words);
+// The text of an engine, with its knobs in alphabetical order.
+std::string format_engine(const Engine& engine);
 
-// The engines that cuDNN's heuristics propose for a graph, best first, as a list of words, and what
-// values each knob of those engines can take, as {"6": {"STREAM_K": [least, most, step]}}. JSON of
-// "proposed" and "knobs". The graph has its operation graph and these proposals as its plans.
-Result<std::string> engines_of(cudnn_frontend::graph::Graph& graph);
+// The engine of such a text. Any other text is a wrong call; a knob that this version of the
+// library does not know is unsupported.
+Result<Engine> parse_engine(const std::string& text);
+
+// JSON of two things: "proposed", the texts of the engines that cuDNN's heuristics propose for a
+// graph, best first; "knobs", the values that each knob of those engines can take, as
+// {"6": {"STREAM_K": [least, most, step]}}. The graph must have these proposals as its plans.
+Result<std::string> proposed_engines(cudnn_frontend::graph::Graph& graph);
 
 }  // namespace attn_dispatch

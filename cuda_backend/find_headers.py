@@ -1,8 +1,8 @@
-"""Print the include directories the CUDA backend needs, one per line, from wheels or a toolkit.
+"""Print the include directories that the CUDA backend needs, one per line.
 
-Looks in the folders of $ATTN_DISPATCH_INCLUDE, then in this interpreter's packages, so that a
-machine that already has cuDNN for JAX needs no second copy, then in $CUDA_HOME and the usual
-system folders.
+They are looked for in the folders of $ATTN_DISPATCH_INCLUDE, then in this interpreter's packages,
+so that a machine that has cuDNN for JAX needs no second copy, then in $CUDA_HOME and in system
+folders.
 """
 
 import importlib.metadata
@@ -10,7 +10,7 @@ import os
 import pathlib
 import sys
 
-# header -> the wheels that carry it
+# header -> the wheels that may contain it
 WANTED = {
     "cudnn_frontend.h": ["nvidia-cudnn-frontend"],
     "cudnn.h": ["nvidia-cudnn-cu13", "nvidia-cudnn-cu12"],
@@ -29,7 +29,7 @@ SYSTEM = [
 
 
 def include_dir(header: str, wheels: list[str]) -> str | None:
-    """The folder from which `#include <header>` works, or None."""
+    """Return the folder in which `#include <header>` finds the header, or None."""
     for chosen in os.environ.get("ATTN_DISPATCH_INCLUDE", "").split(os.pathsep):
         if chosen and pathlib.Path(chosen, header).exists():
             return chosen

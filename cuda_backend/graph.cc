@@ -21,7 +21,7 @@ class GraphBuilder {
         program_(std::move(program)),
         graph_(std::make_shared<fe::graph::Graph>()),
         tensors_(spec, buffers, *graph_) {
-    // Before any node is added: each copies what it finds.
+    // Before any node is added: nodes copy these.
     graph_->set_sm_version(device.sm).set_sm_count(device.sm_count);
     graph_->set_io_data_type(tensors_.dtype)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
@@ -51,10 +51,10 @@ class GraphBuilder {
     }
     if (s_.needs_keep) {
       attributes.set_rng_dump(keep = new_tensor("keep"));
-      // Its shape is not inferred.
+      // cudnn-frontend does not infer its shape.
       keep->set_dim(score_dims()).set_stride(CallTensors::contiguous(score_dims()));
     }
-    // cuDNN would choose its unified implementation, which has no engine for lengths here.
+    // By itself cuDNN chooses its unified implementation, which has no engine for lengths here.
     if (score_mod_ && s_.has_lengths) {
       attributes.set_implementation(fe::AttentionImplementation_t::COMPOSITE);
     }
@@ -128,7 +128,7 @@ class GraphBuilder {
     }
   }
 
-  // What forward and backward say the same way.
+  // Sets what forward and backward share.
   template <typename Attributes>
   void apply(Attributes& attributes, const OptionTensors& t) {
     attributes.set_attn_scale(s_.scale);
@@ -146,7 +146,7 @@ class GraphBuilder {
     if (!s_.has_band()) return;
     attributes.set_diagonal_alignment(s_.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
                                                       : fe::DiagonalAlignment_t::TOP_LEFT);
-    // cuDNN's left bound is the first column that is not seen.
+    // cuDNN's left bound is the first key that is not visible.
     if (s_.window_left >= 0) attributes.set_diagonal_band_left_bound(s_.window_left + 1);
     if (s_.window_right >= 0) attributes.set_diagonal_band_right_bound(s_.window_right);
   }

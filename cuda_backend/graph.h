@@ -1,4 +1,4 @@
-// From the facts of a call to cuDNN's graph of it.
+// Makes cuDNN's graph of a call from its spec.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,13 @@ class Graph;
 
 namespace attn_dispatch {
 
-// What the frontend has to know of a device, or it would ask the driver.
+// The facts about a device that cudnn-frontend would otherwise ask the driver for.
 struct DeviceFacts {
   int32_t sm;  // compute capability, major * 10 + minor
   int32_t sm_count;
 };
 
-// The graph of a spec that is in order. The tensor behind each of its buffers has the uid that
-// buffers.h gives it.
+// The graph of a validated spec. Its tensors have the uids of the call's buffers (buffers.h).
 Result<std::shared_ptr<cudnn_frontend::graph::Graph>> make_graph(const SdpaSpec& spec,
                                                                  DeviceFacts device);
 

@@ -1,7 +1,7 @@
-// One custom call, in three stages: instantiate decodes the spec and plans, so that what cuDNN
-// refuses fails at compile time; initialize loads the plan on each device that runs the program;
-// execute passes pointers. The last result is the workspace, u8[bytes], owned by XLA: nothing here
-// allocates device memory.
+// The handlers of the custom call that runs cuDNN, in three stages. Instantiate decodes the spec
+// and plans, so that what cuDNN refuses fails at compile time. Initialize loads the plan on each
+// device that runs the program. Execute passes pointers. The last result is the workspace,
+// u8[bytes], owned by XLA: nothing here allocates device memory.
 #include "handlers.h"
 
 #include <array>
@@ -10,16 +10,16 @@
 #include <mutex>
 #include <vector>
 
-#include "attributes.h"
 #include "buffers.h"
 #include "clear_rows.h"
+#include "cudnn_scope.h"
 #include "environment.h"
+#include "ffi_attributes.h"
 #include "ffi_error.h"
 #include "library.h"
 #include "plan.h"
 #include "spec.h"
 #include "status.h"
-#include "visit.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -27,7 +27,7 @@ namespace ffi = xla::ffi;
 namespace attn_dispatch {
 namespace {
 
-// State of one call site: its spec, and its plan on each device that has run it.
+// The state of one call site: its spec, and its plan on each device that has run it.
 class CallSite {
  public:
   static ffi::TypeId id;
@@ -40,7 +40,7 @@ class CallSite {
   const CallBuffers& buffers() const { return buffers_; }
   bool poisons() const { return poisons_; }
 
-  // The plan on this device; loads it the first time.
+  // The plan on this device, loaded on first use.
   Result<const LoadedPlan*> on_device(int32_t ordinal) {
     ATTN_RETURN_IF_ERROR(check_ordinal(ordinal));
     if (const LoadedPlan* plan = loaded_[ordinal].load(std::memory_order_acquire)) return plan;
@@ -70,8 +70,8 @@ ffi::Error to_ffi(const Status& status) {
 
 std::atomic<int32_t> first_local_device{0};
 
-// XLA names no device yet. Any that JAX uses will do for finding out early whether the call can be
-// planned; a device of another kind plans again in initialize.
+// XLA has not named a device yet. Any device that JAX uses shows whether the call can be planned;
+// for a device of another kind initialize plans again.
 ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(ffi::Dictionary attributes) {
   auto spec = spec_of(attributes);
   if (!spec.ok()) return ffi::Unexpected(to_ffi(spec.status));
@@ -79,8 +79,8 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(ffi::Dictionary attributes) 
   if (!buffers.ok()) return ffi::Unexpected(to_ffi(buffers.status));
   auto poison = poison_requested();
   if (!poison.ok()) return ffi::Unexpected(to_ffi(poison.status));
-  Visit visit;
-  if (!visit.status().ok()) return ffi::Unexpected(to_ffi(visit.status()));
+  CudnnScope scope;
+  if (!scope.status().ok()) return ffi::Unexpected(to_ffi(scope.status()));
   auto properties = device_properties(first_local_device);
   if (!properties.ok()) return ffi::Unexpected(to_ffi(properties.status));
   auto plan = plan_to_run(spec.value, properties.value);
@@ -88,11 +88,11 @@ ffi::ErrorOr<std::unique_ptr<CallSite>> Instantiate(ffi::Dictionary attributes) 
   return std::make_unique<CallSite>(std::move(spec.value), std::move(buffers.value), poison.value);
 }
 
-// Loading a plan and making a handle happen here, before any command buffer is captured.
+// Loads the plan and makes the handle, before any command buffer is captured.
 ffi::Error Initialize(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi::RemainingArgs,
                       ffi::RemainingRets, ffi::Dictionary) {
-  Visit visit;
-  if (!visit.status().ok()) return to_ffi(visit.status());
+  CudnnScope scope;
+  if (!scope.status().ok()) return to_ffi(scope.status());
   auto plan = site->on_device(ordinal);
   if (!plan.ok()) return to_ffi(plan.status);
   if (site->spec().clears_rows) {
@@ -101,7 +101,7 @@ ffi::Error Initialize(cudaStream_t stream, int32_t ordinal, CallSite* site, ffi:
   return to_ffi(thread_handle(ordinal, stream).status);
 }
 
-// Gathers the call's pointers and compares their sizes with what the kernel touches.
+// The pointers of one execution, whose sizes are compared with what the kernel touches.
 class Pointers {
  public:
   Pointers(const CallBuffers& buffers, int64_t workspace_bytes, const ffi::RemainingArgs& args,
@@ -140,10 +140,10 @@ class Pointers {
     return fill(workspace_, 0xff, workspace_bytes_, stream);
   }
 
-  // In a result the rows that the flags of this number say.
+  // Clears rows of a result, as the flags with this index say.
   Status clear(size_t result, size_t flags, int32_t ordinal, cudaStream_t stream) const {
     const size_t i = buffers_.operands + result;
-    const int64_t rows = buffers_.all[flags].bytes;  // a byte each
+    const int64_t rows = buffers_.all[flags].bytes;  // one byte per row
     return clear_rows(pointers_[i], pointers_[flags], rows, buffers_.all[i].bytes / rows, ordinal,
                       stream);
   }
@@ -162,13 +162,13 @@ class Pointers {
   void fail(std::string message) { status_ = {Code::kWrongCall, std::move(message)}; }
 
   const CallBuffers& buffers_;
-  std::array<void*, kMostBuffers> pointers_;  // as many as there are buffers are set
+  std::array<void*, kMostBuffers> pointers_;  // the first buffers_.all.size() are set
   void* workspace_ = nullptr;
   int64_t workspace_bytes_ = 0;
   Status status_;
 };
 
-// out, or dq, dk and dv.
+// Clears rows of out, or of dq, dk and dv.
 Status clear_results(bool is_backward, const Pointers& pointers, int32_t ordinal,
                      cudaStream_t stream) {
   constexpr size_t kOfQueries = 0, kOfKeys = 1;

@@ -1,4 +1,4 @@
-// The XLA FFI handlers, as pybind11 hands them to jax.ffi: name of the stage, address.
+// The addresses of the XLA FFI handlers by the names of their stages, for jax.ffi.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@ namespace attn_dispatch {
 // "instantiate", "initialize", "execute".
 std::map<std::string, void*> ffi_handlers();
 
-// "initialize", "execute" of attn_dispatch_clear_rows.
+// "initialize" and "execute" of attn_dispatch_clear_rows.
 std::map<std::string, void*> clear_rows_handlers();
 
-// "type_id", "type_info" of the state that instantiate makes.
+// "type_id" and "type_info" of the state that instantiate makes.
 std::map<std::string, void*> ffi_state_type();
 
-// The driver's numbers of the devices that JAX uses in this process: instantiate plans for the
-// first. Untold or empty, for device 0.
+// Sets the driver's ordinals of the devices that JAX uses in this process. Instantiate plans for
+// the first; for device 0 if this is empty or was never set.
 void set_local_devices(const std::vector<int32_t>& ordinals);
 
 }  // namespace attn_dispatch

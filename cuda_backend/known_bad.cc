@@ -8,7 +8,7 @@ namespace {
 
 struct KnownBad {
   int64_t first_version;  // inclusive, 91900 for 9.19.0
-  int64_t last_version;   // inclusive; kStillOpen where no fixed version is known
+  int64_t last_version;   // inclusive; kStillOpen if no version is known to be fixed
   bool (*matches)(const SdpaSpec& spec, int64_t sm);
   const char* sentence;
   const char* source;
@@ -31,7 +31,7 @@ constexpr KnownBad kTable[] = {
      "github.com/NVIDIA/cudnn-frontend/issues/1072 and 160"},
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t sm) {
-       // Causality hides the key tile's tail from every row unless rows outnumber keys.
+       // A causal mask hides the tail of the last key tile, unless there are more rows than keys.
        const bool tail_hidden = s.window_right == 0 && s.seq_len_q <= s.seq_len_kv;
        return s.backward && sm == 90 && s.seq_len_kv % 128 == 64 && !tail_hidden && !s.has_lengths;
      },
@@ -42,8 +42,9 @@ constexpr KnownBad kTable[] = {
      [](const SdpaSpec& s, int64_t) {
        return s.needs_dbias && s.scale < (s.dtype == "float16" ? 0x1p-8 : 0x1p-100);
      },
-     "the gradient of a bias is rounded once it has been multiplied by the scale, of which a small "
-     "one leaves nothing",
+     "the gradient of a bias is rounded after it was multiplied by the scale, and a small scale "
+     "leaves "
+     "nothing of it",
      "measured on an H200 with 9.19"},
     {kFirst, 92799,
      [](const SdpaSpec& s, int64_t) {
@@ -85,7 +86,8 @@ constexpr KnownBad kTable[] = {
      "measured on an H100 with 9.28"},
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) { return s.dropout_rate > 0 && s.seq_len_q == 1; },
-     "dropout of a single query drops other entries than it says, and writes past shared memory",
+     "dropout of a single query drops other entries than its mask says, and writes past shared "
+     "memory",
      "measured on an H100 with 9.19"},
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) {
@@ -109,14 +111,14 @@ constexpr KnownBad kTable[] = {
               s.head_dim_v > 64 && s.head_dim_v <= 128 && !is_its_own;
      },
      "the backward pass made for head dim 192 and value dim 128 can return NaN dQ for smaller "
-     "ones, in rows whose log-sum-exp is below -88 (right with value padded to the head dim)",
+     "ones, in rows whose log-sum-exp is below -88 (correct with value padded to the head dim)",
      "measured on an H200 with 9.19"},
     {kFirst, 92799,
      [](const SdpaSpec& s, int64_t) {
        return s.backward && s.is_packed() && s.head_dim > 192 && s.head_dim_v < s.head_dim;
      },
      "the backward pass of packed sequences with a head dim beyond 192 and a smaller value dim "
-     "writes garbage (right with value padded to the head dim, and with 9.28)",
+     "writes garbage (correct with value padded to the head dim, and with 9.28)",
      "measured on an H100 with 9.19"},
     {kFirst, kStillOpen,
      [](const SdpaSpec& s, int64_t) { return !(s.scale >= FLT_MIN && s.scale <= FLT_MAX / 4); },

@@ -34,12 +34,12 @@ struct Cudnn {
   std::string path;
 };
 
-// Each is written once, whole, by a thread that holds the mutex, and read without it. Leaked on
-// purpose, like every singleton here: threads may outlive static destruction.
+// Set once, by a thread that holds the loading mutex, and read without it. Leaked on purpose, like
+// every singleton here: threads may outlive static destruction.
 std::atomic<const Driver*> driver{nullptr};
 std::atomic<const Cudnn*> cudnn{nullptr};
 
-std::mutex& loading() {
+std::mutex& loading_mutex() {
   static auto* instance = new std::mutex;
   return *instance;
 }
@@ -59,8 +59,8 @@ std::string beside_this_library(const std::string& file_name) {
   return self.substr(0, self.rfind('/') + 1) + file_name;
 }
 
-// Opens a stand-in built beside this library. Its soname is that of the real one, so cuDNN's own
-// dlopen of that name finds it loaded already.
+// Opens a stand-in that was built beside this library. It has the soname of the real library, so a
+// later dlopen of that name in cuDNN finds it loaded.
 void* open_stand_in(const std::string& name) {
   return dlopen(beside_this_library("libattn_dispatch_" + name + ".so").c_str(), RTLD_NOW);
 }
@@ -81,13 +81,13 @@ Status load_stand_ins(const std::string& why) {
                                 "; nor could the stand-in: " + loader_error()};
   }
   driver = new Driver{handle, /*is_stand_in=*/true};
-  // Planning asks cuBLASLt for its version and aborts the process where there is none.
+  // Planning asks cuBLASLt for its version, and aborts the process without that library.
   for (const char* major : {"12", "13"}) open_stand_in(std::string("no_cublaslt") + major);
   return {};
 }
 
-// The paths of files whose names are like the pattern.
-std::vector<std::string> files_like(const std::string& folder, const std::string& pattern) {
+// The paths of the files in `folder` whose names match a glob pattern.
+std::vector<std::string> matching_files(const std::string& folder, const std::string& pattern) {
   std::string path;
   for (char letter : folder) {
     if (std::string("*?[\\").find(letter) != std::string::npos) path += '\\';
@@ -103,20 +103,20 @@ std::vector<std::string> files_like(const std::string& folder, const std::string
   return files;
 }
 
-// cuDNN is several libraries: libcudnn.so.9 opens the others when it is first asked something, and
-// ends the process if there is no libcudnn_graph. It looks for that beside itself, then where the
-// loader looks. Other missing ones are errors that it reports.
+// cuDNN is several libraries. libcudnn.so.9 opens the others on first use, and ends the process if
+// there is no libcudnn_graph, which it looks for beside itself and then where the loader looks. Of
+// the other libraries it reports a missing one as an error.
 Status open_graph_library(const std::string& cudnn_path, void** handle) {
   const std::string folder = cudnn_path.substr(0, cudnn_path.rfind('/') + 1);
   for (const char* pattern : {"libcudnn*.so.9", "libcudnn*.so.9.[0-9]*"}) {
-    for (const std::string& part : files_like(folder, pattern)) {
-      ATTN_RETURN_IF_ERROR(check_is_whole(part));
+    for (const std::string& part : matching_files(folder, pattern)) {
+      ATTN_RETURN_IF_ERROR(check_library_file(part));
     }
   }
   const std::string name = "libcudnn_graph.so";
   const std::string beside = folder + name;
   std::vector<std::string> candidates = {beside + ".9", beside};
-  for (const std::string& file : files_like(folder, name + ".9.*")) candidates.push_back(file);
+  for (const std::string& file : matching_files(folder, name + ".9.*")) candidates.push_back(file);
   candidates.insert(candidates.end(), {name + ".9", name});
   std::string why;
   for (const std::string& candidate : candidates) {
@@ -124,7 +124,7 @@ Status open_graph_library(const std::string& cudnn_path, void** handle) {
     if (*handle) return {};
     if (const std::string error = loader_error(); why.empty()) why = error;
   }
-  return {Code::kLibrary, "cuDNN at " + cudnn_path + " is not whole: " + why};
+  return {Code::kLibrary, "cuDNN at " + cudnn_path + " is incomplete: " + why};
 }
 
 template <typename Function>
@@ -132,7 +132,7 @@ Function* symbol(void* handle, const char* name) {
   return reinterpret_cast<Function*>(dlsym(handle, name));
 }
 
-// Handles given back by ended threads, by device. A handle costs milliseconds and device memory.
+// Handles that ended threads gave back, by device. Making one costs milliseconds and device memory.
 struct HandlePool {
   std::mutex mutex;
   std::map<int32_t, std::vector<cudnnHandle_t>> free;
@@ -172,23 +172,23 @@ Status check_ordinal(int32_t device_ordinal) {
 }
 
 bool has_driver() {
-  std::lock_guard<std::mutex> lock(loading());
+  std::lock_guard<std::mutex> lock(loading_mutex());
   return load_driver().ok() && !driver.load()->is_stand_in;
 }
 
 Result<int64_t> load_cudnn(const std::string& path, bool allow_stand_ins) {
-  std::lock_guard<std::mutex> lock(loading());
+  std::lock_guard<std::mutex> lock(loading_mutex());
   if (const Cudnn* loaded = cudnn) return loaded->version;
   if (Status status = load_driver(); !status.ok()) {
     if (!allow_stand_ins) return status;
     ATTN_RETURN_IF_ERROR(load_stand_ins(status.message));
   }
-  if (path.find('/') != std::string::npos) ATTN_RETURN_IF_ERROR(check_is_whole(path));
-  // Never RTLD_GLOBAL: nothing of cuDNN's is meant for the symbol lookups of other libraries.
+  if (path.find('/') != std::string::npos) ATTN_RETURN_IF_ERROR(check_library_file(path));
+  // Never RTLD_GLOBAL: other libraries must not find cuDNN's symbols.
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) return Status{Code::kLibrary, "cuDNN could not be loaded: " + loader_error()};
   void* graph = nullptr;
-  // Another one may be asked for next, and must not be answered with this one for its name.
+  // Closed, so that the loader does not answer the next request with this library for its name.
   const auto refuse = [&](const std::string& message) {
     if (graph) dlclose(graph);
     dlclose(handle);

@@ -1,4 +1,4 @@
-// attn_dispatch._cuda: what Python needs of this library, and nothing of attention's meaning.
+// The Python module attn_dispatch._cuda: it loads cuDNN, plans, and hands out the FFI handlers.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <sys/prctl.h>
@@ -7,6 +7,7 @@
 #include <csignal>
 
 #include "buffers.h"
+#include "cudnn_scope.h"
 #include "handlers.h"
 #include "library.h"
 #include "plan.h"
@@ -14,14 +15,13 @@
 #include "python_module.h"
 #include "spec.h"
 #include "status.h"
-#include "visit.h"
 
 namespace py = pybind11;
 using namespace attn_dispatch;
 
 namespace {
 
-// Python sees a failure as (code name, sentence) in a CudnnError.
+// A failure as Python gets it: a sentence, with the name of its code.
 struct CudnnError : std::runtime_error {
   explicit CudnnError(const Status& status)
       : std::runtime_error(status.message), code(code_name(status.code)) {}
@@ -36,45 +36,46 @@ T value_or_throw(Result<T> result) {
 
 SdpaSpec spec_from(const py::dict& attributes) { return value_or_throw(spec_of(attributes)); }
 
-// Releases the interpreter's lock. Its holder's visit ends after it: the process must not end
-// before the thread is back in the interpreter.
-class Unlocked {
+// Releases the interpreter's lock. The thread's CudnnScope must end after this: the process must
+// not end before the thread is back in the interpreter.
+class GilReleased {
  public:
-  explicit Unlocked(Visit& visit) : visit_(visit), state_(PyEval_SaveThread()) {}
-  ~Unlocked() {
-    visit_.return_to_interpreter();
+  explicit GilReleased(CudnnScope& scope) : scope_(scope), state_(PyEval_SaveThread()) {}
+  ~GilReleased() {
+    scope_.return_to_interpreter();
     PyEval_RestoreThread(state_);
   }
-  Unlocked(const Unlocked&) = delete;
-  Unlocked& operator=(const Unlocked&) = delete;
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
 
  private:
-  Visit& visit_;
+  CudnnScope& scope_;
   PyThreadState* state_;
 };
 
-// What `function` returns, which takes no Python object and may take long.
+// Calls `function` inside cuDNN and without the interpreter's lock. It must not touch Python
+// objects.
 template <typename Function>
-auto visiting(Function&& function) {
-  Visit visit;
-  if (!visit.status().ok()) throw CudnnError(visit.status());
-  Unlocked unlocked(visit);
+auto in_cudnn(Function&& function) {
+  CudnnScope scope;
+  if (!scope.status().ok()) throw CudnnError(scope.status());
+  GilReleased released(scope);
   return function();
 }
 
-// The same of something that may fail, asked about a call.
+// The same for a function of a call's spec, whose failure is thrown.
 template <typename Function>
-auto ask(const py::dict& attributes, Function&& function) {
+auto in_cudnn_with_spec(const py::dict& attributes, Function&& function) {
   const SdpaSpec spec = spec_from(attributes);
-  return value_or_throw(visiting([&] { return function(spec); }));
+  return value_or_throw(in_cudnn([&] { return function(spec); }));
 }
 
-// A plan takes a second at most, and where it hangs the user has waited long enough.
-constexpr int64_t kLongestEnd = 10'000;  // milliseconds
+// Planning takes a second at most; if it hangs, the process ends all the same.
+constexpr int64_t kLongestWaitAtExit = 10'000;  // milliseconds
 
 void before_exit(int64_t milliseconds) {
   py::gil_scoped_release release;
-  refuse_visits_and_wait(std::chrono::milliseconds(milliseconds));
+  close_cudnn_and_wait(std::chrono::milliseconds(milliseconds));
 }
 
 }  // namespace
@@ -95,13 +96,13 @@ PYBIND11_MODULE(_cuda, m) {
   });
 
   m.def(
-      "has_driver", [] { return visiting([] { return has_driver(); }); },
+      "has_driver", [] { return in_cudnn([] { return has_driver(); }); },
       "Whether the CUDA driver's own library can be loaded here.");
   m.def(
       "load_cudnn",
       [](const py::object& path, bool allow_stand_ins) {
         const std::string file = path_from(path);
-        return value_or_throw(visiting([&] { return load_cudnn(file, allow_stand_ins); }));
+        return value_or_throw(in_cudnn([&] { return load_cudnn(file, allow_stand_ins); }));
       },
       py::arg("path"), py::arg("allow_stand_ins") = false,
       "Load libcudnn.so.9 from a name or path; the first success is final. Returns its version.");
@@ -111,17 +112,18 @@ PYBIND11_MODULE(_cuda, m) {
       "cudnn_path", [] { return to_python(cudnn_path()); },
       "The file that cuDNN was loaded from; empty if none.");
   m.def("driver_is_stand_in", &driver_is_stand_in,
-        "Whether no CUDA driver is here, so that plans can be made but not run.");
+        "Whether the driver is the stand-in, so that plans can be made but not run.");
   m.def(
       "device_properties",
       [](int32_t ordinal) {
-        return value_or_throw(visiting([&] { return device_properties(ordinal); }));
+        return value_or_throw(in_cudnn([&] { return device_properties(ordinal); }));
       },
       py::arg("ordinal"), "cuDNN's device properties of a present device, as JSON.");
   m.def(
       "plan",
       [](const py::dict& attributes, const std::string& properties) {
-        const auto plan = ask(attributes, [&](auto& spec) { return plan_for(spec, properties); });
+        const auto plan =
+            in_cudnn_with_spec(attributes, [&](auto& spec) { return plan_for(spec, properties); });
         return py::make_tuple(plan->engine, plan->workspace_bytes);
       },
       py::arg("attributes"), py::arg("device_properties"),
@@ -129,21 +131,24 @@ PYBIND11_MODULE(_cuda, m) {
   m.def(
       "plan_key",
       [](const py::dict& attributes, const std::string& properties) {
-        return ask(attributes, [&](auto& spec) { return plan_key(spec, properties); });
+        return in_cudnn_with_spec(attributes,
+                                  [&](auto& spec) { return plan_key(spec, properties); });
       },
       py::arg("attributes"), py::arg("device_properties"),
-      "All that the plan of a call depends on.");
+      "Everything that the plan of a call depends on.");
   m.def(
       "has_plan",
       [](const py::dict& attributes, const std::string& properties) {
-        return ask(attributes, [&](auto& spec) { return has_plan(spec, properties); });
+        return in_cudnn_with_spec(attributes,
+                                  [&](auto& spec) { return has_plan(spec, properties); });
       },
       py::arg("attributes"), py::arg("device_properties"),
       "Whether this process has planned the call, or refused it.");
   m.def(
       "export_plan",
       [](const py::dict& attributes, const std::string& properties) {
-        return ask(attributes, [&](auto& spec) { return export_plan(spec, properties); });
+        return in_cudnn_with_spec(attributes,
+                                  [&](auto& spec) { return export_plan(spec, properties); });
       },
       py::arg("attributes"), py::arg("device_properties"),
       "The plan of a call, as a line of JSON.");
@@ -151,15 +156,17 @@ PYBIND11_MODULE(_cuda, m) {
       "import_plan",
       [](const py::dict& attributes, const std::string& properties, const std::string& line) {
         const SdpaSpec spec = spec_from(attributes);
-        const Status status = visiting([&] { return import_plan(spec, properties, line); });
+        const Status status = in_cudnn([&] { return import_plan(spec, properties, line); });
         if (!status.ok()) throw CudnnError(status);
       },
       py::arg("attributes"), py::arg("device_properties"), py::arg("line"),
-      "Take such a line for the plan of a call; a CudnnError if it is not.");
+      "Put the plan in such a line into the cache; a CudnnError if it is not the plan of the "
+      "call.");
   m.def(
       "engines",
       [](const py::dict& attributes, const std::string& properties) {
-        return ask(attributes, [&](auto& spec) { return engines_for(spec, properties); });
+        return in_cudnn_with_spec(attributes,
+                                  [&](auto& spec) { return engines_for(spec, properties); });
       },
       py::arg("attributes"), py::arg("device_properties"),
       "The engines that cuDNN proposes for a call and the values of their knobs, as JSON.");
@@ -175,9 +182,9 @@ PYBIND11_MODULE(_cuda, m) {
         return std::pair(operands, results);
       },
       py::arg("attributes"),
-      "(operands, results) of a call but for the workspace, each (name, bytes); takes no cuDNN.");
+      "(operands, results) of a call except the workspace, each (name, bytes); needs no cuDNN.");
   m.def("plan_cache_stats", [] {
-    const CacheStats stats = visiting([] { return plan_cache_stats(); });
+    const CacheStats stats = in_cudnn([] { return plan_cache_stats(); });
     py::dict result;
     result["size"] = stats.size;
     result["capacity"] = stats.capacity;
@@ -187,25 +194,25 @@ PYBIND11_MODULE(_cuda, m) {
   });
   m.def(
       "take_remade_plans",
-      [] { return value_or_throw(visiting([] { return take_remade_plans(); })); },
-      "Key -> line of imported plans that did not load and were made anew; each only once.");
+      [] { return value_or_throw(in_cudnn([] { return take_remade_plans(); })); },
+      "Key -> line of imported plans that did not load and were rebuilt since the last call.");
   m.def("before_exit", &before_exit, py::arg("milliseconds"),
-        "Let no other thread plan any more, and wait this long for those that do.");
+        "Let no other thread into cuDNN any more, and wait this long for those inside.");
   m.def(
       "end_with_parent", [] { return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0; },
-      "Have this process ended with the thread that started it, even while it is stopped.");
+      "Let the system kill this process when the thread that started it ends.");
   m.def(
       "ffi_handlers", [] { return capsules(ffi_handlers()); },
       "Stage name -> capsule, for jax.ffi.register_ffi_target.");
   m.def(
       "clear_rows_handlers", [] { return capsules(clear_rows_handlers()); },
-      "The same of attn_dispatch_clear_rows.");
+      "The same for attn_dispatch_clear_rows.");
   m.def(
       "ffi_state_type", [] { return capsules(ffi_state_type()); },
       "type_id and type_info capsules, for jax.ffi.register_ffi_type.");
   m.def("set_local_devices", &set_local_devices, py::arg("ordinals"),
-        "The driver's numbers of the devices that JAX uses here.");
+        "Set the driver's ordinals of the devices that JAX uses in this process.");
 
-  notice_forks();
-  py::module_::import("atexit").attr("register")(m.attr("before_exit"), kLongestEnd);
+  watch_forks();
+  py::module_::import("atexit").attr("register")(m.attr("before_exit"), kLongestWaitAtExit);
 }

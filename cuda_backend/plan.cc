@@ -7,12 +7,12 @@
 #include <numeric>
 
 #include "buffers.h"
+#include "cudnn_failure.h"
 #include "engine.h"
-#include "failure.h"
 #include "graph.h"
 #include "known_bad.h"
+#include "load_or_rebuild.h"
 #include "plan_line.h"
-#include "remake.h"
 #include "wrong_value.h"
 
 namespace attn_dispatch {
@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 
 namespace {
 
-// A plan is some 100 KB of host memory, a loaded one as much on the device.
+// A plan takes some 100 KB of host memory, and a loaded plan as much on the device.
 constexpr size_t kPlanCapacity = 1024;
 constexpr size_t kLoadedCapacity = 1024;
 
@@ -40,20 +40,20 @@ LoadedCache& loaded_cache() {
   return *instance;
 }
 
-// Imported plans that were made anew since, kept until somebody takes them.
-struct Remade {
+// Imported plans that were rebuilt, kept until take_remade_plans.
+struct RemadePlans {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<const Plan>> by_key;
 };
 
-Remade& remade() {
-  static auto* instance = new Remade;
+RemadePlans& remade_plans() {
+  static auto* instance = new RemadePlans;
   return *instance;
 }
 
-// cudnn-frontend and its JSON library throw; nothing here does.
+// Calls a function in which cudnn-frontend or its JSON library may throw; the failure is a status.
 template <typename Function>
-auto guarded(Function&& function) -> decltype(function()) {
+auto catch_exceptions(Function&& function) -> decltype(function()) {
   try {
     return function();
   } catch (const fe::cudnnException& e) {
@@ -65,15 +65,15 @@ auto guarded(Function&& function) -> decltype(function()) {
   }
 }
 
-Status from_cudnn(fe::error_t error, Code code, const char* step) {
+Status frontend_status(fe::error_t error, Code code, const char* step) {
   if (error.is_good()) return {};
   if (error.get_code() == fe::error_code_t::CUDA_API_FAILED) code = Code::kDevice;
   return cudnn_failure(step, error.get_message(), code);
 }
 
-// What distinguishes kinds of device: the properties without the numbers of this very card, and
-// without those that cuDNN 9.28 reports and 9.19 does not, so that one file describes a device to
-// both. The name goes with them.
+// The properties that distinguish kinds of device: not those that identify this card, and not those
+// that cuDNN 9.28 reports and 9.19 does not, so that one file describes a device to both. The
+// device's name is among those left out.
 std::string device_kind(Json properties) {
   for (const char* name : {"pciDeviceId", "cudaDeviceId", "memoryBusWidth", "smCountOrigin",
                            "oversizedSharedMemoryPerBlock"}) {
@@ -86,16 +86,16 @@ Result<std::shared_ptr<fe::DeviceProperties>> make_properties(const std::string&
   auto properties = std::make_shared<fe::DeviceProperties>();
   std::vector<uint8_t> bytes(json.begin(), json.end());
   bytes.push_back(0);
-  ATTN_RETURN_IF_ERROR(
-      from_cudnn(properties->deserialize(bytes), Code::kWrongCall, "device properties refused"));
+  ATTN_RETURN_IF_ERROR(frontend_status(properties->deserialize(bytes), Code::kWrongCall,
+                                       "device properties refused"));
   return properties;
 }
 
-// Device properties come from files as well: no more than a page, a list or two in it, and what the
-// graph has to know.
+// Parses device properties, which may come from a file: limits their size and nesting, and requires
+// the compute capability.
 Result<Json> read_properties(const std::string& text) {
   constexpr size_t kMostBytes = 1 << 16;
-  constexpr ptrdiff_t kMostLists = 64;  // each may be inside another: a depth
+  constexpr ptrdiff_t kMostLists = 64;  // which limits the depth of nesting as well
   const Status wrong{Code::kWrongCall,
                      "expected device properties as a JSON object with deviceVer"};
   if (text.size() > kMostBytes || std::count(text.begin(), text.end(), '[') > kMostLists ||
@@ -124,7 +124,7 @@ Result<DeviceFacts> device_facts(const std::string& properties) {
                      static_cast<int32_t>(number("multiProcessorCount"))};
 }
 
-// Refuses a plan that wants pointers other than one for each of the call's buffers.
+// Refuses a plan that reads other pointers than one for each of the call's buffers.
 Status check_pointers(const SdpaSpec& spec, const fe::graph::Graph& graph) {
   const auto buffers = buffers_of(spec);
   if (!buffers.ok()) return buffers.status;
@@ -136,9 +136,9 @@ Status check_pointers(const SdpaSpec& spec, const fe::graph::Graph& graph) {
                                   " of the call's " + std::to_string(expected.size()) + " buffers"};
 }
 
-// The graph of a spec, as far as cuDNN has checked it and not yet chosen an engine.
-Result<std::shared_ptr<fe::graph::Graph>> checked_graph(const SdpaSpec& spec,
-                                                        const std::string& properties_json) {
+// The graph of a spec, validated by cuDNN, without any engine yet.
+Result<std::shared_ptr<fe::graph::Graph>> validated_graph(const SdpaSpec& spec,
+                                                          const std::string& properties_json) {
   const auto facts = device_facts(properties_json);
   if (!facts.ok()) return facts.status;
   std::string known_bad;
@@ -154,35 +154,37 @@ Result<std::shared_ptr<fe::graph::Graph>> checked_graph(const SdpaSpec& spec,
 
   fe::graph::Graph& graph = *made.value;
   graph.set_device_properties(properties.value);
-  ATTN_RETURN_IF_ERROR(from_cudnn(graph.validate(), Code::kUnsupported, "cuDNN refuses the graph"));
   ATTN_RETURN_IF_ERROR(
-      from_cudnn(graph.build_operation_graph(), Code::kUnsupported, "cuDNN refuses the graph"));
+      frontend_status(graph.validate(), Code::kUnsupported, "cuDNN refuses the graph"));
+  ATTN_RETURN_IF_ERROR(frontend_status(graph.build_operation_graph(), Code::kUnsupported,
+                                       "cuDNN refuses the graph"));
   return made;
 }
 
-// The engines that the heuristics propose, or the one that is asked for, as plans of the graph.
-Status propose(fe::graph::Graph& graph, const std::string& engine_words) {
+// Adds plans to the graph: for the engines that the heuristics propose, or for the requested one.
+Status add_plans(fe::graph::Graph& graph, const std::string& engine_text) {
   constexpr char kNone[] = "cuDNN has no engine for it";
-  if (engine_words.empty()) {
-    return from_cudnn(graph.create_execution_plans({fe::HeurMode_t::A}), Code::kUnsupported, kNone);
+  if (engine_text.empty()) {
+    return frontend_status(graph.create_execution_plans({fe::HeurMode_t::A}), Code::kUnsupported,
+                           kNone);
   }
-  auto engine = engine_of(engine_words);
+  auto engine = parse_engine(engine_text);
   if (!engine.ok()) return engine.status;
-  return from_cudnn(graph.create_execution_plan(engine.value.id, engine.value.knobs),
-                    Code::kUnsupported, "cuDNN refuses the engine");
+  return frontend_status(graph.create_execution_plan(engine.value.id, engine.value.knobs),
+                         Code::kUnsupported, "cuDNN refuses the engine");
 }
 
 PlanResult build_plan(const SdpaSpec& spec, const std::string& properties, std::string key) {
-  auto made = checked_graph(spec, properties);
+  auto made = validated_graph(spec, properties);
   if (!made.ok()) return made.status;
   fe::graph::Graph& graph = *made.value;
-  ATTN_RETURN_IF_ERROR(propose(graph, spec.engine));
+  ATTN_RETURN_IF_ERROR(add_plans(graph, spec.engine));
   ATTN_RETURN_IF_ERROR(
-      from_cudnn(graph.check_support(), Code::kUnsupported, "cuDNN has no engine for it"));
+      frontend_status(graph.check_support(), Code::kUnsupported, "cuDNN has no engine for it"));
   const std::string proposed = std::to_string(graph.get_execution_plan_count());
   if (fe::error_t built = graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE);
       built.is_bad()) {
-    // The frontend says no more than that; cuDNN still knows what became of the last one.
+    // The frontend's message has no reason; cuDNN still has that of the last engine.
     return cudnn_failure("all " + proposed + " engine configurations failed to finalize",
                          built.get_message() + '\n' + fe::detail::get_last_error_string_(),
                          Code::kFinalizeFailed);
@@ -192,12 +194,12 @@ PlanResult build_plan(const SdpaSpec& spec, const std::string& properties, std::
   auto plan = std::make_shared<Plan>();
   plan->spec = spec;
   plan->key = std::move(key);
-  ATTN_RETURN_IF_ERROR(from_cudnn(graph.get_workspace_size(plan->workspace_bytes), Code::kLibrary,
-                                  "no workspace size"));
+  ATTN_RETURN_IF_ERROR(frontend_status(graph.get_workspace_size(plan->workspace_bytes),
+                                       Code::kLibrary, "no workspace size"));
   ATTN_RETURN_IF_ERROR(
-      from_cudnn(graph.get_plan_name(plan->engine), Code::kLibrary, "no engine name"));
-  ATTN_RETURN_IF_ERROR(from_cudnn(graph.serialize(plan->blob, /*serialize_structure=*/false),
-                                  Code::kLibrary, "the plan could not be serialized"));
+      frontend_status(graph.get_plan_name(plan->engine), Code::kLibrary, "no engine name"));
+  ATTN_RETURN_IF_ERROR(frontend_status(graph.serialize(plan->blob, /*serialize_structure=*/false),
+                                       Code::kLibrary, "the plan could not be serialized"));
   return PlanResult(std::move(plan));
 }
 
@@ -205,14 +207,15 @@ LoadedResult load(std::shared_ptr<const Plan> plan, int32_t device_ordinal) {
   auto handle = thread_handle(device_ordinal, /*stream=*/nullptr);
   if (!handle.ok()) return handle.status;
   auto graph = std::make_shared<fe::graph::Graph>();
-  // The warm-up would call cudaMalloc.
-  ATTN_RETURN_IF_ERROR(from_cudnn(graph->deserialize(handle.value, plan->blob,
-                                                     /*enforce_precompiled=*/true,
-                                                     /*run_warmup=*/false),
-                                  Code::kDevice, "the plan could not be loaded on the device"));
+  // No warm-up, which would call cudaMalloc.
+  ATTN_RETURN_IF_ERROR(frontend_status(graph->deserialize(handle.value, plan->blob,
+                                                          /*enforce_precompiled=*/true,
+                                                          /*run_warmup=*/false),
+                                       Code::kDevice,
+                                       "the plan could not be loaded on the device"));
   int64_t workspace_bytes = 0;
-  ATTN_RETURN_IF_ERROR(
-      from_cudnn(graph->get_workspace_size(workspace_bytes), Code::kDevice, "no workspace size"));
+  ATTN_RETURN_IF_ERROR(frontend_status(graph->get_workspace_size(workspace_bytes), Code::kDevice,
+                                       "no workspace size"));
   if (workspace_bytes > plan->workspace_bytes) {
     return Status{Code::kDevice, "the plan needs a workspace of " +
                                      std::to_string(workspace_bytes) +
@@ -226,21 +229,21 @@ LoadedResult load(std::shared_ptr<const Plan> plan, int32_t device_ordinal) {
 
 Status LoadedPlan::execute(cudnnHandle_t handle, void** buffers, size_t count,
                            void* workspace) const {
-  return guarded([&]() -> Status {
-    return from_cudnn(graph_->execute(handle, buffers, static_cast<int>(count), workspace),
-                      Code::kDevice, "cuDNN could not queue the call");
+  return catch_exceptions([&]() -> Status {
+    return frontend_status(graph_->execute(handle, buffers, static_cast<int>(count), workspace),
+                           Code::kDevice, "cuDNN could not queue the call");
   });
 }
 
 Result<std::string> device_properties(int32_t device_ordinal) {
-  return guarded([&]() -> Result<std::string> {
+  return catch_exceptions([&]() -> Result<std::string> {
     if (!cudnn_version()) return Status{Code::kLibrary, "cuDNN is not loaded"};
     const std::string step = "no properties of device " + std::to_string(device_ordinal);
     fe::DeviceProperties properties;
     properties.set_device_id(device_ordinal);
-    ATTN_RETURN_IF_ERROR(from_cudnn(properties.build(), Code::kDevice, step.c_str()));
+    ATTN_RETURN_IF_ERROR(frontend_status(properties.build(), Code::kDevice, step.c_str()));
     std::vector<uint8_t> bytes;
-    ATTN_RETURN_IF_ERROR(from_cudnn(properties.serialize(bytes), Code::kDevice, step.c_str()));
+    ATTN_RETURN_IF_ERROR(frontend_status(properties.serialize(bytes), Code::kDevice, step.c_str()));
     while (!bytes.empty() && bytes.back() == 0) bytes.pop_back();
     return std::string(bytes.begin(), bytes.end());
   });
@@ -250,13 +253,13 @@ PlanResult plan_for(const SdpaSpec& spec, const std::string& properties) {
   auto key = plan_key(spec, properties);
   if (!key.ok()) return key.status;
   return plan_cache().get(key.value, [&]() -> PlanResult {
-    return guarded([&] { return build_plan(spec, properties, key.value); });
+    return catch_exceptions([&] { return build_plan(spec, properties, key.value); });
   });
 }
 
 PlanResult plan_to_run(const SdpaSpec& spec, const std::string& properties) {
   auto plan = plan_for(spec, properties);
-  if (plan.ok() || spec.engine.empty() || plan.status.may_pass()) return plan;
+  if (plan.ok() || spec.engine.empty() || plan.status.is_transient()) return plan;
   SdpaSpec untuned = spec;
   untuned.engine.clear();
   return plan_for(untuned, properties);
@@ -269,14 +272,14 @@ LoadedResult load_for(const SdpaSpec& spec, int32_t device_ordinal) {
   if (!plan.ok()) return plan.status;
   const std::string key = plan.value->key + " on device " + std::to_string(device_ordinal);
   return loaded_cache().get(key, [&]() -> LoadedResult {
-    return guarded([&] {
-      return loaded_or_remade(
+    return catch_exceptions([&] {
+      return load_or_rebuild(
           plan.value, [&](auto made) { return load(std::move(made), device_ordinal); },
           [&](const Plan& old) { return build_plan(old.spec, properties.value, old.key); },
           [&](auto made) {
             plan_cache().replace(made->key, made);
-            std::lock_guard<std::mutex> lock(remade().mutex);
-            remade().by_key[made->key] = std::move(made);
+            std::lock_guard<std::mutex> lock(remade_plans().mutex);
+            remade_plans().by_key[made->key] = std::move(made);
           });
     });
   });
@@ -286,7 +289,7 @@ CacheStats plan_cache_stats() { return plan_cache().stats(); }
 
 Result<std::string> plan_key(const SdpaSpec& spec, const std::string& properties) {
   if (!cudnn_version()) return Status{Code::kLibrary, "cuDNN is not loaded"};
-  return guarded([&]() -> Result<std::string> {
+  return catch_exceptions([&]() -> Result<std::string> {
     auto parsed = read_properties(properties);
     if (!parsed.ok()) return parsed.status;
     return spec.key() + "cudnn=" + std::to_string(cudnn_version()) +
@@ -297,11 +300,11 @@ Result<std::string> plan_key(const SdpaSpec& spec, const std::string& properties
 
 Result<std::string> engines_for(const SdpaSpec& spec, const std::string& properties) {
   if (!cudnn_version()) return Status{Code::kLibrary, "cuDNN is not loaded"};
-  return guarded([&]() -> Result<std::string> {
-    auto made = checked_graph(spec, properties);
+  return catch_exceptions([&]() -> Result<std::string> {
+    auto made = validated_graph(spec, properties);
     if (!made.ok()) return made.status;
-    ATTN_RETURN_IF_ERROR(propose(*made.value, ""));
-    return engines_of(*made.value);
+    ATTN_RETURN_IF_ERROR(add_plans(*made.value, ""));
+    return proposed_engines(*made.value);
   });
 }
 
@@ -314,19 +317,19 @@ Result<bool> has_plan(const SdpaSpec& spec, const std::string& properties) {
 Result<std::string> export_plan(const SdpaSpec& spec, const std::string& properties) {
   auto plan = plan_for(spec, properties);
   if (!plan.ok()) return plan.status;
-  return guarded([&]() -> Result<std::string> { return line_of(*plan.value); });
+  return catch_exceptions([&]() -> Result<std::string> { return format_plan(*plan.value); });
 }
 
 Status import_plan(const SdpaSpec& spec, const std::string& properties, const std::string& line) {
   auto key = plan_key(spec, properties);
   if (!key.ok()) return key.status;
-  return guarded([&]() -> Status {
+  return catch_exceptions([&]() -> Status {
     const auto device = device_facts(properties);
     if (!device.ok()) return device.status;
     if (!known_bad_reasons(spec, cudnn_version(), device.value.sm).empty()) {
       return {Code::kWrongCall, "a plan of a call that is known to be bad"};
     }
-    auto read = read_line(line);
+    auto read = parse_plan(line);
     if (!read.ok()) return read.status;
     if (read.value.key != key.value) return {Code::kWrongCall, "the plan of another call"};
     auto plan = std::make_shared<Plan>(std::move(read.value));
@@ -336,10 +339,11 @@ Status import_plan(const SdpaSpec& spec, const std::string& properties, const st
     if (!made_properties.ok()) return made_properties.status;
     fe::graph::Graph graph;
     graph.set_device_properties(made_properties.value);
-    ATTN_RETURN_IF_ERROR(from_cudnn(graph.deserialize(plan->blob, /*enforce_precompiled=*/true),
-                                    Code::kWrongCall, "cuDNN does not load the plan"));
-    ATTN_RETURN_IF_ERROR(from_cudnn(graph.get_workspace_size(plan->workspace_bytes), Code::kLibrary,
-                                    "no workspace size"));
+    ATTN_RETURN_IF_ERROR(
+        frontend_status(graph.deserialize(plan->blob, /*enforce_precompiled=*/true),
+                        Code::kWrongCall, "cuDNN does not load the plan"));
+    ATTN_RETURN_IF_ERROR(frontend_status(graph.get_workspace_size(plan->workspace_bytes),
+                                         Code::kLibrary, "no workspace size"));
     ATTN_RETURN_IF_ERROR(check_pointers(spec, graph));
     return plan_cache().get(key.value, [&] { return PlanResult(std::move(plan)); }).status;
   });
@@ -348,12 +352,12 @@ Status import_plan(const SdpaSpec& spec, const std::string& properties, const st
 Result<std::map<std::string, std::string>> take_remade_plans() {
   std::map<std::string, std::shared_ptr<const Plan>> plans;
   {
-    std::lock_guard<std::mutex> lock(remade().mutex);
-    plans.swap(remade().by_key);
+    std::lock_guard<std::mutex> lock(remade_plans().mutex);
+    plans.swap(remade_plans().by_key);
   }
-  return guarded([&]() -> Result<std::map<std::string, std::string>> {
+  return catch_exceptions([&]() -> Result<std::map<std::string, std::string>> {
     std::map<std::string, std::string> lines;
-    for (const auto& [key, plan] : plans) lines[key] = line_of(*plan);
+    for (const auto& [key, plan] : plans) lines[key] = format_plan(*plan);
     return lines;
   });
 }

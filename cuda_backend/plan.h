@@ -1,9 +1,9 @@
-// A plan is what cuDNN makes of a spec for one kind of device: host memory, needing no device. A
-// loaded plan is the same on a device that is here. Both are kept per process.
+// A plan is cuDNN's compiled form of a spec for one kind of device. It is host memory, and making
+// it needs no device. A loaded plan is a plan on a device of this process. A process caches both.
 //
-// Plans are always made from device properties and always loaded through a handle, here and on a
-// machine without a GPU alike: executing the graph that planned, unserialized, ran six times slower
-// (H200, cuDNN 9.19).
+// Plans are always made from device properties and loaded through a handle, on machines with and
+// without a GPU: executing the graph with which a plan was made, without serializing it, was six
+// times slower (H200, cuDNN 9.19).
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "cache.h"
 #include "library.h"
+#include "once_cache.h"
 #include "spec.h"
 #include "status.h"
 
@@ -29,7 +29,7 @@ struct Plan {
   std::string engine;  // cuDNN's name of the engine and its knobs
   int64_t workspace_bytes = 0;
   std::vector<uint8_t> blob;  // serialized, cubin included
-  bool is_imported = false;   // and not made in this process
+  bool is_imported = false;   // made by another process
 };
 
 class LoadedPlan {
@@ -48,16 +48,16 @@ class LoadedPlan {
   std::shared_ptr<cudnn_frontend::graph::Graph> graph_;
 };
 
-// What cuDNN calls the properties of a device of this process, as JSON.
+// cuDNN's properties of a device of this process, as JSON.
 Result<std::string> device_properties(int32_t device_ordinal);
 
-// The plan for a spec on a kind of device, from the cache or built now. Refusals are kept as well,
-// failures that may pass are not.
+// The plan of a spec for a kind of device, from the cache or built now. Refusals are cached too,
+// transient failures are not.
 Result<std::shared_ptr<const Plan>> plan_for(const SdpaSpec& spec,
                                              const std::string& device_properties);
 
-// The same, or where the spec names an engine that there is not: that of cuDNN's heuristics. A
-// program may have been lowered for another version of cuDNN.
+// The same. If the spec names an engine that cuDNN does not have here, the plan with the engine of
+// cuDNN's heuristics: the program may have been lowered for another version of cuDNN.
 Result<std::shared_ptr<const Plan>> plan_to_run(const SdpaSpec& spec,
                                                 const std::string& device_properties);
 
@@ -66,27 +66,28 @@ Result<std::shared_ptr<const LoadedPlan>> load_for(const SdpaSpec& spec, int32_t
 
 CacheStats plan_cache_stats();
 
-// The engines that cuDNN proposes for a spec, whatever engine that names: see engines_of.
+// The engines that cuDNN proposes for a spec, whichever engine it names, as proposed_engines
+// (engine.h) returns them.
 Result<std::string> engines_for(const SdpaSpec& spec, const std::string& device_properties);
 
-// For keeping plans elsewhere, cudnn/plan_store.py.
+// The functions below store plans outside of the process, for cudnn/plan_store.py.
 
-// All that a plan depends on: the spec, the kind of device, cuDNN, and what made the graph of it.
+// Everything that a plan depends on: the spec, the kind of device, the version of cuDNN, and the
+// source files that make the graph.
 Result<std::string> plan_key(const SdpaSpec& spec, const std::string& device_properties);
 
-// Whether the plan is in the cache already, or refused.
+// Whether the cache has the plan, or its refusal.
 Result<bool> has_plan(const SdpaSpec& spec, const std::string& device_properties);
 
-// The plan as a line: its key, its engine and a checksum as JSON, a space, and what cuDNN
-// serialized in hexadecimal digits.
+// The plan of a spec as a line (plan_line.h).
 Result<std::string> export_plan(const SdpaSpec& spec, const std::string& device_properties);
 
-// Puts such a line into the cache, if it is the plan of this spec for this kind of device and this
-// cuDNN loads it. The sizes of the plan are computed, not read.
+// Puts the plan in such a line into the cache, if it is the plan of this spec for this kind of
+// device and cuDNN can load it. The plan's sizes are computed, not read from the line.
 Status import_plan(const SdpaSpec& spec, const std::string& device_properties,
                    const std::string& line);
 
-// The lines, by key, of imported plans that did not load on a device and were made anew; each once.
+// Lines by key: imported plans that did not load on a device and were rebuilt since the last call.
 Result<std::map<std::string, std::string>> take_remade_plans();
 
 }  // namespace attn_dispatch

@@ -13,8 +13,7 @@ using Json = nlohmann::json;
 
 namespace {
 
-// Bytes; a plan takes some 400,000.
-constexpr size_t kLongestLine = size_t{1} << 26;
+constexpr size_t kLongestLine = size_t{1} << 26;  // bytes; a plan takes some 400,000
 
 std::string hex(const std::vector<uint8_t>& bytes) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -51,7 +50,8 @@ bool from_hex(std::string_view text, std::vector<uint8_t>& bytes) {
   return wrong >= 0;
 }
 
-// FNV-1a, 64 bits, of all that a line has: cuDNN reads code from it, so it must get no damaged one.
+// FNV-1a, 64 bits, of all that a line holds. A damaged line must not reach cuDNN, which loads code
+// from it.
 std::string checksum(const Plan& plan) {
   uint64_t hash = 0xcbf29ce484222325;
   const auto add = [&](const auto& bytes) {
@@ -68,15 +68,14 @@ std::string checksum(const Plan& plan) {
 
 }  // namespace
 
-std::string line_of(const Plan& plan) {
+std::string format_plan(const Plan& plan) {
   const Json facts{{"key", plan.key}, {"engine", plan.engine}, {"checksum", checksum(plan)}};
   return facts.dump() + ' ' + hex(plan.blob);
 }
 
-// The plan in such a line, of which key, engine and blob are known yet.
-Result<Plan> read_line(const std::string& line) {
+Result<Plan> parse_plan(const std::string& line) {
   const Status wrong{Code::kWrongCall, "expected a plan as a line of JSON and digits"};
-  // The blob stands behind the JSON: inside it parsing would cost as much as lowering.
+  // The blob is behind the JSON: parsing it as a part of that would take as long as lowering.
   const size_t space = line.rfind(' ');
   if (space == std::string::npos || line.size() > kLongestLine) return wrong;
   const Json facts = Json::parse(line.begin(), line.begin() + static_cast<ptrdiff_t>(space),

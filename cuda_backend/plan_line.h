@@ -1,5 +1,5 @@
-// A plan as a line of text, which other processes read: JSON of its key, engine and checksum, then
-// what cuDNN serialized, in hexadecimal digits.
+// A plan as a line of text, in which it is stored and passed to other processes: JSON of its key,
+// engine and checksum, a space, and what cuDNN serialized in hexadecimal digits.
 #pragma once
 
 #include <string>
@@ -9,10 +9,10 @@
 
 namespace attn_dispatch {
 
-std::string line_of(const Plan& plan);
+std::string format_plan(const Plan& plan);
 
-// The plan in such a line, with key, engine and blob alone. A wrong call where the line is
-// another's text, is too long, or has been damaged.
-Result<Plan> read_line(const std::string& line);
+// The plan in such a line, with key, engine and blob alone. A line that is something else, too
+// long, or damaged is a wrong call.
+Result<Plan> parse_plan(const std::string& line);
 
 }  // namespace attn_dispatch

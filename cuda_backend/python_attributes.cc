@@ -13,7 +13,7 @@ namespace py = pybind11;
 namespace attn_dispatch {
 namespace {
 
-// Each is false where the object is none of its type; Python's error is cleared then.
+// Each `read` returns false, and clears Python's error, if the object has another type.
 
 bool read(py::handle object, bool* value) {
   *value = object.ptr() == Py_True;
@@ -39,7 +39,7 @@ bool read(py::handle object, float* value) {
     PyErr_Clear();
     return false;
   }
-  const bool fits = !(std::fabs(number) > FLT_MAX);  // nor is NaN beyond it
+  const bool fits = !(std::fabs(number) > FLT_MAX);  // true for NaN
   *value = fits ? static_cast<float>(number) : std::copysign(HUGE_VALF, number > 0 ? 1.0f : -1.0f);
   return true;
 }
@@ -52,22 +52,22 @@ bool read(py::handle object, Text* value) {
     *value = Text(std::string_view(text, static_cast<size_t>(size)));
     return true;
   }
-  PyErr_Clear();  // half of a surrogate pair
+  PyErr_Clear();  // the text has half of a surrogate pair
   return false;
 }
 
-const char* expected(bool*) { return "a bool"; }
-const char* expected(int64_t*) { return "an integer of 64 bits"; }
-const char* expected(float*) { return "a number"; }
-const char* expected(Text*) { return "text"; }
+const char* type_name(bool*) { return "a bool"; }
+const char* type_name(int64_t*) { return "an integer of 64 bits"; }
+const char* type_name(float*) { return "a number"; }
+const char* type_name(Text*) { return "text"; }
 
-std::string shown(py::handle object) {
+std::string ascii_repr(py::handle object) {
   PyObject* const text = PyObject_ASCII(object.ptr());
   const char* const letters = text ? PyUnicode_AsUTF8(text) : nullptr;
-  std::string shown = beginning(letters ? letters : Py_TYPE(object.ptr())->tp_name);
-  PyErr_Clear();  // an error of the object's own repr
+  std::string printable = excerpt(letters ? letters : Py_TYPE(object.ptr())->tp_name);
+  PyErr_Clear();  // the object's repr may have raised
   Py_XDECREF(text);
-  return shown;
+  return printable;
 }
 
 }  // namespace
@@ -75,23 +75,23 @@ std::string shown(py::handle object) {
 Result<SdpaSpec> spec_of(const py::dict& attributes) {
   SdpaSpec spec;
   py::set known;
-  std::string wrong;
-  const auto add = [&](const std::string& what) { wrong += (wrong.empty() ? "" : "; ") + what; };
-#define FIELD(type, name)                                                                   \
-  known.add(#name);                                                                         \
-  if (!attributes.contains(#name)) {                                                        \
-    add("missing " #name);                                                                  \
-  } else if (const py::object value = attributes[#name]; !read(value, &spec.name)) {        \
-    add(#name ": expected " + std::string(expected(&spec.name)) + ", got " + shown(value)); \
+  std::string errors;
+  const auto add = [&](const std::string& error) {
+    errors += (errors.empty() ? "" : "; ") + error;
+  };
+#define FIELD(type, name)                                                                         \
+  known.add(#name);                                                                               \
+  if (!attributes.contains(#name)) {                                                              \
+    add("missing " #name);                                                                        \
+  } else if (const py::object value = attributes[#name]; !read(value, &spec.name)) {              \
+    add(#name ": expected " + std::string(type_name(&spec.name)) + ", got " + ascii_repr(value)); \
   }
   ATTN_SDPA_SPEC(FIELD)
 #undef FIELD
   for (const auto& [name, value] : attributes) {
-    if (!known.contains(name)) {
-      add("unknown " + shown(name));
-    }
+    if (!known.contains(name)) add("unknown " + ascii_repr(name));
   }
-  if (!wrong.empty()) return Status{Code::kWrongCall, wrong};
+  if (!errors.empty()) return Status{Code::kWrongCall, errors};
   return validated(std::move(spec));
 }
 

@@ -1,4 +1,4 @@
-// The attributes of a call as a dictionary of Python's, which a probe passes.
+// The spec of a call, read from a Python dictionary of its attributes.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,8 +8,8 @@
 
 namespace attn_dispatch {
 
-// Refuses whatever is missing, unknown or of another type, all of it by name, and what validate.h
-// refuses. With the GIL.
+// Refuses by name every attribute that is missing, unknown or of another type, and then what
+// validate.h refuses. The caller holds the interpreter's lock.
 Result<SdpaSpec> spec_of(const pybind11::dict& attributes);
 
 }  // namespace attn_dispatch

@@ -1,4 +1,4 @@
-// A score program (score_program.h) put into cuDNN's graph, one operation for each node.
+// Adds a score program (score_program.h) to cuDNN's graph, one operation per node.
 #pragma once
 
 #include <cudnn_frontend.h>
@@ -18,20 +18,21 @@ class ScoreGraph {
   using Graph = std::shared_ptr<fe::graph::Graph>;
   using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-  // `arrays` are o0, o1, ….
+  // `arrays` are the tensors of o0, o1, ….
   ScoreGraph(ScoreProgram program, std::vector<Tensor> arrays)
       : program_(std::move(program)), arrays_(std::move(arrays)) {}
 
-  // From the scores on.
+  // Adds the nodes of score_nodes and returns the new scores.
   Tensor forward(const Graph& graph, const Tensor& score) {
     score_ = score;
-    return put(graph, 0, program_.forward_count, score);
+    return add_nodes(graph, 0, program_.forward_count, score);
   }
 
-  // From their gradient on, in the graph that `forward` went before.
+  // Adds the nodes of gradient_nodes and returns the gradient of the scores. Call `forward` first,
+  // on the same graph.
   Tensor backward(const Graph& graph, const Tensor& grad) {
     grad_ = grad;
-    return put(graph, program_.forward_count, program_.nodes.size(), grad);
+    return add_nodes(graph, program_.forward_count, program_.nodes.size(), grad);
   }
 
  private:
@@ -40,8 +41,9 @@ class ScoreGraph {
   using Type = fe::DataType_t;
   using Source = ScoreOperand::Source;
 
-  Tensor put(const Graph& graph, size_t first, size_t last, const Tensor& start) {
-    // No index but those that are read: what nobody reads cuDNN takes for a result, and writes it.
+  Tensor add_nodes(const Graph& graph, size_t first, size_t last, const Tensor& start) {
+    // Only the indices that are read: cuDNN takes a tensor that nobody reads for a result, and
+    // writes it.
     if (!t_ && program_.reads(Source::kQueryPosition, first, last)) t_ = index(graph, start, 2);
     if (!s_ && program_.reads(Source::kKeyPosition, first, last)) s_ = index(graph, start, 3);
     for (size_t i = first; i < last; ++i) nodes_.push_back(add(graph, program_.nodes[i]));
@@ -87,7 +89,7 @@ class ScoreGraph {
     const auto how = attributes(node.name, mode(node.operation), type);
     std::vector<Tensor> x;
     for (const ScoreOperand& operand : node.operands) x.push_back(value(operand));
-    // cuDNN has no conversion by itself.
+    // cuDNN has no operation that converts: multiply by 1.
     if (node.operation == Operation::convert) x.push_back(number(1.0f));
     if (x.size() == 1) return typed(graph->pointwise(x[0], how), type);
     if (x.size() == 2) return typed(graph->pointwise(x[0], x[1], how), type);

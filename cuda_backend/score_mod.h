@@ -1,6 +1,6 @@
-// What cuDNN has no attribute for (a soft cap, ALiBi with the caller's own slopes, score_mod and
-// mask_mod) as a subgraph over the scores. Where there is one, cuDNN wants all masks to be part of
-// it.
+// The subgraph over the scores for what cuDNN has no attribute for: a soft cap, ALiBi with the
+// caller's slopes, score_mod and mask_mod. Where there is one, cuDNN requires that all masks are
+// part of it.
 #pragma once
 
 #include <cudnn_frontend.h>
@@ -20,7 +20,7 @@ class ScoreMod {
   using Graph = std::shared_ptr<fe::graph::Graph>;
   using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-  // Tensors are null where the spec has none of them. It must outlive the building of the graph.
+  // Tensors that the spec does not have are null. The object must live until the graph is built.
   ScoreMod(const SdpaSpec& spec, ScoreProgram program, Tensor lengths_q, Tensor lengths_kv,
            const std::vector<Tensor>& arrays)
       : spec_(spec),
@@ -43,7 +43,7 @@ class ScoreMod {
                                      /*cu_s_q_ptr=*/nullptr, /*cu_s_kv_ptr=*/nullptr);
   }
 
-  // From the gradient of what forward returned to that of what it was given.
+  // Returns the gradient of forward's argument, given that of its result.
   Tensor backward(const Graph& graph, Tensor grad) { return nodes_.backward(graph, grad); }
 
  private:

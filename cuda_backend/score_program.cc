@@ -14,6 +14,7 @@ namespace {
 
 using Source = ScoreOperand::Source;
 
+// The types of an operation's operands and result (score_program.h).
 enum Kinds { kNumbers, kFloats, kComparison, kChoice };
 
 struct OperationFacts {
@@ -38,7 +39,7 @@ std::vector<std::string> words_of(const std::string& text) {
   return words;
 }
 
-// A part for each separator and one more; none of an empty text.
+// The parts between separators; none if the text is empty.
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
   if (text.empty()) return parts;
@@ -57,7 +58,7 @@ bool read_integer(const std::string& digits, T* number) {
   return error == std::errc() && rest == end;
 }
 
-// As NumPy writes a float32, whatever the locale: "-2.5", "1e-05", "inf", "nan".
+// Reads a float32 as NumPy writes it, whatever the locale: "-2.5", "1e-05", "inf", "nan".
 bool read_float(const std::string& word, float* number) {
   const bool is_negative = word[0] == '-';
   const std::string size = word.substr(is_negative);
@@ -78,7 +79,7 @@ class Parser {
   explicit Parser(const std::vector<NodeArray>& arrays)
       : arrays_(arrays), is_read_(arrays.size()) {}
 
-  // The nodes of one attribute, behind those that are there.
+  // Appends the nodes of one attribute.
   Status parse(const char* attribute, const std::string& text, bool is_backward) {
     const size_t first = program_.nodes.size();
     for (const std::string& node : split(text, ';')) {
@@ -136,10 +137,9 @@ class Parser {
       }
       node.operands.push_back(operand);
     }
-    if (!fit(facts.kinds, node)) {
+    if (!types_fit(facts.kinds, node)) {
       return wrong(
-          "predicates of whole numbers, which select alone reads; whole numbers of whole "
-          "numbers");
+          "predicates to be of integers and read by select alone, and integers to be of integers");
     }
     for (const ScoreOperand& operand : node.operands) {
       if (operand.source == Source::kNode) last_reader_[operand.index] = program_.nodes.size();
@@ -176,7 +176,7 @@ class Parser {
     return true;
   }
 
-  // A whole number among floats is a float.
+  // An integer is read as a float if the node is one.
   static bool read_number(const std::string& word, char kind, ScoreOperand* operand) {
     if (word.empty()) return false;
     int32_t whole = 0;
@@ -187,7 +187,7 @@ class Parser {
     return read_float(word, &operand->number);
   }
 
-  static bool fit(Kinds kinds, const ScoreNode& node) {
+  static bool types_fit(Kinds kinds, const ScoreNode& node) {
     const char made = node.kind();
     for (size_t i = 0; i < node.operands.size(); ++i) {
       const char read = node.operands[i].kind;
@@ -209,31 +209,30 @@ class Parser {
     return false;
   }
 
-  // Refuses unread nodes: from `first` on the last is the result, and a later one reads each other.
+  // Refuses nodes that are not read, from `first` on, except the last, which is the result.
   Status check_use(const char* attribute, size_t first) const {
     const auto& nodes = program_.nodes;
     if (nodes.size() == first) return {};
     for (size_t i = first; i + 1 < nodes.size(); ++i) {
       if (last_reader_[i] <= i) {
-        return {Code::kWrongCall, std::string(attribute) +
-                                      ": expected every node but the last to "
-                                      "be read by one behind it, got " +
-                                      nodes[i].name + ", which none reads"};
+        return {Code::kWrongCall,
+                std::string(attribute) +
+                    ": expected a later node to read every node but the last, got " +
+                    nodes[i].name + ", which none reads"};
       }
     }
     if (nodes.back().kind() != 'f') {
       return {Code::kWrongCall, std::string(attribute) +
-                                    ": expected the last node to be a float, "
-                                    "got " +
+                                    ": expected the last node to be a float, got " +
                                     nodes.back().name};
     }
     return {};
   }
 
   const std::vector<NodeArray>& arrays_;
-  std::vector<bool> is_read_;  // of arrays
+  std::vector<bool> is_read_;  // by array
   ScoreProgram program_;
-  std::vector<size_t> last_reader_;  // of each node; 0, which reads no node, for none
+  std::vector<size_t> last_reader_;  // by node; 0 if none, as node 0 reads no node
   std::map<std::string, int64_t> by_name_;
 };
 

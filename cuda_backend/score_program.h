@@ -1,8 +1,9 @@
-// What becomes of a score, as nodes that Python writes (attn_dispatch/programs/nodes.py):
+// Parses score programs, which compute new scores and their gradients. Python writes them as text
+// (attn_dispatch/programs/nodes.py):
 //
 //   i0 = sub t s; i1 = abs i0; f2 = convert i1; f3 = mul f2 o0; f4 = sub x f3
 //
-// x is the score, g the gradient of what the program made of it, t and s are the positions of query
+// x is the score, and g the gradient of the program's result. t and s are the positions of query
 // and key, o0, o1, … arrays, and #… numbers. The first letter of a node is its type: f for float32,
 // i for int32, p for a predicate. The last node is the result.
 #pragma once
@@ -16,9 +17,9 @@
 
 namespace attn_dispatch {
 
-// OP(name, cuDNN's mode, operands, what they are and what they make). `kNumbers`: numbers make a
-// number, which is whole if all of them are. `kFloats`: numbers make a float. `kComparison`: whole
-// numbers make a predicate. `kChoice`: two numbers and a predicate make a number.
+// OP(name, cuDNN's mode, number of operands, types of operands and result). `kNumbers`: numbers
+// give a number, which is an int32 only if all of them are. `kFloats`: numbers give a float.
+// `kComparison`: int32 give a predicate. `kChoice`: two numbers and a predicate give a number.
 // clang-format off
 #define ATTN_SCORE_OPERATIONS(OP)        \
   OP(add, ADD, 2, kNumbers)              \
@@ -64,8 +65,8 @@ struct ScoreOperand {
 
   Source source = Source::kScore;
   char kind = 'f';    // f, i or p
-  int64_t index = 0;  // of an array, or of a node among all nodes; or a whole number
-  float number = 0;   // a number that is no whole one
+  int64_t index = 0;  // of an array, or of a node among all nodes; or an integer
+  float number = 0;   // any other number
 };
 
 struct ScoreNode {
@@ -77,16 +78,16 @@ struct ScoreNode {
 };
 
 struct ScoreProgram {
-  std::vector<ScoreNode> nodes;  // from the score on, then from its gradient on
-  size_t forward_count = 0;      // nodes of the first kind
+  std::vector<ScoreNode> nodes;  // of score_nodes, then of gradient_nodes
+  size_t forward_count = 0;      // how many are of score_nodes
 
   bool reads(ScoreOperand::Source source, size_t first, size_t last) const;
 };
 
-// cuDNN's graphs have at most 256 operations, those of attention among them (9.12 to 9.28). Up to
-// 100 nodes plan in 1.5 s, 230 in 9 s (sm80 and sm90, two CPU cores).
+// cuDNN's graphs have at most 256 operations, including those of attention (9.12 to 9.28). Planning
+// takes 1.5 s with up to 100 nodes, and 9 s with 230 (sm80 and sm90, two CPU cores).
 inline constexpr int64_t kMostScoreNodes = 256;
-// With 62 arrays plans run; with 100 cuDNN plans and then finds no pointer (H200, 9.19).
+// Calls with 62 arrays run. With 100, cuDNN plans and then fails to find a pointer (H200, 9.19).
 inline constexpr int64_t kMostNodeArrays = 62;
 inline constexpr int64_t kMostNodeText = 1 << 16;  // bytes of each attribute
 
@@ -96,11 +97,12 @@ struct NodeArray {
   int64_t extents[4];
 };
 
-// "f 1 8 1 1, i 1 1 1 300": the type and the extents of each array.
+// Parses node_arrays, the type and the extents of each array: "f 1 8 1 1, i 1 1 1 300".
 Result<std::vector<NodeArray>> node_arrays_of(const SdpaSpec& spec);
 
-// The program of a spec, whose arrays are these. A node that nobody reads is refused: cuDNN would
-// take it for a result of the graph. So is an array, for which cuDNN would want no pointer.
+// Parses the program of a spec that has these arrays. A node that no other reads is refused: cuDNN
+// would take it for a result of the graph. So is an unread array: cuDNN would ask for no pointer to
+// it.
 Result<ScoreProgram> score_program_of(const SdpaSpec& spec, const std::vector<NodeArray>& arrays);
 
 }  // namespace attn_dispatch

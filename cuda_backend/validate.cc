@@ -11,9 +11,9 @@ namespace attn_dispatch {
 namespace {
 
 // Kernels count rows, heads and pages in 32 bits.
-constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+constexpr int64_t kMostInt32 = (int64_t{1} << 31) - 1;
 
-// cuDNN plans in a time that grows with the head dim: 2,048 in 1 s, 32,768 in 13 s (9.28).
+// The time of planning grows with the head dim: 2,048 takes 1 s, 32,768 takes 13 s (9.28).
 constexpr int64_t kMostHeadDim = 4096;
 
 constexpr struct {
@@ -21,29 +21,29 @@ constexpr struct {
   int64_t SdpaSpec::* field;
   int64_t least, most;
 } kRanges[] = {
-    {"batch", &SdpaSpec::batch, 1, kMost},
-    {"num_heads", &SdpaSpec::num_heads, 1, kMost},
-    {"num_kv_heads", &SdpaSpec::num_kv_heads, 1, kMost},
-    {"seq_len_q", &SdpaSpec::seq_len_q, 1, kMost},
-    {"seq_len_kv", &SdpaSpec::seq_len_kv, 1, kMost},
+    {"batch", &SdpaSpec::batch, 1, kMostInt32},
+    {"num_heads", &SdpaSpec::num_heads, 1, kMostInt32},
+    {"num_kv_heads", &SdpaSpec::num_kv_heads, 1, kMostInt32},
+    {"seq_len_q", &SdpaSpec::seq_len_q, 1, kMostInt32},
+    {"seq_len_kv", &SdpaSpec::seq_len_kv, 1, kMostInt32},
     {"head_dim", &SdpaSpec::head_dim, 1, kMostHeadDim},
     {"head_dim_v", &SdpaSpec::head_dim_v, 1, kMostHeadDim},
-    {"window_left", &SdpaSpec::window_left, -1, kMost - 1},  // cuDNN's is one more
-    {"window_right", &SdpaSpec::window_right, -1, kMost - 1},
-    {"packed_rows_q", &SdpaSpec::packed_rows_q, 0, kMost},
-    {"packed_rows_kv", &SdpaSpec::packed_rows_kv, 0, kMost},
-    {"head_rows_q", &SdpaSpec::head_rows_q, 0, kMost},
-    {"head_rows_kv", &SdpaSpec::head_rows_kv, 0, kMost},
-    {"page_size", &SdpaSpec::page_size, 0, kMost},
-    {"num_pages", &SdpaSpec::num_pages, 0, kMost},
-    {"bias_batch", &SdpaSpec::bias_batch, 1, kMost},
-    {"bias_heads", &SdpaSpec::bias_heads, 1, kMost},
-    {"bias_rows", &SdpaSpec::bias_rows, 1, kMost},
+    {"window_left", &SdpaSpec::window_left, -1, kMostInt32 - 1},  // cuDNN's window_left is one more
+    {"window_right", &SdpaSpec::window_right, -1, kMostInt32 - 1},
+    {"packed_rows_q", &SdpaSpec::packed_rows_q, 0, kMostInt32},
+    {"packed_rows_kv", &SdpaSpec::packed_rows_kv, 0, kMostInt32},
+    {"head_rows_q", &SdpaSpec::head_rows_q, 0, kMostInt32},
+    {"head_rows_kv", &SdpaSpec::head_rows_kv, 0, kMostInt32},
+    {"page_size", &SdpaSpec::page_size, 0, kMostInt32},
+    {"num_pages", &SdpaSpec::num_pages, 0, kMostInt32},
+    {"bias_batch", &SdpaSpec::bias_batch, 1, kMostInt32},
+    {"bias_heads", &SdpaSpec::bias_heads, 1, kMostInt32},
+    {"bias_rows", &SdpaSpec::bias_rows, 1, kMostInt32},
 };
 
 bool is_16_bits(const Text& dtype) { return dtype == "float16" || dtype == "bfloat16"; }
 
-// Every value that is wrong whatever the others are.
+// Refuses every value that is wrong whatever the other values are.
 Status check_values(const SdpaSpec& s) {
   std::string wrong;
   const auto add = [&](const Status& status) {
@@ -56,10 +56,10 @@ Status check_values(const SdpaSpec& s) {
   }
   if (!is_16_bits(s.dtype)) add(wrong_value("dtype", "float16 or bfloat16", s.dtype));
   if (s.has_bias() && s.bias_dtype != "float32" && !is_16_bits(s.bias_dtype)) {
-    add(wrong_value("bias_dtype", "float16, bfloat16, float32 or no word", s.bias_dtype));
+    add(wrong_value("bias_dtype", "float16, bfloat16, float32 or an empty text", s.bias_dtype));
   }
   if (!std::isfinite(s.scale)) add(wrong_value("scale", "a finite number", s.scale));
-  // NaN is not in between.
+  // Written so that NaN is refused.
   if (!(s.dropout_rate >= 0 && s.dropout_rate < 1)) {
     add(wrong_value("dropout_rate", "at least 0 and less than 1", s.dropout_rate));
   }
@@ -91,7 +91,7 @@ Status check_extents(const SdpaSpec& s) {
   return {};
 }
 
-// Packed arrays, pages, and the order of heads and rows.
+// Checks packed arrays, pages, and the order of heads and rows.
 Status check_layout(const SdpaSpec& s) {
   if (s.is_packed() != (s.packed_rows_kv > 0)) {
     return wrong_value("packed_rows_kv",
@@ -124,7 +124,7 @@ Status check_layout(const SdpaSpec& s) {
                 s.is_paged() ? s.page_size : s.seq_len_kv}};
   for (const auto& [name, head_rows, packed_rows, length] : sides) {
     if (head_rows == 0) continue;
-    // cudnn-frontend sizes the float32 gradients of others wrong.
+    // cudnn-frontend computes the sizes of float32 gradients wrong otherwise.
     if (s.backward && s.is_packed()) {
       return wrong_value(name, "0 in a backward pass of packed arrays", head_rows);
     }
@@ -139,11 +139,11 @@ Status check_layout(const SdpaSpec& s) {
   return {};
 }
 
-// What goes with other options only.
+// Refuses options that are valid only together with others.
 Status check_options(const SdpaSpec& s) {
   const struct {
     const char* name;
-    bool value, is_possible;
+    bool value, is_valid;
     const char* expected;
   } rules[] = {
       {"needs_lse", s.needs_lse, !s.backward, "false in a backward pass"},
@@ -154,8 +154,8 @@ Status check_options(const SdpaSpec& s) {
       {"needs_dbias", s.needs_dbias, s.backward, "false in a forward pass"},
       {"needs_dbias", s.needs_dbias, s.has_bias(), "false without a bias_dtype"},
   };
-  for (const auto& [name, value, is_possible, expected] : rules) {
-    if (value && !is_possible) return wrong_value(name, expected, value);
+  for (const auto& [name, value, is_valid, expected] : rules) {
+    if (value && !is_valid) return wrong_value(name, expected, value);
   }
   if (s.has_score_program() && !s.bends_scores && !s.moves_scores) {
     return wrong_value("moves_scores", "true, or bends_scores, beside score_nodes", s.moves_scores);
@@ -165,8 +165,8 @@ Status check_options(const SdpaSpec& s) {
                        s.gradient_nodes);
   }
   if (s.engine.empty()) return {};
-  // An engine that is not there is no wrong call: plan_to_run takes another.
-  const Status engine = engine_of(s.engine).status;
+  // An unsupported engine is not a wrong call: plan_to_run takes another engine.
+  const Status engine = parse_engine(s.engine).status;
   return engine.code == Code::kWrongCall ? engine : Status{};
 }
 

@@ -1,5 +1,5 @@
-// Whether the attributes of a call are in order, asked before anything is planned or launched: a
-// module may have been lowered by another version of this library, or be written by hand.
+// Checks the attributes of a call before anything is planned or launched: a module may have been
+// lowered by another version of this library, or written by hand.
 #pragma once
 
 #include "spec.h"
@@ -7,10 +7,10 @@
 
 namespace attn_dispatch {
 
-// Every wrong value that is one by itself; or else the first that contradicts others, the nodes or
-// arrays of a score program, and sizes that cannot be. Each is a sentence with the attribute's
-// name, what was expected and what it is. Both ways in end here: spec_of of attributes.h and of
-// python_attributes.h.
+// The spec, or what is wrong with it: every value that is out of range; otherwise the first that
+// contradicts another, the first error in a score program or its arrays, or the first size that is
+// too large. Each sentence has the attribute's name, what was expected and what it is. Both
+// functions named spec_of end here (ffi_attributes.h, python_attributes.h).
 Result<SdpaSpec> validated(SdpaSpec spec);
 
 }  // namespace attn_dispatch

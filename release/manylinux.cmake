@@ -1,5 +1,5 @@
-# Compile for a glibc as old as the one that jaxlib's own wheels need (manylinux_2_27), on any Linux:
-# zig brings clang, that glibc's symbols and a C++ library, which is linked statically.
+# Compile on any Linux for the glibc that jaxlib's wheels need (manylinux_2_27). zig brings clang, the
+# symbols of that glibc, and a C++ library, which is linked statically.
 set(zig $ENV{ATTN_RELEASE_ZIG})
 set(target -target x86_64-linux-gnu.2.27 -fno-sanitize=undefined)  # zig's default is to sanitize
 list(APPEND target -idirafter $ENV{ATTN_RELEASE_MULTIARCH})

@@ -1,4 +1,4 @@
-// The adapter in front of AITER, but for the files that see its headers.
+// The adapter in front of AITER: its exported table, and what needs none of AITER's headers.
 #include "aiter_adapter.h"
 
 #include <cstdio>
@@ -33,11 +33,11 @@ std::string Describe(const AttnAiterCall& call) {
          std::to_string(call.dropout_rate) + (call.use_asm ? ", ASM" : ", CK");
 }
 
-std::string AsmTrouble(const char* subfolder) {
+std::optional<std::string> AsmFolderError(const char* subfolder) {
   const std::string& folder = AsmFolder();
   std::error_code ignored;
-  // AITER pastes its file names to the folder as they are.
-  if (!folder.empty() && std::filesystem::is_directory(folder + subfolder, ignored)) return "";
+  // AITER appends its file names to the folder as they are.
+  if (!folder.empty() && std::filesystem::is_directory(folder + subfolder, ignored)) return {};
   return "AITER's ASM kernels are missing: there is no folder " +
          (folder.empty() ? "hsa/gfx…/" : folder) + subfolder +
          " beside its libraries; build them again with `attn-dispatch build-aiter`";
@@ -46,7 +46,7 @@ std::string AsmTrouble(const char* subfolder) {
 namespace {
 
 int DeviceArch(char* arch, int32_t arch_size, char* message, int32_t message_size) {
-  const OwnErrors own_errors;
+  const HipErrorScope hip_errors;
   int device = 0;
   hipDeviceProp_t properties;
   hipError_t error = hipGetDevice(&device);

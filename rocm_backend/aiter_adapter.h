@@ -1,11 +1,12 @@
-// What the files of the adapter share. They are several because AITER's forward and backward
-// headers define the same names and cannot meet in one file.
+// What the files of the adapter share. There are several because AITER's forward and backward
+// headers define the same names, so that no file can include both.
 #pragma once
 
 #include <hip/hip_runtime_api.h>
 
 #include <exception>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "aiter_api.h"
@@ -18,37 +19,37 @@ int SplitKv(const AttnAiterSplitKv* call, void* stream, char* message, int32_t s
 int ForwardTakesAsm(const AttnAiterForward* call, char* message, int32_t size);
 int BackwardTakesAsm(const AttnAiterBackward* call, char* message, int32_t size);
 
-// Writes the sentence and returns 1.
+// Writes the sentence to `message`, cut to `size` bytes, and returns 1.
 int Fail(char* message, int32_t size, const std::string& sentence);
 
-// The facts AITER chooses a kernel by.
+// The facts by which AITER chooses a kernel, for messages.
 std::string Describe(const AttnAiterCall& call);
 
-// AITER says "bf16" and "fp16".
+// AITER's name of the call's dtype, "bf16" or "fp16".
 std::string DtypeName(const AttnAiterCall& call);
 
-// Why an ASM kernel cannot be launched from here, or "". AITER would end the process instead: a HIP
-// call that fails makes it exit(0), and it loads kernels from files on their first use.
-std::string AsmTrouble(const char* subfolder);
+// Why no ASM kernel can be loaded from this subfolder, if that is so. AITER would end the process
+// instead: it loads kernels from files on first use, and calls exit(0) where HIP fails.
+std::optional<std::string> AsmFolderError(const char* subfolder);
 
-// Does `work`, which launches ASM kernels on the current device and never throws. AITER loads each
-// kernel once in a host thread, on the device that is current then: a thread that goes on to
-// another device lets a thread of that device do it, and waits.
-int OnThreadOfDevice(const std::function<int()>& work, char* message, int32_t size);
+// Runs `work`, which launches ASM kernels on the current device and never throws. AITER loads each
+// kernel once per host thread, on the device that is current then. So a thread whose current device
+// has changed hands the work to a thread that stays on the new device, and waits for it.
+int RunOnDeviceThread(const std::function<int()>& work, char* message, int32_t size);
 
-// Between these HIP's last error is AITER's. Since HIP 7 that is the last failure of any call in
-// the thread, whoever made it, and CK stops after its first kernel where there is one; and what
-// AITER leaves would be taken for an error of the calls that come next.
-struct OwnErrors {
-  OwnErrors() { (void)hipGetLastError(); }
-  ~OwnErrors() { (void)hipGetLastError(); }
+// A scope in which HIP's last error is AITER's: it clears the error at both ends. Since HIP 7 the
+// last error is that of any earlier call in the thread, and CK stops after its first kernel if
+// there is one. An error that AITER leaves behind would be taken for one of the calls that follow.
+struct HipErrorScope {
+  HipErrorScope() { (void)hipGetLastError(); }
+  ~HipErrorScope() { (void)hipGetLastError(); }
 };
 
-// `run` with what it throws, and HIP's error if it leaves one, made into a sentence. It returns
-// AITER's time: below zero where AITER has no kernel.
+// Calls `run`, and makes a sentence of what it throws and of HIP's last error after it. `run`
+// returns AITER's time, which is below zero where AITER has no kernel.
 template <typename Run>
 int Launch(const AttnAiterCall& call, char* message, int32_t size, Run&& run) {
-  const OwnErrors own_errors;
+  const HipErrorScope hip_errors;
   try {
     if (run() < 0) {
       return Fail(
@@ -71,10 +72,11 @@ int Launch(const AttnAiterCall& call, char* message, int32_t size, Run&& run) {
   }
 }
 
-// Where `ask` is AITER's answer to whether it would launch an ASM kernel.
+// Calls `ask`, which returns AITER's answer to whether it would launch an ASM kernel: above zero if
+// so.
 template <typename Ask>
 int TakesAsm(const AttnAiterCall& call, char* message, int32_t size, Ask&& ask) {
-  const OwnErrors own_errors;
+  const HipErrorScope hip_errors;
   try {
     return ask() > 0 ? 1 : 0;
   } catch (const std::exception& error) {
@@ -85,7 +87,7 @@ int TakesAsm(const AttnAiterCall& call, char* message, int32_t size, Ask&& ask) 
   return -1;
 }
 
-// What all of AITER's arguments call by the same names.
+// Sets the arguments that all of AITER's structs have under the same names.
 template <typename Args>
 void FillShared(const AttnAiterCall& call, Args& args) {
   args.q_ptr = call.q;
@@ -126,7 +128,7 @@ void FillShared(const AttnAiterCall& call, Args& args) {
   args.mask_type = call.mask;
 }
 
-// What the forward and the backward pass over whole rows have besides.
+// Sets the arguments that forward and backward share, those of split-KV included.
 template <typename Args>
 void FillCommon(const AttnAiterCall& call, Args& args) {
   FillShared(call, args);

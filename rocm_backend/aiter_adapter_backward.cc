@@ -16,7 +16,7 @@ static_assert(
 namespace attn_dispatch::aiter_adapter {
 namespace {
 
-constexpr const char* kKernels = "fmha_v3_bwd/";
+constexpr const char* kSubfolder = "fmha_v3_bwd/";
 
 float Call(const AttnAiterBackward& backward, hipStream_t stream, bool only_ask) {
   const AttnAiterCall& call = backward.call;
@@ -66,9 +66,8 @@ float Call(const AttnAiterBackward& backward, hipStream_t stream, bool only_ask)
                         /*seqlen_k_padded=*/nullptr, /*is_v3_api_check=*/only_ask);
 }
 
-// AITER's older ASM kernels for packed sequences are given the number of keys, which AITER reads
-// from seqstart_k on the host: device memory, and of no value yet while the stream still computes
-// it.
+// AITER passes its older ASM kernels for packed sequences the number of keys, which it reads from
+// seqstart_k on the host. That is device memory, and the stream may not have computed it yet.
 bool ReadsDeviceMemory(const AttnAiterCall& call) {
   const bool is_newer = get_gpu_arch() == "gfx950" && call.head_dim > 64 && call.head_dim <= 128;
   return call.is_group != 0 && !is_newer;
@@ -77,7 +76,7 @@ bool ReadsDeviceMemory(const AttnAiterCall& call) {
 }  // namespace
 
 int Backward(const AttnAiterBackward* backward, void* stream, char* message, int32_t size) {
-  const OwnErrors own_errors;
+  const HipErrorScope hip_errors;
   const bool asm_layout = backward->accumulator != ATTN_AITER_SPLIT;
   if (asm_layout != (backward->call.use_asm != 0)) {
     return Fail(message, size,
@@ -85,15 +84,13 @@ int Backward(const AttnAiterBackward* backward, void* stream, char* message, int
                     Describe(backward->call));
   }
   if (asm_layout) {
-    if (const std::string trouble = AsmTrouble(kKernels); !trouble.empty()) {
-      return Fail(message, size, trouble);
-    }
+    if (const auto error = AsmFolderError(kSubfolder)) return Fail(message, size, *error);
     if (ReadsDeviceMemory(backward->call)) {
       return Fail(message, size,
                   "AITER's ASM kernel for this call needs seqstart_k in host memory: " +
                       Describe(backward->call));
     }
-    // Where ASM does not run, AITER turns to CK, which would write past the end of dq_acc.
+    // Where no ASM kernel fits, AITER falls back to CK, which would write past the end of dq_acc.
     const int takes_asm = BackwardTakesAsm(backward, message, size);
     if (takes_asm < 0) return 1;
     if (takes_asm == 0) {
@@ -106,11 +103,11 @@ int Backward(const AttnAiterBackward* backward, void* stream, char* message, int
       return Call(*backward, static_cast<hipStream_t>(stream), /*only_ask=*/false);
     });
   };
-  return asm_layout ? OnThreadOfDevice(launch, message, size) : launch();
+  return asm_layout ? RunOnDeviceThread(launch, message, size) : launch();
 }
 
 int BackwardTakesAsm(const AttnAiterBackward* backward, char* message, int32_t size) {
-  // AITER would divide by the batch stride, which is 0 in group mode.
+  // AITER divides by the batch stride here, which is 0 in group mode.
   if (backward->accumulator == ATTN_AITER_ATOMIC_16 && backward->call.is_group != 0 &&
       backward->call.head_dim == 64) {
     return 0;

@@ -16,9 +16,10 @@ static_assert(
 namespace attn_dispatch::aiter_adapter {
 namespace {
 
-constexpr const char* kKernels = "fmha_v3_fwd/";
+constexpr const char* kSubfolder = "fmha_v3_fwd/";
 
-// On other gfx942 (MI300A, partitions) AITER's loader leaves without a kernel and then launches it.
+// AITER's loader knows gfx942 GPUs by their number of compute units. On others (MI300A, partitions)
+// it loads no kernel and launches it all the same.
 bool LoaderKnowsGpu() {
   if (get_gpu_arch() != "gfx942") return true;
   int device = 0, units = 0;
@@ -57,20 +58,18 @@ bool AsksForAsm(const AttnAiterForward& forward) {
 }  // namespace
 
 int Forward(const AttnAiterForward* forward, void* stream, char* message, int32_t size) {
-  const OwnErrors own_errors;
-  // CK may stand in where ASM cannot run: out and lse are the same.
+  const HipErrorScope hip_errors;
+  // CK may compute what ASM cannot: its out and lse have the same layout.
   const bool use_asm = AsksForAsm(*forward);
   if (use_asm) {
-    if (const std::string trouble = AsmTrouble(kKernels); !trouble.empty()) {
-      return Fail(message, size, trouble);
-    }
+    if (const auto error = AsmFolderError(kSubfolder)) return Fail(message, size, *error);
   }
   const auto launch = [&] {
     return Launch(forward->call, message, size, [&] {
       return Call(*forward, static_cast<hipStream_t>(stream), use_asm, /*only_ask=*/false);
     });
   };
-  return use_asm ? OnThreadOfDevice(launch, message, size) : launch();
+  return use_asm ? RunOnDeviceThread(launch, message, size) : launch();
 }
 
 int ForwardTakesAsm(const AttnAiterForward* forward, char* message, int32_t size) {

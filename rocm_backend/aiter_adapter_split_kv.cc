@@ -1,22 +1,22 @@
-// AITER's split-KV forward pass, generation "dev18": CK's kernels, one that attends and one that
-// combines what the splits found.
+// AITER's split-KV forward pass, generation "dev18": two kernels of CK's, one that attends within
+// each split and one that combines the results.
 #include <mha_fwd.h>
 
 #include <type_traits>
 
 #include "aiter_adapter.h"
 
-static_assert(std::is_same_v<decltype(&aiter::mha_fwd_splitkv),
-                             float (*)(aiter::mha_fwd_splitkv_args, const ck_tile::stream_config&,
-                                       std::string, bool, mask_enum, bias_enum, bool)>,
-              "This AITER's mha_fwd_splitkv is not the one of amd-aiter 0.1.7.post2.dev18, the "
-              "only generation "
-              "that this adapter speaks to. Build against that version.");
+static_assert(
+    std::is_same_v<decltype(&aiter::mha_fwd_splitkv),
+                   float (*)(aiter::mha_fwd_splitkv_args, const ck_tile::stream_config&,
+                             std::string, bool, mask_enum, bias_enum, bool)>,
+    "This AITER's mha_fwd_splitkv is not the one of amd-aiter 0.1.7.post2.dev18, the only "
+    "generation that this adapter speaks to. Build against that version.");
 
 namespace attn_dispatch::aiter_adapter {
 namespace {
 
-// Beyond them AITER launches no kernel that combines, and says nothing.
+// With more splits AITER launches no kernel that combines them, and reports no error.
 constexpr int32_t kMostSplits = 128;
 
 float Call(const AttnAiterSplitKv& split, hipStream_t stream) {

@@ -1,4 +1,4 @@
-// Launches from the thread in which AITER has its kernels of the current device.
+// Threads that stay on one device each, from which ASM kernels of that device are launched.
 #include <unistd.h>
 
 #include <condition_variable>
@@ -11,7 +11,7 @@
 namespace attn_dispatch::aiter_adapter {
 namespace {
 
-// A thread that stays at one device, and does one thing after the other for threads that wait. It
+// A thread on one device, which does the work of other threads, one at a time, while they wait. It
 // lives as long as the process.
 class DeviceThread {
  public:
@@ -19,13 +19,13 @@ class DeviceThread {
     std::thread([this] { Serve(); }).detach();
   }
 
-  int Do(const std::function<int()>& work, char* message, int32_t size) {
+  int Run(const std::function<int()>& work, char* message, int32_t size) {
     if (process_ != getpid()) {
       return Fail(message, size,
                   "this process was forked from one that had used AITER on several devices, and "
                   "cannot use them");
     }
-    std::lock_guard<std::mutex> in_turn(in_turn_);
+    std::lock_guard<std::mutex> one_caller(callers_);
     std::unique_lock<std::mutex> lock(mutex_);
     work_ = &work;
     changed_.notify_all();
@@ -39,13 +39,13 @@ class DeviceThread {
  private:
   void Serve() {
     std::unique_lock<std::mutex> lock(mutex_);
-    bool is_at_device = false;
+    bool is_on_device = false;
     while (true) {
       changed_.wait(lock, [this] { return work_ != nullptr; });
-      // A device that is busy now may not be next time.
-      if (!is_at_device) device_error_ = hipSetDevice(device_);
-      is_at_device = device_error_ == hipSuccess;
-      if (is_at_device) result_ = (*work_)();
+      // Tried again for the next caller if it fails: the device may have been busy.
+      if (!is_on_device) device_error_ = hipSetDevice(device_);
+      is_on_device = device_error_ == hipSuccess;
+      if (is_on_device) result_ = (*work_)();
       work_ = nullptr;
       changed_.notify_all();
     }
@@ -53,7 +53,7 @@ class DeviceThread {
 
   const int device_;
   const pid_t process_ = getpid();
-  std::mutex in_turn_;
+  std::mutex callers_;  // held by the caller whose work is done
   std::mutex mutex_;
   std::condition_variable changed_;
   const std::function<int()>* work_ = nullptr;
@@ -62,7 +62,7 @@ class DeviceThread {
 };
 
 DeviceThread& ThreadOf(int device) {
-  static auto* mutex = new std::mutex;  // neither ends with the process, in which threads use them
+  static auto* mutex = new std::mutex;  // both leaked on purpose: threads may outlive destruction
   static auto* threads = new std::map<int, DeviceThread*>;
   std::lock_guard<std::mutex> lock(*mutex);
   DeviceThread*& found = (*threads)[device];
@@ -72,7 +72,7 @@ DeviceThread& ThreadOf(int device) {
 
 }  // namespace
 
-int OnThreadOfDevice(const std::function<int()>& work, char* message, int32_t size) {
+int RunOnDeviceThread(const std::function<int()>& work, char* message, int32_t size) {
   int device = 0;
   if (const hipError_t error = hipGetDevice(&device); error != hipSuccess) {
     return Fail(message, size,
@@ -81,7 +81,7 @@ int OnThreadOfDevice(const std::function<int()>& work, char* message, int32_t si
   static thread_local int device_of_thread = device;
   if (device == device_of_thread) return work();
   try {
-    return ThreadOf(device).Do(work, message, size);
+    return ThreadOf(device).Run(work, message, size);
   } catch (const std::exception& error) {
     return Fail(message, size,
                 std::string("a thread for another device cannot be started: ") + error.what());

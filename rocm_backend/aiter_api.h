@@ -1,14 +1,15 @@
-// What this project asks of AITER, in plain C structs: the boundary between the FFI handlers, which
-// any C++ compiler builds, and AITER's own headers, which only aiter_adapter.cc sees.
+// The calls of AITER that this project makes, as plain C structs. This is the boundary between the
+// FFI handlers, which any C++ compiler builds, and AITER's headers, which only aiter_adapter_*.cc
+// include.
 //
 // A library that serves these structs exports attn_dispatch_aiter(). There are two: the adapter in
 // front of AITER, and the emulator of the tests. Nothing here throws, allocates device memory,
 // synchronizes or reads device memory; a failure is a sentence.
 //
 // Strides count elements, and the last axis of every array is contiguous. "Group mode" is AITER's
-// name for packed sequences: seqstart_* are [batch + 1] prefix sums of where sequences start in
-// memory, on the device; where seqlen_* [batch] are given too they are the lengths that count, and
-// what lies between them and the next start is never read or written.
+// name for packed sequences: seqstart_* [batch + 1], on the device, say at which row each sequence
+// starts. If seqlen_* [batch] are given, a sequence has that many rows, and the rows between its
+// end and the next start are never read or written.
 #pragma once
 
 #include <stdint.h>
@@ -39,7 +40,7 @@ enum AttnAiterAccumulator {
   ATTN_AITER_ATOMIC_16 = 2,
 };
 
-// What both directions need.
+// What all three calls need.
 struct AttnAiterCall {
   const void* q;
   const void* k;
@@ -48,7 +49,7 @@ struct AttnAiterCall {
   const int32_t* seqstart_q;  // group mode, else null
   const int32_t* seqstart_k;
   const int32_t* seqlen_q;    // group mode with gaps, else null
-  const int32_t* seqlen_k;    // also of AttnAiterSplitKv
+  const int32_t* seqlen_k;    // also in split-KV calls, where it is required
   const uint64_t* rng_state;  // {seed, offset} on the device; null without dropout
 
   int32_t dtype;  // AttnAiterDtype
@@ -72,7 +73,7 @@ struct AttnAiterCall {
   int32_t bias_kind;  // AttnAiterBias
 
   int32_t use_asm;        // else CK
-  int32_t bf16_rounding;  // of ASM: 0 nearest even, 1 nearest away, 2 towards zero
+  int32_t bf16_rounding;  // by ASM kernels: 0 nearest even, 1 nearest away, 2 towards zero
 
   int32_t stride_q;  // from one row to the next
   int32_t stride_k;
@@ -100,18 +101,18 @@ struct AttnAiterForward {
   float* lse;  // null if not wanted
 };
 
-// The forward pass of a few queries over long rows of keys, which are split among workgroups: CK's
-// split-KV kernels, which need `call.seqlen_k`, and no groups, dropout or ASM. A row's keys end at
-// its length, from which on nothing is read, neither keys nor entries of the table.
+// The forward pass of a few queries over long rows of keys, which are split among workgroups by
+// CK's split-KV kernels. They need `call.seqlen_k`, and have no group mode, dropout or ASM. The
+// keys of a row end at its length; neither keys nor entries of the page table are read beyond it.
 struct AttnAiterSplitKv {
-  struct AttnAiterCall call;  // with pages batch_stride_k and batch_stride_v are from page to page
+  struct AttnAiterCall call;  // with pages, batch_stride_k and batch_stride_v go from page to page
   float logits_soft_cap;      // 0 is none
   void* out;
   float* lse;      // null if not wanted
-  float* lse_acc;  // scratch: of each split, lse, and the output divided by the split's own sum
+  float* lse_acc;  // scratch: lse, and the output divided by the sum, of each split
   float* out_acc;
 
-  const int32_t* page_table;  // [batch, ...] numbers of pages; null where keys are not in pages
+  const int32_t* page_table;  // [batch, ...] page numbers; null where keys are not in pages
   int32_t num_pages;
   int32_t page_size;  // keys in a page; 0 without pages
   int32_t batch_stride_page_table;
@@ -132,7 +133,7 @@ struct AttnAiterBackward {
   const float* lse;
   const void* out_grad;
   void* dq;
-  void* dk;  // one head for each query head, whatever num_kv_heads is
+  void* dk;  // one head per query head, whatever num_kv_heads is
   void* dv;
   void* dbias;       // [batch, seq_len_q, num_heads, seq_len_kv], or null
   float* softmax_d;  // scratch with lse's strides
@@ -165,10 +166,10 @@ struct AttnAiterBackward {
 struct AttnAiter {
   int32_t api_version;     // ATTN_AITER_API_VERSION
   const char* generation;  // of AITER's C++ interface: "dev18"
-  const char* arch;        // the gfx name that its kernels are built for; null if they run on any
+  const char* arch;        // the gfx name that the kernels are built for; null if they run on any
 
-  // The gfx name of the current device ("gfx942") into `arch`. Returns 0, or 1 with a sentence in
-  // `message`, as the others do.
+  // Writes the gfx name of the current device ("gfx942") to `arch`. Returns 0, or 1 with a sentence
+  // in `message`, as the others do.
   int (*device_arch)(char* arch, int32_t arch_size, char* message, int32_t message_size);
 
   // Queue the call on `stream`, a hipStream_t.
@@ -176,8 +177,8 @@ struct AttnAiter {
   int (*backward)(const struct AttnAiterBackward*, void* stream, char* message, int32_t size);
   int (*split_kv)(const struct AttnAiterSplitKv*, void* stream, char* message, int32_t size);
 
-  // Whether AITER would run this call with an ASM kernel: 1 or 0, or -1 with a sentence. Nothing is
-  // launched and no pointer is followed.
+  // Whether AITER would run this call with an ASM kernel: 1 or 0, or -1 with a sentence. They
+  // launch nothing and follow no pointer.
   int (*forward_takes_asm)(const struct AttnAiterForward*, char* message, int32_t size);
   int (*backward_takes_asm)(const struct AttnAiterBackward*, char* message, int32_t size);
 };

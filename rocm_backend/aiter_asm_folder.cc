@@ -1,5 +1,5 @@
-// The ASM kernels beside this very library: hsa/gfx942 in its folder if it was built for gfx942, as
-// `attn-dispatch build-aiter` leaves them.
+// Finds the ASM kernels beside the library that this file is part of, where `attn-dispatch
+// build-aiter` puts them: hsa/gfx942 in the same folder if the library was built for gfx942.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -8,7 +8,7 @@
 #include "aiter_environment.h"
 
 #ifndef ATTN_DISPATCH_AITER_ARCH
-#error "build-aiter says for which architecture it builds, for example gfx942"
+#error "expected ATTN_DISPATCH_AITER_ARCH, the architecture that is built for, such as gfx942"
 #endif
 #define ATTN_TEXT(name) #name
 #define ATTN_TEXT_OF(macro) ATTN_TEXT(macro)
@@ -32,13 +32,13 @@ const char* ArchOfBuild() { return ATTN_TEXT_OF(ATTN_DISPATCH_AITER_ARCH); }
 
 const std::string& AsmFolder() {
   static const std::string none;
-  static std::atomic<const std::string*> kept{nullptr};  // once found; never freed
-  if (const std::string* folder = kept) return *folder;
+  static std::atomic<const std::string*> known{nullptr};  // set once found; never freed
+  if (const std::string* folder = known) return *folder;
   std::string folder = Find();
   if (folder.empty()) return none;
   const std::string* expected = nullptr;
   const auto* made = new std::string(std::move(folder));
-  if (kept.compare_exchange_strong(expected, made)) return *made;
+  if (known.compare_exchange_strong(expected, made)) return *made;
   delete made;
   return *expected;
 }

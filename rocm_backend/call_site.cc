@@ -2,7 +2,7 @@
 
 #include <cmath>
 #include <limits>
-#include <sstream>
+#include <string>
 #include <string_view>
 
 #include "wrong_value.h"
@@ -11,7 +11,7 @@ namespace attn_dispatch {
 namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-constexpr int64_t kMostSplits = 128;  // that CK's kernels combine
+constexpr int64_t kMostSplits = 128;  // CK's kernels combine no more
 
 struct Choice {
   std::string_view text;
@@ -34,19 +34,7 @@ constexpr Choice kAccumulators[] = {
     {"atomic_16", ATTN_AITER_ATOMIC_16},
 };
 
-std::string text(bool value) { return value ? "true" : "false"; }
-std::string text(std::string_view value) { return beginning(value); }
-std::string text(float value) {
-  std::ostringstream out;
-  out << value;  // to_string would make 0.000000 of 1e-40
-  return out.str();
-}
-template <typename Number>
-std::string text(Number value) {
-  return std::to_string(value);
-}
-
-// Collects the first thing that is wrong.
+// Checks attributes, and keeps the first error.
 struct Decoder {
   Status status;
 
@@ -57,32 +45,32 @@ struct Decoder {
       if (word == value) return number;
       known += (known.empty() ? "" : ", ") + std::string(word);
     }
-    fail(name, "one of " + known, text(value));
+    fail(name, "one of " + known, value);
     return 0;
   }
 
   int32_t number(const char* name, int64_t value, int64_t least, int64_t most) {
-    if (value < least || value > most) fail(name, text(least) + " to " + text(most), text(value));
+    if (value < least || value > most) {
+      fail(name, to_text(least) + " to " + to_text(most), value);
+    }
     return static_cast<int32_t>(value);
   }
 
-  // `is_right` is false for a NaN, as every comparison with one is.
-  float number(const char* name, float value, bool is_right, const char* expected) {
-    if (!is_right || !std::isfinite(value)) fail(name, expected, text(value));
+  // `is_in_range` is false for NaN, as every comparison with NaN is.
+  float number(const char* name, float value, bool is_in_range, const char* expected) {
+    if (!is_in_range || !std::isfinite(value)) fail(name, expected, value);
     return value;
   }
 
-  // An attribute that says something only where `applies`.
+  // Refuses a value other than `neutral` where the attribute does not apply.
   template <typename Value>
-  void only(const char* name, Value value, Value idle, bool applies, const char* where) {
-    if (!applies && value != idle) {
-      fail(name, text(idle) + ", except " + where, text(value));
-    }
+  void only(const char* name, Value value, Value neutral, bool applies, const char* where) {
+    if (!applies && value != neutral) fail(name, to_text(neutral) + ", except " + where, value);
   }
 
-  void fail(const char* name, const std::string& expected, const std::string& got) {
-    if (!status.ok()) return;
-    status = {Code::kWrongCall, std::string(name) + ": expected " + expected + ", got " + got};
+  template <typename Value>
+  void fail(const char* name, const std::string& expected, const Value& value) {
+    if (status.ok()) status = wrong_value(name, expected, value);
   }
 };
 
@@ -108,10 +96,10 @@ void check_pass(const Attributes& a, Pass pass, Decoder& decoder) {
   decoder.only("use_asm", a.use_asm, false, false, kWholeRows);
   decoder.only("has_gaps", a.has_gaps, false, false, kWholeRows);
   decoder.only("dropout_rate", a.dropout_rate, 0.0f, false, kWholeRows);
-  if (a.bias == "bias") decoder.fail("bias", "none or alibi in a split-KV call", "bias");
+  if (a.bias == "bias") decoder.fail("bias", "none or alibi in a split-KV call", a.bias);
 }
 
-// Of ASM kernels: AITER would run the call without what they lack, or lay dq_acc out for CK.
+// Refuses what ASM kernels lack: AITER would run the call without it, or lay dq_acc out for CK.
 void check_asm(const Attributes& a, Pass pass, Decoder& decoder) {
   decoder.only("bf16_rounding", a.bf16_rounding, int64_t{0}, a.use_asm, "with use_asm");
   if (!a.use_asm) return;
@@ -123,19 +111,19 @@ void check_asm(const Attributes& a, Pass pass, Decoder& decoder) {
   decoder.only("deterministic", a.deterministic, false, false, kCk);
   if (pass == Pass::kBackward) {
     if (a.accumulator == "split") {
-      decoder.fail("accumulator", "atomic_32 or atomic_16 with use_asm", "split");
+      decoder.fail("accumulator", "atomic_32 or atomic_16 with use_asm", a.accumulator);
     }
     return;
   }
   decoder.only("window_left", a.window_left, int64_t{-1}, false, kCk);
   if (a.window_right > 0) {
-    decoder.fail("window_right", "-1 or 0 in a forward pass by ASM", text(a.window_right));
+    decoder.fail("window_right", "-1 or 0 in a forward pass by ASM", a.window_right);
   }
 }
 
 }  // namespace
 
-Result<CallSite> decode(const Attributes& attributes, Pass pass) {
+Result<CallSite> decode_call_site(const Attributes& attributes, Pass pass) {
   CallSite site;
   Decoder decoder;
   const float dropout = attributes.dropout_rate, cap = attributes.logits_soft_cap;

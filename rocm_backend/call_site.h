@@ -1,5 +1,5 @@
-// What a custom call's attributes say, decoded once: the part of an AITER call that does not change
-// from one execution to the next.
+// The part of an AITER call that is the same in every execution, decoded from the custom call's
+// attributes once.
 #pragma once
 
 #include <string>
@@ -16,12 +16,12 @@ struct Attributes {
 #undef FIELD
 };
 
-// Which of the custom calls it is.
+// The three custom calls.
 enum class Pass { kForward, kBackward, kSplitKv };
 
 struct CallSite {
   std::string arch;
-  AttnAiterCall call{};  // its scalars; pointers, sizes and strides come with the buffers
+  AttnAiterCall call{};  // scalars only; pointers, sizes and strides come with the buffers
   bool has_gaps = false;
 
   float logits_soft_cap = 0;
@@ -37,8 +37,8 @@ struct CallSite {
   int32_t num_splits = 1;
 };
 
-// The call site, or the first attribute that is wrong: out of range, no word that is known,
-// contradicted by another, or of another custom call.
-Result<CallSite> decode(const Attributes& attributes, Pass pass);
+// Refuses the first attribute that is out of range, an unknown word, in contradiction to another
+// one, or meant for another custom call.
+Result<CallSite> decode_call_site(const Attributes& attributes, Pass pass);
 
 }  // namespace attn_dispatch

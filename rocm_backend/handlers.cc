@@ -1,8 +1,7 @@
-// Three custom calls, forward, backward and split-KV, in two stages: instantiate decodes the
-// attributes, execute turns buffers into AITER's pointers and strides, checks them and queues the
-// call. All
-// memory is XLA's: operands, results, and as further results the scratch. Nothing here allocates or
-// reads device memory.
+// The handlers of three custom calls, forward, backward and split-KV, each in two stages.
+// Instantiate decodes the attributes. Execute makes AITER's struct of the buffers, checks it and
+// queues the call. All memory is XLA's: operands, results, and scratch as further results. Nothing
+// here allocates or reads device memory.
 #include "handlers.h"
 
 #include <hip/hip_runtime_api.h>
@@ -11,13 +10,13 @@
 #include <memory>
 
 #include "aiter_api.h"
-#include "arrays.h"
+#include "array_reader.h"
 #include "attribute_reader.h"
 #include "call_site.h"
-#include "check.h"
+#include "call_structs.h"
 #include "environment.h"
 #include "ffi_error.h"
-#include "fill.h"
+#include "kernel_limits.h"
 #include "library.h"
 #include "spec.h"
 #include "stream.h"
@@ -32,34 +31,34 @@ constexpr int32_t kMessageSize = 1024;
 
 ffi::Error to_ffi(const Status& status) { return ffi_error("attn_dispatch AITER: ", status); }
 
-struct State {
+struct CallState {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
   CallSite site;
   const Aiter* aiter = nullptr;
   bool poisons = false;
-  std::atomic<bool> device_is_right{false};
+  std::atomic<bool> is_device_checked{false};
 };
 
-ffi::TypeId State::id = {};
-ffi::TypeInfo State::info = ffi::MakeTypeInfo<State>();
+ffi::TypeId CallState::id = {};
+ffi::TypeInfo CallState::info = ffi::MakeTypeInfo<CallState>();
 
 template <Pass pass>
-ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Dictionary dictionary) {
+ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary dictionary) {
   Attributes attributes;
   AttributeReader reader(dictionary);
-#define FIELD(type, name) reader.take<type>(#name, &attributes.name);
+#define FIELD(type, name) reader.read<type>(#name, &attributes.name);
   ATTN_AITER_SPEC(FIELD)
 #undef FIELD
   if (Status status = reader.status(); !status.ok()) return ffi::Unexpected(to_ffi(status));
-  Result<CallSite> site = decode(attributes, pass);
+  Result<CallSite> site = decode_call_site(attributes, pass);
   if (!site.ok()) return ffi::Unexpected(to_ffi(site.status));
   const Result<bool> poison = poison_requested();
   if (!poison.ok()) return ffi::Unexpected(to_ffi(poison.status));
-  auto state = std::make_unique<State>();
+  auto state = std::make_unique<CallState>();
   state->poisons = poison.value;
   state->site = std::move(site.value);
-  state->aiter = aiter(state->site.arch);
+  state->aiter = loaded_aiter(state->site.arch);
   if (state->aiter) return state;
   return ffi::Unexpected(
       to_ffi({Code::kLibrary, "its library for \"" + state->site.arch +
@@ -68,8 +67,8 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Dictionary dictionary) {
                                   state->site.arch + "\"), which says what it misses"}));
 }
 
-// Kernels and scratch were chosen for one architecture; on another they would not fit.
-Status wrong_device(const State& state) {
+// Refuses a device of another architecture than that for which kernels and scratch were chosen.
+Status check_arch(const CallState& state) {
   char arch[64] = "", message[kMessageSize] = "";
   if (state.aiter->calls->device_arch(arch, sizeof arch, message, sizeof message) != 0) {
     return {Code::kDevice, message};
@@ -80,44 +79,45 @@ Status wrong_device(const State& state) {
                               arch + "\")"};
 }
 
-// Until it is right: a device that does not answer may do so next time.
-Status check_device(State& state) {
-  if (state.device_is_right) return {};
-  ATTN_RETURN_IF_ERROR(wrong_device(state));
-  state.device_is_right = true;
+// Checks the architecture until it was found right once: a device that does not answer may do so in
+// the next call.
+Status check_device(CallState& state) {
+  if (state.is_device_checked) return {};
+  ATTN_RETURN_IF_ERROR(check_arch(state));
+  state.is_device_checked = true;
   return {};
 }
 
-// One execution: everything that can be wrong is looked at before anything is written.
+// One execution. Everything is checked before anything is written.
 struct Execution {
   hipStream_t stream;
   const CallSite& site;
   const AttnAiter& aiter;
   const Hip& hip;
-  Arrays arrays;
+  ArrayReader arrays;
   const ffi::RemainingRets& results;
   const bool poisons;
 
   Status forward() {
-    const AttnAiterForward call = fill_forward(site, arrays);
+    const AttnAiterForward call = forward_struct(site, arrays);
     ATTN_RETURN_IF_ERROR(arrays.status());
-    ATTN_RETURN_IF_ERROR(check(call));
+    ATTN_RETURN_IF_ERROR(check_limits(call));
     ATTN_RETURN_IF_ERROR(poison());
     return launch(aiter.forward, call);
   }
 
   Status split_kv() {
-    const AttnAiterSplitKv call = fill_split_kv(site, arrays);
+    const AttnAiterSplitKv call = split_kv_struct(site, arrays);
     ATTN_RETURN_IF_ERROR(arrays.status());
-    ATTN_RETURN_IF_ERROR(check(call));
+    ATTN_RETURN_IF_ERROR(check_limits(call));
     ATTN_RETURN_IF_ERROR(poison());
     return launch(aiter.split_kv, call);
   }
 
   Status backward() {
-    const BackwardCall backward = fill_backward(site, arrays);
+    const BackwardCall backward = backward_struct(site, arrays);
     ATTN_RETURN_IF_ERROR(arrays.status());
-    ATTN_RETURN_IF_ERROR(check(backward.call));
+    ATTN_RETURN_IF_ERROR(check_limits(backward.call));
     ATTN_RETURN_IF_ERROR(check_kernel(backward.call));
     ATTN_RETURN_IF_ERROR(poison());
     ATTN_RETURN_IF_ERROR(zero_sums(backward));
@@ -128,7 +128,7 @@ struct Execution {
   Status fill_bytes(void* data, int value, size_t bytes) {
     const hipError_t status = hip.memset_async(data, value, bytes, stream);
     if (status == hipSuccess) return {};
-    (void)hip.get_last_error();  // since HIP 7 the thread's next calls would find it
+    (void)hip.get_last_error();  // since HIP 7 the thread's next calls would report it
     return {Code::kDevice, std::string("hipMemsetAsync: ") + hip.error_string(status)};
   }
 
@@ -140,8 +140,8 @@ struct Execution {
     return {};
   }
 
-  // The ASM kernels' dq_acc is not CK's, and AITER falls back from one to the other by itself: ask
-  // which it will be before anything is written.
+  // AITER falls back from ASM kernels to CK by itself, and CK's dq_acc has another layout. So ask
+  // which of them it will use before anything is written.
   Status check_kernel(const AttnAiterBackward& backward) {
     if (!backward.call.use_asm) return {};
     char message[kMessageSize] = "";
@@ -153,7 +153,7 @@ struct Execution {
                                     : message};
   }
 
-  // What AITER adds to, or leaves as it is where whole tiles are masked.
+  // Zeroes what AITER adds to, and what it leaves unwritten where whole tiles are masked.
   Status zero_sums(const BackwardCall& backward) {
     const AttnAiterBackward& call = backward.call;
     const bool writes_all = call.call.mask == ATTN_AITER_NO_MASK && !call.call.is_group;
@@ -168,7 +168,7 @@ struct Execution {
     return fill_bytes(call.dbias, 0, backward.dbias_bytes);
   }
 
-  // AITER's answer: queued, or a sentence.
+  // Queues the call; AITER's sentence if it fails.
   template <typename Call>
   Status launch(int (*run)(const Call*, void*, char*, int32_t), const Call& call) {
     char message[kMessageSize] = "";
@@ -178,13 +178,17 @@ struct Execution {
 };
 
 template <Status (Execution::*run)()>
-ffi::Error Execute(hipStream_t stream, State* state, ffi::RemainingArgs operands,
+ffi::Error Execute(hipStream_t stream, CallState* state, ffi::RemainingArgs operands,
                    ffi::RemainingRets results, ffi::Dictionary) {
   Status status = check_device(*state);
   if (status.ok()) {
-    Execution execution{
-        stream,  state->site,   *state->aiter->calls, state->aiter->hip, Arrays(operands, results),
-        results, state->poisons};
+    Execution execution{stream,
+                        state->site,
+                        *state->aiter->calls,
+                        state->aiter->hip,
+                        ArrayReader(operands, results),
+                        results,
+                        state->poisons};
     status = (execution.*run)();
   }
   return to_ffi(status);
@@ -193,7 +197,7 @@ ffi::Error Execute(hipStream_t stream, State* state, ffi::RemainingArgs operands
 auto execution() {
   return ffi::Ffi::Bind()
       .Ctx<StreamContext>()
-      .Ctx<ffi::State<State>>()
+      .Ctx<ffi::State<CallState>>()
       .RemainingArgs()
       .RemainingRets()
       .Attrs();
@@ -231,7 +235,7 @@ std::map<std::string, void*> split_kv_handlers() {
 }
 
 std::map<std::string, void*> state_type() {
-  return {{"type_id", &State::id}, {"type_info", &State::info}};
+  return {{"type_id", &CallState::id}, {"type_info", &CallState::info}};
 }
 
 }  // namespace attn_dispatch

@@ -1,4 +1,4 @@
-// The FFI handlers of this library, by the names under which Python registers them.
+// The FFI handlers of this library, by the names of their stages, as Python registers them.
 #pragma once
 
 #include <map>
@@ -11,7 +11,7 @@ std::map<std::string, void*> forward_handlers();
 std::map<std::string, void*> backward_handlers();
 std::map<std::string, void*> split_kv_handlers();
 
-// The state that the first stage leaves for the second: {"type_id", "type_info"}.
+// {"type_id", "type_info"} of the state that instantiate makes for execute.
 std::map<std::string, void*> state_type();
 
 }  // namespace attn_dispatch

@@ -8,19 +8,25 @@
 namespace attn_dispatch {
 namespace {
 
-// AITER's C++ interface changes from release to release; aiter_adapter*.cc is written for this one.
+// AITER's C++ interface changes with every release; aiter_adapter*.cc is written for this one.
 constexpr char kGeneration[] = "dev18";
-constexpr char kBuild[] = "build it again with `attn-dispatch build-aiter`";
+constexpr char kRemedy[] = "build it again with `attn-dispatch build-aiter`";
 
-std::mutex mutex;
-std::map<std::string, Aiter, std::less<>>& loaded() {
-  static auto* by_arch = new std::map<std::string, Aiter, std::less<>>;  // outlives every thread
-  return *by_arch;
+// Leaked on purpose: threads may outlive static destruction.
+struct Libraries {
+  std::mutex mutex;
+  std::map<std::string, Aiter, std::less<>> by_arch;
+};
+
+Libraries& libraries() {
+  static auto* instance = new Libraries;
+  return *instance;
 }
 
-// False where the library and those that it needs have no HIP.
+// Finds HIP's functions in the library, or in those with which it is linked; false if there are
+// none.
 bool find_hip(void* library, Hip& hip) {
-#ifdef __HIP_PLATFORM_NVIDIA__  // there HIP is a header
+#ifdef __HIP_PLATFORM_NVIDIA__  // where HIP is headers over CUDA
   hip = {&hipMemsetAsync, &hipGetErrorString, &hipGetLastError};
 #else
   hip = {reinterpret_cast<decltype(hip.memset_async)>(dlsym(library, "hipMemsetAsync")),
@@ -33,8 +39,8 @@ bool find_hip(void* library, Hip& hip) {
 Result<Aiter> open(const std::string& path, const std::string& arch) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   const auto failure = [library](const std::string& sentence) -> Status {
-    // Another file may be in its place next time. The loader goes by the path, and would answer
-    // with what is open.
+    // Another file may have this path next time, and for a path that is open the loader returns the
+    // library that it has.
     if (library) dlclose(library);
     return {Code::kLibrary, sentence};
   };
@@ -53,11 +59,11 @@ Result<Aiter> open(const std::string& path, const std::string& arch) {
   if (calls->api_version != ATTN_AITER_API_VERSION) {
     return failure(path + " was built for version " + std::to_string(calls->api_version) +
                    " of attn_dispatch's AITER interface and this is version " +
-                   std::to_string(ATTN_AITER_API_VERSION) + "; " + kBuild);
+                   std::to_string(ATTN_AITER_API_VERSION) + "; " + kRemedy);
   }
   if (calls->generation != std::string(kGeneration)) {
     return failure(path + " was built from AITER's generation " + calls->generation +
-                   " and this attn_dispatch works with " + kGeneration + "; " + kBuild);
+                   " and this attn_dispatch works with " + kGeneration + "; " + kRemedy);
   }
   if (calls->arch && calls->arch != arch) {
     return failure(path + " is AITER for " + calls->arch + ", and this is " + arch +
@@ -74,18 +80,18 @@ Result<Aiter> open(const std::string& path, const std::string& arch) {
 }  // namespace
 
 Status load_aiter(const std::string& path, const std::string& arch) {
-  if (aiter(arch)) return {};
+  if (loaded_aiter(arch)) return {};
   const Result<Aiter> found = open(path, arch);
   if (!found.ok()) return found.status;
-  std::lock_guard<std::mutex> lock(mutex);
-  loaded().emplace(arch, found.value);
+  std::lock_guard<std::mutex> lock(libraries().mutex);
+  libraries().by_arch.emplace(arch, found.value);
   return {};
 }
 
-const Aiter* aiter(std::string_view arch) {
-  std::lock_guard<std::mutex> lock(mutex);
-  const auto found = loaded().find(arch);
-  return found == loaded().end() ? nullptr : &found->second;
+const Aiter* loaded_aiter(std::string_view arch) {
+  std::lock_guard<std::mutex> lock(libraries().mutex);
+  const auto found = libraries().by_arch.find(arch);
+  return found == libraries().by_arch.end() ? nullptr : &found->second;
 }
 
 }  // namespace attn_dispatch

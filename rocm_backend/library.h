@@ -1,4 +1,4 @@
-// The libraries that serve aiter_api.h, one for each architecture, found once per process.
+// The libraries that serve aiter_api.h: one for each architecture, loaded once per process.
 #pragma once
 
 #include <hip/hip_runtime_api.h>
@@ -11,8 +11,8 @@
 
 namespace attn_dispatch {
 
-// What the handlers need of HIP. It comes from the HIP that AITER's library is linked with: this
-// one is linked with none, so that it is the same for every version of ROCm.
+// The functions of HIP that the handlers call. They come from the HIP with which AITER's library is
+// linked. _rocm itself is linked with none, so that one build serves every version of ROCm.
 struct Hip {
   decltype(&hipMemsetAsync) memset_async;
   decltype(&hipGetErrorString) error_string;
@@ -24,10 +24,11 @@ struct Aiter {
   Hip hip;
 };
 
-// Loads from this file the library for this architecture ("gfx942"). The first one stays.
+// Loads the library for an architecture ("gfx942") from `path`. The first that loads stays: later
+// calls for this architecture succeed without loading anything.
 Status load_aiter(const std::string& path, const std::string& arch);
 
-// The library loaded for this architecture, for good, or null.
-const Aiter* aiter(std::string_view arch);
+// The library that was loaded for this architecture, or null. It is never unloaded.
+const Aiter* loaded_aiter(std::string_view arch);
 
 }  // namespace attn_dispatch

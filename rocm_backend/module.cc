@@ -1,4 +1,4 @@
-// attn_dispatch._rocm: what Python needs of this library, and nothing of attention's meaning.
+// The Python module attn_dispatch._rocm: it loads AITER's library and hands out the FFI handlers.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -20,8 +20,8 @@ PYBIND11_MODULE(ATTN_DISPATCH_MODULE, m) {
       [](const py::object& path, const std::string& arch) {
         raise_if_error(load_aiter(path_from(path), arch));
       },
-      // The interpreter's lock is kept: a daemon thread that takes it again while the process ends
-      // is unwound through C++, which would abort.
+      // The interpreter's lock is held: a daemon thread that takes it again while the process ends
+      // is unwound through C++, which aborts.
       py::arg("path"), py::arg("arch"),
       "Load the library that serves aiter_api.h on an architecture, or raise a RuntimeError that "
       "says why it cannot be used.");

@@ -1,5 +1,5 @@
-// The static facts of one AITER call that its buffers do not show: the attributes of the custom
-// calls, and the whole contract with Python (dispatch/attn_dispatch/aiter).
+// The attributes of AITER's custom calls: the static facts that the buffers do not show. Python
+// writes the same list (dispatch/attn_dispatch/aiter).
 #pragma once
 
 #include <cstdint>
@@ -9,27 +9,27 @@ namespace attn_dispatch {
 
 // FIELD(type, name) for each attribute.
 // clang-format off
-#define ATTN_AITER_SPEC(FIELD)                                                     \
-  FIELD(std::string_view, arch)        /* "gfx942": what the call was lowered for */ \
-  FIELD(int64_t, max_seq_len_q)        /* group mode: of one sequence */           \
-  FIELD(int64_t, max_seq_len_kv)                                                   \
-  FIELD(bool, has_gaps)                /* group mode: sequences have lengths */    \
-  FIELD(float, scale)                                                              \
-  FIELD(float, logits_soft_cap)        /* 0 is none */                             \
-  FIELD(float, dropout_rate)                                                       \
-  FIELD(std::string_view, mask)        /* "none", "top_left", "bottom_right" */    \
-  FIELD(int64_t, window_left)          /* -1 is open */                            \
-  FIELD(int64_t, window_right)                                                     \
-  FIELD(std::string_view, bias)        /* "none", "bias", "alibi" */               \
-  FIELD(bool, use_asm)                                                             \
-  FIELD(int64_t, bf16_rounding)                                                    \
-  FIELD(bool, needs_lse)               /* forward, split-KV */                     \
-  FIELD(std::string_view, accumulator) /* backward: "split", "atomic_32", … */     \
-  FIELD(bool, deterministic)           /* backward */                              \
-  FIELD(bool, has_dbias)               /* backward */                              \
-  FIELD(bool, is_paged)                /* split-KV */                              \
-  FIELD(bool, heads_first_kv)          /* split-KV: of keys and values */          \
-  FIELD(int64_t, value_page)           /* split-KV: values lie so many pages on */ \
+#define ATTN_AITER_SPEC(FIELD)                                                        \
+  FIELD(std::string_view, arch)        /* "gfx942", for which it was lowered */       \
+  FIELD(int64_t, max_seq_len_q)        /* group mode: the longest sequence */         \
+  FIELD(int64_t, max_seq_len_kv)                                                      \
+  FIELD(bool, has_gaps)                /* group mode: sequences have lengths */       \
+  FIELD(float, scale)                                                                 \
+  FIELD(float, logits_soft_cap)        /* 0 is none */                                \
+  FIELD(float, dropout_rate)                                                          \
+  FIELD(std::string_view, mask)        /* "none", "top_left", "bottom_right" */       \
+  FIELD(int64_t, window_left)          /* -1 is open */                               \
+  FIELD(int64_t, window_right)                                                        \
+  FIELD(std::string_view, bias)        /* "none", "bias", "alibi" */                  \
+  FIELD(bool, use_asm)                                                                \
+  FIELD(int64_t, bf16_rounding)                                                       \
+  FIELD(bool, needs_lse)               /* forward, split-KV */                        \
+  FIELD(std::string_view, accumulator) /* backward: "split", "atomic_32", … */        \
+  FIELD(bool, deterministic)           /* backward */                                 \
+  FIELD(bool, has_dbias)               /* backward */                                 \
+  FIELD(bool, is_paged)                /* split-KV */                                 \
+  FIELD(bool, heads_first_kv)          /* split-KV: of keys and values */             \
+  FIELD(int64_t, value_page)           /* split-KV: pages from keys to values */      \
   FIELD(int64_t, num_splits)           /* split-KV */
 // clang-format on
 

@@ -1,5 +1,5 @@
-// How a handler learns its stream. On a CPU, where the tests run the handlers, XLA has none to
-// give.
+// The type by which a handler asks XLA for its stream. Tests run the handlers on a CPU, where XLA
+// has no streams.
 #pragma once
 
 #include <hip/hip_runtime_api.h>

@@ -1,4 +1,4 @@
-"""Write NO_DEVICE(name) for each driver function that no_driver.c does not define itself.
+"""Write NO_DEVICE(name) for each function of the CUDA driver that no_driver.c does not define.
 
 usage: list_functions.py CUDA_H NO_DRIVER_C OUTPUT
 """
@@ -10,7 +10,7 @@ cuda_h, no_driver_c, output = sys.argv[1:]
 declared = set(
     re.findall(r"CUresult\s+CUDAAPI\s+(cu[A-Z]\w*)\s*\(", open(cuda_h, encoding="utf-8").read())
 )
-# The header renames some functions with macros; the library exports every suffixed form as well.
+# The header renames some functions with macros, and the real library exports every suffixed form.
 exported = {
     name + suffix for name in declared for suffix in ("", "_v2", "_v3", "_ptsz", "_v2_ptsz")
 }

@@ -1,5 +1,5 @@
-/* A stand-in for libcublasLt in the planning process of machines without a driver. While planning,
- * cuDNN asks for the library's version and for nothing else of it, unless a plan runs. */
+/* A stand-in for libcublasLt in the planning process of machines without a driver. To plan, cuDNN needs
+ * only the library's version. */
 #include <stddef.h>
 
 size_t cublasLtGetVersion(void) { return 130000; }

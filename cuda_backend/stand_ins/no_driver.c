@@ -1,7 +1,6 @@
-/* A stand-in for libcuda.so.1 in the planning process of machines without a driver: loading modules
- * and kernels "succeeds" with a dummy handle, everything else answers CUDA_ERROR_NO_DEVICE. That is
- * enough for cuDNN to compile and serialize a plan, and for anything that looks for a device to find
- * none. */
+/* A stand-in for libcuda.so.1 in the planning process of machines without a driver. Loading modules and
+ * kernels "succeeds" with a dummy handle, and everything else returns CUDA_ERROR_NO_DEVICE. That is
+ * enough for cuDNN to compile and serialize a plan, and whatever looks for a device finds none. */
 #include <stddef.h>
 
 enum { kSuccess = 0, kNoDevice = 100, kPlannedForDriver = 13000, kMaxThreadsPerBlock = 0 };

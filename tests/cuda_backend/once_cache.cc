@@ -1,5 +1,7 @@
-// What OnceCache keeps and what it forgets; which plans are made anew. Prints "ok", or the first
-// line that does not hold.
+// Tests of OnceCache, of load_or_rebuild and of reading cuDNN's messages. Prints "ok", or the first
+// condition that does not hold.
+#include "once_cache.h"
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -9,10 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "cache.h"
 #include "check.h"
-#include "failure.h"
-#include "remake.h"
+#include "cudnn_failure.h"
+#include "load_or_rebuild.h"
 #include "status.h"
 
 namespace {
@@ -22,14 +23,14 @@ using Cache = OnceCache<int>;
 
 constexpr int kThreads = 8;
 
-// A device that is full the first `full` times it is asked.
+// A device that is out of memory for the first `failures` loads.
 struct Device {
-  int full;
-  int asked = 0;
+  int failures;
+  int loads = 0;
 
   Cache::Value load() {
-    if (asked++ < full) return Status{Code::kDevice, "out of memory"};
-    return asked;
+    if (loads++ < failures) return Status{Code::kDevice, "out of memory"};
+    return loads;
   }
 };
 
@@ -49,7 +50,7 @@ void successes_and_refusals_are_kept() {
   }
 }
 
-void what_may_pass_is_not_kept() {
+void transient_failures_are_not_kept() {
   for (Code code : {Code::kLibrary, Code::kDevice}) {
     Cache cache(4);
     for (int i = 0; i < 3; ++i) {
@@ -60,17 +61,17 @@ void what_may_pass_is_not_kept() {
   }
 }
 
-void out_of_memory_and_then_enough() {
+void a_load_is_tried_again_after_out_of_memory() {
   Cache cache(4);
   Device device{2};
   const auto load = [&] { return cache.get("plan", [&] { return device.load(); }); };
   CHECK(load().status.message == "out of memory");
   CHECK(!load().ok());
-  CHECK(load().ok() && load().value == 3 && device.asked == 3);
+  CHECK(load().ok() && load().value == 3 && device.loads == 3);
 }
 
-// All who wait are told of the failure; who asks after that has it built anew.
-void those_who_wait_are_told() {
+// All threads that wait get the failure; one that asks later builds the value anew.
+void threads_that_wait_get_the_failure() {
   Cache cache(4);
   std::atomic<int> builds{0}, failed{0};
   const std::function<Cache::Value()> fail = [&]() -> Cache::Value {
@@ -82,7 +83,7 @@ void those_who_wait_are_told() {
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&] {
       failed += !cache.get("key", fail).ok();
-      // Whoever hears of it first may build it at once.
+      // The first thread to get the failure may build the value at once.
       CHECK(cache.get("key", [] { return Cache::Value(1); }).ok());
     });
   }
@@ -90,7 +91,7 @@ void those_who_wait_are_told() {
   CHECK(builds == 1 && failed == kThreads && cache.stats().builds == 2);
 }
 
-void each_is_built_once() {
+void each_value_is_built_once() {
   Cache cache(64);
   std::atomic<int> builds{0};
   std::vector<std::thread> threads;
@@ -110,8 +111,8 @@ void each_is_built_once() {
   CHECK(builds == 64 && cache.stats().hits == 64 * (kThreads - 1));
 }
 
-// A failing build whose entry had to make room does not take the entry that came after it.
-void only_ones_own_entry_is_forgotten() {
+// A failing build whose entry was evicted leaves the later entry of the same key alone.
+void a_failing_build_forgets_only_its_entry() {
   Cache cache(1);
   const auto one = [] { return Cache::Value(1); };
   auto value = cache.get("key", [&]() -> Cache::Value {
@@ -129,7 +130,7 @@ void a_value_is_replaced() {
   CHECK(cache.get("key", [] { return Cache::Value(2); }).value == 2);
   cache.replace("key", 3);
   CHECK(cache.get("key", [] { return Cache::Value(4); }).value == 3 && cache.stats().size == 1);
-  // One that is being built, and fails: what replaced it stays.
+  // A value that replaces a build under way stays when that build fails.
   auto value = cache.get("another", [&]() -> Cache::Value {
     cache.replace("another", 5);
     return Status{Code::kDevice, "later"};
@@ -142,12 +143,12 @@ struct FakePlan {
   bool is_imported;
 };
 
-// An imported plan that does not load is made anew once; no other is, nor is a second one.
-void plans_that_do_not_load_are_made_anew_once() {
+// An imported plan that does not load is rebuilt once; a plan of this process is not.
+void imported_plans_that_do_not_load_are_rebuilt_once() {
   using Plan = std::shared_ptr<const FakePlan>;
   struct Outcome {
     bool is_imported, loads, builds, new_one_loads;
-    int loaded, built;  // the number of the plan that was loaded, -1: none; how many were built
+    int loaded, built;  // the number of the loaded plan, or -1; how many plans were built
   };
   for (const Outcome& o : {Outcome{true, true, true, true, 1, 0},
                            {true, false, true, true, 2, 1},
@@ -165,17 +166,17 @@ void plans_that_do_not_load_are_made_anew_once() {
       if (!o.builds) return Status{Code::kUnsupported, "no"};
       return Plan(std::make_shared<FakePlan>(FakePlan{old.number + 1, false}));
     };
-    auto loaded = loaded_or_remade(Plan(std::make_shared<FakePlan>(FakePlan{1, o.is_imported})),
-                                   load, build, [&](const Plan& plan) { replaced = plan->number; });
+    auto loaded = load_or_rebuild(Plan(std::make_shared<FakePlan>(FakePlan{1, o.is_imported})),
+                                  load, build, [&](const Plan& plan) { replaced = plan->number; });
     CHECK((loaded.ok() ? loaded.value : -1) == o.loaded && built == o.built);
     CHECK(replaced == (built && o.builds ? 2 : 0));
     CHECK(loaded.ok() || loaded.status.message == "does not load");
   }
 }
 
-void failures_are_told_from_refusals() {
-  const auto code = [](const char* said) {
-    return cudnn_failure("step", said, Code::kUnsupported).code;
+void failures_are_distinguished_from_refusals() {
+  const auto code = [](const char* message) {
+    return cudnn_failure("step", message, Code::kUnsupported).code;
   };
   CHECK(code("head dim is too large") == Code::kUnsupported);
   CHECK(code("finalize failed with message: no, and code: CUDNN_STATUS_NOT_SUPPORTED_SHAPE") ==
@@ -186,7 +187,7 @@ void failures_are_told_from_refusals() {
   CHECK(code("e: CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED") == Code::kLibrary);
   CHECK(cudnn_failure("load", "e: CUDNN_STATUS_INTERNAL_ERROR", Code::kDevice).code ==
         Code::kDevice);
-  // Of 9.28, about a soft cap on sm80.
+  // A message of 9.28 about a soft cap on sm80.
   CHECK(
       code("Warning: CUDNN_STATUS_NOT_SUPPORTED; Reason: (CUDNN_STATUS_NOT_INITIALIZED == status) "
            "|| (CUDNN_STATUS_NOT_SUPPORTED == ((status) / 1000 * 1000))") == Code::kUnsupported);
@@ -203,13 +204,13 @@ void failures_are_told_from_refusals() {
 
 int main() {
   successes_and_refusals_are_kept();
-  what_may_pass_is_not_kept();
-  out_of_memory_and_then_enough();
-  those_who_wait_are_told();
-  each_is_built_once();
-  only_ones_own_entry_is_forgotten();
+  transient_failures_are_not_kept();
+  a_load_is_tried_again_after_out_of_memory();
+  threads_that_wait_get_the_failure();
+  each_value_is_built_once();
+  a_failing_build_forgets_only_its_entry();
   a_value_is_replaced();
-  plans_that_do_not_load_are_made_anew_once();
-  failures_are_told_from_refusals();
+  imported_plans_that_do_not_load_are_rebuilt_once();
+  failures_are_distinguished_from_refusals();
   std::puts("ok");
 }

@@ -1,4 +1,4 @@
-"""The cache of plans: one build for all who ask, and no memory of a failure that may pass."""
+"""The cache of plans: it builds a value once for all threads, and keeps no transient failure."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def check(folder: Path, name: str, source: str) -> Path:
 
 @needs_compiler
 def test_what_is_kept_and_what_is_forgotten(tmp_path: Path):
-    program = check(tmp_path, "once_cache", "failure.cc")
+    program = check(tmp_path, "once_cache", "cudnn_failure.cc")
     done = subprocess.run([program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "ok\n", done.stdout + done.stderr
 
 
 @needs_compiler
 def test_threads_inside_cudnn_when_the_process_ends_or_forks(tmp_path: Path):
-    program = check(tmp_path, "visits", "visit.cc")
+    program = check(tmp_path, "visits", "cudnn_scope.cc")
     done = subprocess.run([program], capture_output=True, text=True, timeout=90)
     assert done.stdout == "ok\na destructor ran\n", done.stdout + done.stderr
     stays = subprocess.run([program, "stay"], capture_output=True, text=True, timeout=90)

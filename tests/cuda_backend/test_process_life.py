@@ -193,7 +193,7 @@ def test_a_cudnn_without_some_of_its_libraries(tmp_path: Path, real: str, missin
     if "graph" in missing:
         folder = cudnn.parent
         assert said.startswith(
-            f"library: cuDNN at {cudnn} is not whole: {folder}/libcudnn_graph.so.9: cannot open"
+            f"library: cuDNN at {cudnn} is incomplete: {folder}/libcudnn_graph.so.9: cannot open"
         )
     else:
         is_planned = said.isdigit() or said.startswith("unsupported: ")

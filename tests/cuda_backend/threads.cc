@@ -1,6 +1,7 @@
-// Eight threads that load cuDNN, plan, export and import at once, and a process that ends
-// meanwhile: for ThreadSanitizer, tests/scripts/sanitize.py. Prints "ok", or the first line that does not
-// hold. usage: threads CUDNN DEVICE_PROPERTIES, with the stand-ins beside the program
+// Eight threads load cuDNN, plan, export and import at the same time, and plan while the process
+// ends. tests/scripts/sanitize.py builds this with ThreadSanitizer. Prints "ok", or the first
+// condition that does not hold. usage: threads CUDNN DEVICE_PROPERTIES, with the stand-ins beside
+// the program
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -13,9 +14,9 @@
 #include <vector>
 
 #include "check.h"
+#include "cudnn_scope.h"
 #include "library.h"
 #include "plan.h"
-#include "visit.h"
 
 namespace {
 
@@ -49,7 +50,7 @@ int main(int count, char** arguments) {
   const std::string cudnn = arguments[1];
   std::ifstream file(arguments[2]);
   const std::string properties{std::istreambuf_iterator<char>(file), {}};
-  notice_forks();
+  watch_forks();
 
   in_threads([&](int) {
     has_driver();
@@ -74,18 +75,18 @@ int main(int count, char** arguments) {
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&, i] {
       for (int64_t length = 1024 + 8 * i;; length += 8 * kThreads) {
-        Visit visit;
-        if (!visit.status().ok()) return;
+        CudnnScope scope;
+        if (!scope.status().ok()) return;
         ++inside;
         CHECK(plan_for(spec_of(length), properties).ok());
         ++planned;
-        visit.return_to_interpreter();
+        scope.return_to_interpreter();
         --inside;
       }
     });
   }
   while (planned < 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  refuse_visits_and_wait(std::chrono::minutes(2));
+  close_cudnn_and_wait(std::chrono::minutes(2));
   CHECK(inside == 0);
   for (auto& thread : threads) thread.join();
   std::puts("ok");

@@ -1,5 +1,6 @@
-// Threads inside cuDNN when the process ends or forks. Prints "ok", or the first line that does not
-// hold. usage: visits [stay]; with `stay` a thread never comes back, and the exit status is 3.
+// Tests of CudnnScope: threads are inside cuDNN when the process ends or forks. Prints "ok", or the
+// first condition that does not hold. usage: visits [stay]; with `stay` a thread never comes back,
+// and the exit status is 3.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,10 +14,10 @@
 #include <vector>
 
 #include "check.h"
+#include "cudnn_scope.h"
 #include "library.h"
-#include "visit.h"
 
-// cuDNN is loaded, as far as visits ask.
+// CudnnScope asks this: cuDNN is loaded.
 int64_t attn_dispatch::cudnn_version() { return 91900; }
 
 namespace {
@@ -31,17 +32,17 @@ struct Destructor {
 } destructor;
 
 void a_forked_child_is_refused() {
-  Visit mine;
+  CudnnScope mine;
   CHECK(mine.status().ok());
   std::fflush(stdout);
   const pid_t child = fork();
   if (child == 0) {
-    Visit visit;
-    _exit(visit.status().message.find("forked") == std::string::npos);
+    CudnnScope scope;
+    _exit(scope.status().message.find("forked") == std::string::npos);
   }
   int status = -1;
   CHECK(waitpid(child, &status, 0) == child && status == 0);
-  Visit again;
+  CudnnScope again;
   CHECK(again.status().ok());
 }
 
@@ -51,42 +52,42 @@ void the_end_waits_for_those_inside() {
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([&] {
       while (true) {
-        Visit visit;
-        if (!visit.status().ok()) {
-          CHECK(visit.status().message == "the process is ending");
+        CudnnScope scope;
+        if (!scope.status().ok()) {
+          CHECK(scope.status().message == "the process is ending");
           ++refused;
           return;
         }
         ++inside;
         ++begun;
         std::this_thread::sleep_for(milliseconds(1));
-        visit.return_to_interpreter();
+        scope.return_to_interpreter();
         --inside;
       }
     });
   }
   while (begun < 4 * kThreads) std::this_thread::yield();
-  refuse_visits_and_wait(milliseconds(60'000));
+  close_cudnn_and_wait(milliseconds(60'000));
   CHECK(inside == 0);
-  Visit mine;
+  CudnnScope mine;
   CHECK(mine.status().ok());
   mine.return_to_interpreter();
   for (auto& thread : threads) thread.join();
   CHECK(refused == kThreads);
 }
 
-// What it returns to may be gone.
+// A thread that is late does not return: the interpreter may be gone.
 void a_late_thread_does_not_return() {
   static std::atomic<bool> is_inside{false}, may_leave{false}, has_returned{false};
   std::thread([] {
-    Visit visit;
+    CudnnScope scope;
     is_inside = true;
     while (!may_leave) std::this_thread::yield();
-    visit.return_to_interpreter();
+    scope.return_to_interpreter();
     has_returned = true;
   }).detach();
   while (!is_inside) std::this_thread::yield();
-  refuse_visits_and_wait(milliseconds(10));
+  close_cudnn_and_wait(milliseconds(10));
   may_leave = true;
   std::this_thread::sleep_for(milliseconds(200));
   CHECK(!has_returned);
@@ -95,7 +96,7 @@ void a_late_thread_does_not_return() {
 }  // namespace
 
 int main(int count, char** arguments) {
-  notice_forks();
+  watch_forks();
   if (count > 1 && std::strcmp(arguments[1], "stay") == 0) {
     a_late_thread_does_not_return();
     std::puts("ok");

@@ -54,7 +54,7 @@ _SETTER = """
 extern "C" __attribute__((visibility("default"))) void set_mutation(int id) { mutation = id; }
 """
 _ASSIGNED = re.compile(r"(?<=\n)( +(?:[\w.]*\bcall\.|forward\.|split\.)(\w+) =)(\s[^;]+);")
-_FILLING = ("fill", "fill_split_kv")
+_STRUCTS = ("call_structs", "call_structs_split_kv")
 _ZEROED = re.compile(r"fill_bytes\((call\.(\w+)), 0,")
 
 
@@ -74,13 +74,13 @@ def mutated_sources(folder: Path) -> list[str]:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(aiter_emulated.ROCM_BACKEND, folder)
     (folder / "mutated.h").write_text(_HEADER)
-    for path in (folder / f"{x}.cc" for x in (*_FILLING, "handlers")):
+    for path in (folder / f"{x}.cc" for x in (*_STRUCTS, "handlers")):
         text = _ZEROED.sub(wrap_zero, _ASSIGNED.sub(wrap_value, path.read_text()))
         path.write_text('#include "mutated.h"\n' + text)
     # What the attributes say is decoded when a program is compiled, which the mutations are not
     # there for: they are made where it is taken over.
     fields = re.findall(r"site\.call\.(\w+) =", (folder / "call_site.cc").read_text())
-    for path in (folder / f"{x}.cc" for x in _FILLING):
+    for path in (folder / f"{x}.cc" for x in _STRUCTS):
         changes = []
         for field in fields:
             changes.append(f"call.{field} = mutated({len(names)}, call.{field});")
@@ -90,7 +90,7 @@ def mutated_sources(folder: Path) -> list[str]:
         )
         assert text.count(changes[0]) == 1
         path.write_text(text)
-    path = folder / f"{_FILLING[0]}.cc"
+    path = folder / f"{_STRUCTS[0]}.cc"
     path.write_text(path.read_text() + _SETTER)
     return names
 

@@ -41,7 +41,8 @@ LONGEST_STEP = 3600.0
 """Seconds; then the step has failed."""
 
 NEEDS_XLA_OR_PYTHON = (
-    "module.cc", "handlers.cc", "attributes.cc", "python_attributes.cc", "clear_rows_handler.cc",
+    "module.cc", "handlers.cc", "ffi_attributes.cc", "python_attributes.cc",
+    "clear_rows_handler.cc",
 )  # fmt: skip
 """What the program for ThreadSanitizer does without."""
 
@@ -137,8 +138,8 @@ def rocm_tests(*, quick: bool) -> Iterable[Outcome]:
 
 def thread_checks() -> Iterable[Outcome]:
     checks = TESTS / "cuda_backend"
-    yield from thread_check("cache", [checks / "once_cache.cc", BACKEND / "failure.cc"])
-    yield from thread_check("visits", [checks / "visits.cc", BACKEND / "visit.cc"])
+    yield from thread_check("cache", [checks / "once_cache.cc", BACKEND / "cudnn_failure.cc"])
+    yield from thread_check("visits", [checks / "visits.cc", BACKEND / "cudnn_scope.cc"])
 
 
 def planning_threads() -> Iterable[Outcome]:

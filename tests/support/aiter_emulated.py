@@ -20,7 +20,10 @@ from tests.support.repository import ROOT
 
 NAME = "_rocm_emulated"
 ROCM_BACKEND = ROOT / "rocm_backend"
-HANDLERS = ("module", "handlers", "fill", "fill_split_kv", "call_site", "check", "library")
+HANDLERS = (
+    "module", "handlers", "call_site", "call_structs", "call_structs_split_kv", "kernel_limits",
+    "library",
+)  # fmt: skip
 PREPARE = build.HERE / "handlers" / "prepare.cc"
 """The handlers' steps for tests, without XLA."""
 

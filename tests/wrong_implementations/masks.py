@@ -61,7 +61,6 @@ def alignment_ignored(call):
 
 
 @wrong(
-    "masks",
     lambda c: c.alignment == "bottom_right" and has_band(c) and has_lengths(c) and is_plain(c),
 )
 def bottom_right_of_the_arrays(call):

@@ -27,7 +27,7 @@ def inputs(
     operands: Mapping[str, jax.Array],
     sequences: Sequences,
 ) -> KernelArrays:
-    """The operands that both directions begin with, in the order of rocm_backend/fill.cc."""
+    """The operands that both directions begin with, in rocm_backend/call_structs.cc's order."""
     arrays = {
         "q": to_rows(pad_last(scaled_query(spec, operands["query"]), call.head_dim), call),
         "k": to_rows(pad_last(operands["key"], call.head_dim), call),

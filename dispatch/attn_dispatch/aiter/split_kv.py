@@ -25,7 +25,7 @@ from attn_dispatch.semantics.scaled_query import scaled_query
 def split_inputs(
     spec: AttentionSpec, call: AiterCall, operands: Mapping[str, jax.Array]
 ) -> KernelArrays:
-    """The operands of the custom call, in the order of rocm_backend/fill_split_kv.cc."""
+    """The operands of the custom call, in the order of rocm_backend/call_structs_split_kv.cc."""
     query = scaled_query(spec, pad_last(operands["query"], call.head_dim))
     if (shift := _shift(spec, call, operands)) is not None:
         query = _moved(query, -shift, 1)

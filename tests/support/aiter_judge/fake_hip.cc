@@ -1,5 +1,5 @@
-// The HIP runtime that AITER's host code runs on where there is no GPU: it has GPUs of the kinds
-// that it is told, and writes down what it is asked to launch.
+// A HIP runtime for AITER's host code on machines without a GPU. It has the GPUs that a test sets,
+// and records the kernels that it is asked to launch.
 #include <hip/hip_runtime_api.h>
 #include <unistd.h>
 
@@ -34,10 +34,10 @@ std::map<std::string, std::string> folders;
 std::string records;
 int hip_version = 7;
 int launch_error = hipSuccess;
-std::string failing;  // the name of a function that is to fail once, after so many calls of it
-int calls_before = 0;
+std::string failing;   // the name of a function that must fail once,
+int calls_before = 0;  // after this many more calls of it
 
-// HIP's, of each host thread.
+// HIP keeps these for each host thread.
 thread_local int current_device = 0;
 thread_local hipError_t last_error = hipSuccess;
 
@@ -46,8 +46,8 @@ const Gpu& gpu(int device) {
   return found == gpus.end() ? any_gpu : found->second;
 }
 
-// Until HIP 6 the last error was that of the last call, which may have succeeded; since HIP 7 it is
-// the last failure.
+// Up to HIP 6 the last error is the result of the last call, which may be a success; since HIP 7 it
+// is the last failure.
 hipError_t returned(hipError_t error) {
   if (hip_version < 7 || error != hipSuccess) last_error = error;
   return error;
@@ -67,7 +67,7 @@ namespace judge {
 float Record(const std::string& line) {
   std::lock_guard<std::mutex> lock(mutex);
   records += line + "\n";
-  // What follows is not launched: CK asks after each kernel.
+  // CK checks the last error after each kernel, and launches nothing after this.
   if (launch_error != hipSuccess) {
     last_error = static_cast<hipError_t>(std::exchange(launch_error, hipSuccess));
   }
@@ -80,7 +80,7 @@ float RecordLiteral(const char* line) { return Record(line); }
 
 const char* attn_dispatch::aiter_adapter::ArchOfBuild() { return nullptr; }
 
-// In a process with AITER this is the folder beside a library; here one library has all.
+// In a process with AITER this is the folder beside a library; here one library is for all GPUs.
 const std::string& attn_dispatch::aiter_adapter::AsmFolder() {
   return folders[gpu(current_device).arch];
 }
@@ -100,7 +100,7 @@ void judge_set_device(int device) { current_device = device; }
 
 void judge_set_hip_version(int version) { hip_version = version; }
 
-// What another call of this thread has left, and what it left since.
+// Sets and returns this thread's last error.
 void judge_set_error(int error) { last_error = static_cast<hipError_t>(error); }
 int judge_last_error() { return last_error; }
 
@@ -109,10 +109,10 @@ void judge_fail_call(const char* name, int after) {
   calls_before = after;
 }
 
-// The next kernel cannot be launched.
+// Makes the launch of the next kernel fail.
 void judge_set_launch_error(int error) { launch_error = error; }
 
-// What was recorded since the last call.
+// Returns and clears the record.
 const char* judge_take_records() {
   static std::string taken;
   taken = std::move(records);
@@ -139,7 +139,7 @@ hipError_t hipSetDevice(int device) {
 
 hipError_t hipGetDeviceProperties(hipDeviceProp_t* properties, int device) {
   std::memset(properties, 0, sizeof *properties);
-  // As ROCm names it.
+  // The name as ROCm writes it.
   std::strcpy(properties->gcnArchName, (gpu(device).arch + ":sramecc+:xnack-").c_str());
   properties->multiProcessorCount = gpu(device).compute_units;
   return returned(hipSuccess);
@@ -165,7 +165,7 @@ hipError_t hipModuleLoad(hipModule_t* module, const char* file) {
 
 hipError_t hipModuleUnload(hipModule_t) { return returned(hipSuccess); }
 
-// AITER keeps functions for good, so they are never freed here.
+// AITER never frees functions, so they are leaked here.
 hipError_t hipModuleGetFunction(hipFunction_t* function, hipModule_t module, const char* name) {
   *function =
       reinterpret_cast<hipFunction_t>(new Function{name, reinterpret_cast<const Module*>(module)});
@@ -175,14 +175,14 @@ hipError_t hipModuleGetFunction(hipFunction_t* function, hipModule_t module, con
 hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned, unsigned, unsigned, unsigned,
                                  unsigned, unsigned, unsigned, hipStream_t, void**, void**) {
   const auto* launched = reinterpret_cast<const Function*>(function);
-  // HIP refuses that, and AITER ends the process.
+  // HIP fails to launch a function of another device, and then AITER ends the process.
   const bool is_here = launched->module->device == current_device;
   judge::Record((is_here ? "asm " : "of another device: ") + launched->name + " " +
                 launched->module->file);
   return returned(hipSuccess);
 }
 
-// AITER times nothing here, but its code could.
+// AITER's code refers to these, and calls none of them here.
 hipError_t hipEventCreate(hipEvent_t*) { return hipErrorNotSupported; }
 hipError_t hipEventDestroy(hipEvent_t) { return hipErrorNotSupported; }
 hipError_t hipEventRecord(hipEvent_t, hipStream_t) { return hipErrorNotSupported; }

@@ -3,10 +3,10 @@
 namespace attn_emulator {
 namespace {
 
-// Gathers the arrays of one call; `rows` are query or key rows in the layout of its mode.
-class Gathering {
+// Lists the arrays of one call; `rows` are query or key rows in the layout of its mode.
+class ArrayList {
  public:
-  explicit Gathering(const AttnAiterCall& call)
+  explicit ArrayList(const AttnAiterCall& call)
       : call_(call), batches_(call.is_group ? 1 : call.batch) {
     keys_ = call.is_group ? call.max_seq_len_kv : call.seq_len_kv;
     add_rows("q", call.q, Access::kRead, call.batch_stride_q, call.num_heads, call.nhead_stride_q,
@@ -70,56 +70,55 @@ class Gathering {
   int64_t keys_;
 };
 
-void add_dq_acc(const AttnAiterBackward& backward, Gathering& gathering) {
+void add_dq_acc(const AttnAiterBackward& backward, ArrayList& list) {
   const AttnAiterCall& call = backward.call;
   const bool is_16 = backward.accumulator == ATTN_AITER_ATOMIC_16;
   const int64_t batch = call.is_group && !is_16 ? 1 : call.batch;
   const int64_t rows = is_16 ? (call.max_seq_len_q + 15) / 16 * 16 : call.seq_len_q;
   const int64_t width = is_16 ? backward.stride_dq_acc : call.head_dim;
   const int64_t splits = backward.is_deterministic ? blocks_of(call, call.max_seq_len_kv) : 1;
-  gathering.add({"dq_acc",
-                 backward.dq_acc,
-                 is_16 ? 2 : 4,
-                 Access::kUpdated,
-                 {{batch, backward.batch_stride_dq_acc},
-                  {call.num_heads, backward.nhead_stride_dq_acc},
-                  {rows, backward.stride_dq_acc},
-                  {width, 1},
-                  {splits, backward.split_stride_dq_acc}}});
+  list.add({"dq_acc",
+            backward.dq_acc,
+            is_16 ? 2 : 4,
+            Access::kUpdated,
+            {{batch, backward.batch_stride_dq_acc},
+             {call.num_heads, backward.nhead_stride_dq_acc},
+             {rows, backward.stride_dq_acc},
+             {width, 1},
+             {splits, backward.split_stride_dq_acc}}});
 }
 
 }  // namespace
 
 std::vector<Array> arrays_of(const AttnAiterForward& forward) {
   const AttnAiterCall& call = forward.call;
-  Gathering gathering(call);
-  gathering.add_rows("out", forward.out, Access::kWritten, call.batch_stride_out, call.num_heads,
-                     call.nhead_stride_out, call.seq_len_q, call.stride_out, call.head_dim_v);
-  gathering.add_lse("lse", forward.lse, Access::kWritten);
-  return gathering.arrays;
+  ArrayList list(call);
+  list.add_rows("out", forward.out, Access::kWritten, call.batch_stride_out, call.num_heads,
+                call.nhead_stride_out, call.seq_len_q, call.stride_out, call.head_dim_v);
+  list.add_lse("lse", forward.lse, Access::kWritten);
+  return list.arrays;
 }
 
 std::vector<Array> arrays_of(const AttnAiterBackward& backward, bool is_direct) {
   const AttnAiterCall& call = backward.call;
-  Gathering gathering(call);
-  gathering.add_rows("out", backward.out, Access::kRead, call.batch_stride_out, call.num_heads,
-                     call.nhead_stride_out, call.seq_len_q, call.stride_out, call.head_dim_v);
-  gathering.add_lse("lse", backward.lse, Access::kRead);
-  gathering.add_lse("softmax_d", backward.softmax_d, Access::kWritten);
-  gathering.add_rows("out_grad", backward.out_grad, Access::kRead, backward.batch_stride_out_grad,
-                     call.num_heads, backward.nhead_stride_out_grad, call.seq_len_q,
-                     backward.stride_out_grad, call.head_dim_v);
-  gathering.add_rows("dq", backward.dq, is_direct ? Access::kUpdated : Access::kWritten,
-                     backward.batch_stride_dq, call.num_heads, backward.nhead_stride_dq,
-                     call.seq_len_q, backward.stride_dq, call.head_dim);
-  gathering.add_rows("dk", backward.dk, Access::kWritten, backward.batch_stride_dk, call.num_heads,
-                     backward.nhead_stride_dk, call.seq_len_kv, backward.stride_dk, call.head_dim);
-  gathering.add_rows("dv", backward.dv, Access::kWritten, backward.batch_stride_dv, call.num_heads,
-                     backward.nhead_stride_dv, call.seq_len_kv, backward.stride_dv,
-                     call.head_dim_v);
-  gathering.add_dbias(backward);
-  add_dq_acc(backward, gathering);
-  return gathering.arrays;
+  ArrayList list(call);
+  list.add_rows("out", backward.out, Access::kRead, call.batch_stride_out, call.num_heads,
+                call.nhead_stride_out, call.seq_len_q, call.stride_out, call.head_dim_v);
+  list.add_lse("lse", backward.lse, Access::kRead);
+  list.add_lse("softmax_d", backward.softmax_d, Access::kWritten);
+  list.add_rows("out_grad", backward.out_grad, Access::kRead, backward.batch_stride_out_grad,
+                call.num_heads, backward.nhead_stride_out_grad, call.seq_len_q,
+                backward.stride_out_grad, call.head_dim_v);
+  list.add_rows("dq", backward.dq, is_direct ? Access::kUpdated : Access::kWritten,
+                backward.batch_stride_dq, call.num_heads, backward.nhead_stride_dq, call.seq_len_q,
+                backward.stride_dq, call.head_dim);
+  list.add_rows("dk", backward.dk, Access::kWritten, backward.batch_stride_dk, call.num_heads,
+                backward.nhead_stride_dk, call.seq_len_kv, backward.stride_dk, call.head_dim);
+  list.add_rows("dv", backward.dv, Access::kWritten, backward.batch_stride_dv, call.num_heads,
+                backward.nhead_stride_dv, call.seq_len_kv, backward.stride_dv, call.head_dim_v);
+  list.add_dbias(backward);
+  add_dq_acc(backward, list);
+  return list.arrays;
 }
 
 std::vector<Array> arrays_of(const AttnAiterSplitKv& split) {

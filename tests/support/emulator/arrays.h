@@ -1,5 +1,5 @@
-// Every array of a call as axes of sizes and strides: what size checks, aliasing checks and the
-// poisoning of results all go by.
+// The arrays of a call as axes of sizes and strides, for checks of size and overlap and for filling
+// results with NaN.
 #pragma once
 
 #include <vector>
@@ -19,8 +19,8 @@ constexpr int kMaxRank = 5;
 
 enum class Access {
   kRead,
-  kWritten,  // poisoned before the call
-  kUpdated,  // written, and what it held counts: the caller's to initialize
+  kWritten,  // filled with NaN before the call
+  kUpdated,  // added to or written in part: the caller initializes it
 };
 
 struct Array {
@@ -37,7 +37,7 @@ struct Array {
     return false;
   }
 
-  // Elements from `start` to the last one, that included.
+  // The number of elements from `start` to the last one, inclusive.
   int64_t extent() const {
     if (is_empty()) return 0;
     int64_t last = 0;
@@ -48,7 +48,7 @@ struct Array {
   int64_t bytes() const { return extent() * element_bytes; }
 };
 
-// The arrays of one call; those that are null there are left out.
+// The arrays of one call, without those that are null.
 std::vector<Array> arrays_of(const AttnAiterForward& forward);
 std::vector<Array> arrays_of(const AttnAiterBackward& backward, bool is_direct);
 std::vector<Array> arrays_of(const AttnAiterSplitKv& split);

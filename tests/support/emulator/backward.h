@@ -1,12 +1,12 @@
 // The backward pass in AITER's steps, each for one row: softmax_d; dk, dv and dbias of a key; dq
-// through dq_acc, block of keys by block of keys; and the conversion of dq_acc to dq.
+// into dq_acc, one block of keys after the other; the conversion of dq_acc to dq.
 #pragma once
 
 #include "scores.h"
 
 namespace attn_emulator {
 
-// softmax_d = (1 - dropout_rate) * sum(out * out_grad), as block_fmha_bwd_dot_do_o.hpp has it.
+// softmax_d = (1 - dropout_rate) * sum(out * out_grad), as in block_fmha_bwd_dot_do_o.hpp.
 ATTN_HD void softmax_d_row(const AttnAiterBackward& backward, const Sequence& s, int32_t head,
                            int32_t row) {
   const AttnAiterCall& call = backward.call;
@@ -19,7 +19,7 @@ ATTN_HD void softmax_d_row(const AttnAiterBackward& backward, const Sequence& s,
   backward.softmax_d[lse_offset(call, s, head, row)] = sum * (1.0f - call.dropout_rate);
 }
 
-// What one pair contributes; both still lack the factor 1 / (1 - dropout_rate).
+// The contribution of one pair of query and key, without the factor 1 / (1 - dropout_rate).
 struct Pair {
   float kept_p;      // p, or 0 where dropped
   float score_grad;  // of the score before scale
@@ -29,7 +29,7 @@ ATTN_HD Pair pair_of(const AttnAiterBackward& backward, const Sequence& s, int32
                      int32_t row, int32_t col) {
   const AttnAiterCall& call = backward.call;
   const int64_t at = lse_offset(call, s, head, row);
-  // CK takes an lse of -inf for 0 where a mask or bias may have hidden the whole row.
+  // CK reads an lse of -inf as 0 if a mask or bias may have hidden the whole row.
   float lse = backward.lse[at];
   const bool may_be_hidden = call.mask != ATTN_AITER_NO_MASK || call.bias_kind == ATTN_AITER_BIAS;
   if (may_be_hidden && lse == -infinity()) lse = 0.0f;
@@ -48,14 +48,14 @@ ATTN_HD float kept_scale(const AttnAiterCall& call) {
   return call.dropout_rate > 0.0f ? 1.0f / (1.0f - call.dropout_rate) : 1.0f;
 }
 
-// dk and dv of one key in one *query* head, and its column of dbias.
+// dk and dv of one key in one query head, and its column of dbias.
 ATTN_HD void key_row(const AttnAiterBackward& backward, const Sequence& s, int32_t head,
                      int32_t col) {
   const AttnAiterCall& call = backward.call;
   float dk[kMaxHeadDim] = {}, dv[kMaxHeadDim] = {};
   for (int32_t row = 0; row < s.len_q; ++row) {
-    // A masked pair leaves dbias alone: CK skips tiles in which everything is masked, and does not
-    // write 0 there.
+    // dbias is not written for a masked pair: CK skips tiles that are masked as a whole, and writes
+    // no 0 there.
     if (!is_visible(call, s, row, col)) continue;
     const Pair pair = pair_of(backward, s, head, row, col);
     const int64_t q = row_offset(s, s.start_q, head, row, call.batch_stride_q, call.nhead_stride_q,
@@ -78,8 +78,7 @@ ATTN_HD void key_row(const AttnAiterBackward& backward, const Sequence& s, int32
                                    backward.nhead_stride_dk, backward.stride_dk);
   const int64_t dv_at = row_offset(s, s.start_k, head, col, backward.batch_stride_dv,
                                    backward.nhead_stride_dv, backward.stride_dv);
-  // A sequence without queries: dev18's CK leaves these rows as they were, NaN more often than not
-  // (rocm-libraries#5790).
+  // dev18's CK does not write these rows for a sequence without queries (rocm-libraries#5790).
   const float nothing = s.len_q == 0 ? not_a_number() : 0.0f;
   const float dk_factor = call.scale * kept_scale(call) + nothing;
   const float dv_factor = kept_scale(call) + nothing;
@@ -91,8 +90,8 @@ ATTN_HD void key_row(const AttnAiterBackward& backward, const Sequence& s, int32
   }
 }
 
-// CK's kN0, by the larger head dim: how many keys one block, and in a deterministic pass one split,
-// covers.
+// CK's kN0, by the larger head dim: the keys of one block, which is one split in a deterministic
+// pass.
 ATTN_HD int32_t keys_per_block(const AttnAiterCall& call) {
   return call.head_dim <= 128 && call.head_dim_v <= 128 ? 128 : 64;
 }
@@ -101,8 +100,8 @@ ATTN_HD int32_t blocks_of(const AttnAiterCall& call, int32_t keys) {
   return (keys + keys_per_block(call) - 1) / keys_per_block(call);
 }
 
-// Where the gradient of one query row is gathered: dq_acc, or dq itself for the 16-bit ASM kernels
-// of dev18 that have no conversion pass (`is_direct`).
+// Where the gradient of one query row is summed: in dq_acc, or in dq itself by the 16-bit ASM
+// kernels of dev18 that have no conversion pass (`is_direct`).
 struct Accumulator {
   void* start;
   int64_t offset;
@@ -117,7 +116,7 @@ ATTN_HD Accumulator accumulator_of(const AttnAiterBackward& backward, bool is_di
                        backward.stride_dq),
             false};
   }
-  // The 16-bit layout gives every packed sequence a batch row of its own.
+  // The 16-bit layout has a batch row for every packed sequence.
   const bool is_16 = backward.accumulator == ATTN_AITER_ATOMIC_16;
   const int64_t offset =
       row_offset(s, is_16 ? 0 : s.start_q, head, row, backward.batch_stride_dq_acc,
@@ -126,8 +125,8 @@ ATTN_HD Accumulator accumulator_of(const AttnAiterBackward& backward, bool is_di
   return {backward.dq_acc, offset, !is_16};
 }
 
-// Adds all keys' part of dq. CK's deterministic pass *stores* each block in its own split, and
-// skips blocks in which the mask leaves the row nothing; all others add.
+// Sums the contributions of all keys to dq. CK's deterministic pass stores each block's sum in a
+// split, and skips blocks that are masked for this row; the other passes add.
 ATTN_HD void dq_row(const AttnAiterBackward& backward, bool is_direct, const Sequence& s,
                     int32_t head, int32_t row) {
   const AttnAiterCall& call = backward.call;
@@ -164,8 +163,8 @@ ATTN_HD void dq_row(const AttnAiterBackward& backward, bool is_direct, const Seq
   }
 }
 
-// Sums the splits that this sequence has. With no key there is none, and CK's loop still reads the
-// first (block_fmha_bwd_convert_dq.hpp): what it holds is the caller's.
+// Sums the splits of this sequence. A sequence without keys has none, but CK's loop reads the first
+// one (block_fmha_bwd_convert_dq.hpp), as the caller initialized it.
 ATTN_HD void convert_dq_row(const AttnAiterBackward& backward, const Sequence& s, int32_t head,
                             int32_t row) {
   const AttnAiterCall& call = backward.call;

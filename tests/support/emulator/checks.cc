@@ -32,7 +32,7 @@ std::string refusal_of_mode(const AttnAiterCall& call) {
   return "";
 }
 
-// Combinations for which CK's code generator emits nothing, or that its gate for ASM rejects.
+// Refuses combinations for which CK's code generator emits no kernel, or that AITER refuses to ASM.
 std::string refusal_of_kernel(const AttnAiterCall& call) {
   if (!call.q || !call.k || !call.v) return "q, k and v must be given";
   if (call.dtype != ATTN_AITER_FP16 && call.dtype != ATTN_AITER_BF16) {
@@ -79,7 +79,7 @@ std::string refusal_of_call(const AttnAiterCall& call) {
   return refusal_of_mode(call);
 }
 
-// The ASM kernels are not told dq_acc's strides: they know its layout.
+// ASM kernels do not get dq_acc's strides: its layout is fixed.
 std::string refusal_of_asm_layout(const AttnAiterBackward& backward, const std::string& arch) {
   const AttnAiterCall& call = backward.call;
   const bool is_16 = backward.accumulator == ATTN_AITER_ATOMIC_16;
@@ -110,7 +110,7 @@ std::string refusal_of_asm_layout(const AttnAiterBackward& backward, const std::
   return "";
 }
 
-std::string misfit_of_one(const Array& array) {
+std::string misfit_of_array(const Array& array) {
   for (const Axis& axis : array.axes) {
     if (axis.stride < 0) {
       return std::string(array.name) + ": a stride of " + text(axis.stride) + " is negative";
@@ -125,8 +125,8 @@ std::string misfit_of_one(const Array& array) {
   return "";
 }
 
-// Whether two index tuples can address the same element: axes in order of stride must each step
-// over all that the smaller ones cover.
+// Whether two index tuples may address the same element. They do not if every axis, in order of
+// strides, steps over everything that the axes before it cover.
 bool overlaps_itself(const Array& array) {
   std::vector<Axis> axes;
   for (const Axis& axis : array.axes) {
@@ -255,7 +255,7 @@ std::string refusal(const AttnAiterSplitKv& split) {
 std::string misfit(const std::vector<Array>& arrays) {
   for (const Array& array : arrays) {
     if (array.is_empty()) continue;
-    if (std::string why = misfit_of_one(array); !why.empty()) return why;
+    if (std::string why = misfit_of_array(array); !why.empty()) return why;
   }
   for (const Array& result : arrays) {
     if (result.access == Access::kRead || result.is_empty()) continue;

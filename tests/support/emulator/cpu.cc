@@ -1,9 +1,9 @@
-// aiter_api.h served by a CPU: what AITER computes, written out row by row with the pointers,
-// strides and layouts it was given, and what AITER cannot do refused.
+// Serves aiter_api.h on a CPU: computes what AITER computes, row by row, with the pointers, strides
+// and layouts of the call, and refuses what AITER cannot do.
 //
-// Before it computes, the emulator fills results, softmax_d and the scratch of splits with NaN, so
-// that rows which a real kernel leaves unwritten cannot pass for written ones. It does not touch
-// dq_acc, nor what a kernel adds to or writes only in part: zeroing that is the caller's task.
+// First it fills results, softmax_d and the scratch of splits with NaN, so that rows which a real
+// kernel leaves unwritten show. It does not touch dq_acc, nor what a kernel adds to or writes only
+// in part: the caller must zero those.
 #include <string.h>
 
 #include "checks.h"
@@ -35,12 +35,12 @@ void poison(const std::vector<Array>& arrays) {
   }
 }
 
-// Calls `visit(sequence, head)` for each.
-template <typename Visit>
-void for_each_head(const AttnAiterCall& call, Visit visit) {
+// Calls `function(sequence, head)` for each pair of them.
+template <typename Function>
+void for_each_head(const AttnAiterCall& call, Function function) {
   for (int32_t i = 0; i < call.batch; ++i) {
     const Sequence s = sequence_of(call, i);
-    for (int32_t head = 0; head < call.num_heads; ++head) visit(s, head);
+    for (int32_t head = 0; head < call.num_heads; ++head) function(s, head);
   }
 }
 

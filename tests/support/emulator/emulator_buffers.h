@@ -1,9 +1,10 @@
-// How large the buffers of the coming call are. aiter_api.h carries pointers and strides only, so a
-// stride that is too large reads a neighbour's memory and nobody notices; the emulator compares
-// what a call implies with what is noted here. By thread, and forgotten after each AITER call.
+// Notes how large the buffers of the next call are. aiter_api.h has pointers and strides only, so a
+// call with a stride that is too large would read other memory unnoticed; the emulator compares
+// every array with the buffers noted here. Notes are kept by thread, and dropped after each call of
+// AITER.
 //
-// Built into rocm_backend with -DATTN_DISPATCH_NOTE_BUFFER=attn_emulator_note_buffer and this file
-// force-included.
+// rocm_backend calls this if it is built with -DATTN_DISPATCH_NOTE_BUFFER=attn_emulator_note_buffer
+// and this file force-included.
 #pragma once
 
 #include <stdint.h>

@@ -50,8 +50,8 @@ ATTN_HD void forward_row(const AttnAiterForward& forward, const Sequence& s, int
   const float kept_scale = call.dropout_rate > 0.0f ? 1.0f / (1.0f - call.dropout_rate) : 1.0f;
   float factor = kept_scale / sum;
   if (sees_nothing) {
-    // CK guards the division only in kernels with a mask (block_fmha_pipeline_qr_ks_vs.hpp,
-    // IsMasking): a row hidden by a bias of -inf alone comes out as NaN.
+    // CK checks for an empty sum only in kernels with a mask (block_fmha_pipeline_qr_ks_vs.hpp,
+    // IsMasking): a row that only a bias of -inf hides becomes NaN.
     factor = call.mask == ATTN_AITER_NO_MASK ? not_a_number() : 0.0f;
   }
   store_out_row(forward, s, head, row, values, factor,

@@ -1,4 +1,4 @@
-// HIP's calls on a CPU: memory is memory and every stream is in order already.
+// HIP's functions on a CPU, where calls have finished when they return.
 #include <hip/hip_runtime_api.h>
 #include <string.h>
 

@@ -38,17 +38,17 @@ int copy(const std::optional<Struct>& from, void* into, int64_t size) {
 }  // namespace
 
 std::string arch() {
-  auto held = lock();
+  const auto guard = lock();
   return hooks.arch;
 }
 
 int asm_answer(const AttnAiterCall& call) {
-  auto held = lock();
+  const auto guard = lock();
   return hooks.asm_answer < 0 ? call.use_asm != 0 : hooks.asm_answer;
 }
 
 bool must_fail(std::string& message) {
-  auto held = lock();
+  const auto guard = lock();
   if (!hooks.next_failure) return false;
   message = *hooks.next_failure;
   hooks.next_failure.reset();
@@ -57,24 +57,24 @@ bool must_fail(std::string& message) {
 
 bool must_fail(AttnEmulatorCall kind, std::string& message) {
   {
-    auto held = lock();
+    const auto guard = lock();
     ++hooks.calls[kind];
   }
   return must_fail(message);
 }
 
 void remember(const AttnAiterForward& forward) {
-  auto held = lock();
+  const auto guard = lock();
   hooks.forward = forward;
 }
 
 void remember(const AttnAiterBackward& backward) {
-  auto held = lock();
+  const auto guard = lock();
   hooks.backward = backward;
 }
 
 void remember(const AttnAiterSplitKv& split) {
-  auto held = lock();
+  const auto guard = lock();
   hooks.split_kv = split;
 }
 
@@ -95,27 +95,27 @@ int failed(const std::string& sentence, char* message, int32_t size) {
 using attn_emulator::hooks;
 
 ATTN_EXPORT void attn_emulator_set_arch(const char* arch) {
-  auto held = attn_emulator::lock();
+  const auto guard = attn_emulator::lock();
   hooks.arch = arch;
 }
 
 ATTN_EXPORT void attn_emulator_set_asm_answer(int answer) {
-  auto held = attn_emulator::lock();
+  const auto guard = attn_emulator::lock();
   hooks.asm_answer = answer;
 }
 
 ATTN_EXPORT void attn_emulator_fail_next(const char* message) {
-  auto held = attn_emulator::lock();
+  const auto guard = attn_emulator::lock();
   hooks.next_failure = message;
 }
 
 ATTN_EXPORT int64_t attn_emulator_calls(int kind) {
-  auto held = attn_emulator::lock();
+  const auto guard = attn_emulator::lock();
   return kind >= 0 && kind < 4 ? hooks.calls[kind] : 0;
 }
 
 ATTN_EXPORT int attn_emulator_last_call(int kind, void* into, int64_t size) {
-  auto held = attn_emulator::lock();
+  const auto guard = attn_emulator::lock();
   if (kind == ATTN_EMULATOR_FORWARD) return attn_emulator::copy(hooks.forward, into, size);
   if (kind == ATTN_EMULATOR_BACKWARD) return attn_emulator::copy(hooks.backward, into, size);
   if (kind == ATTN_EMULATOR_SPLIT_KV) return attn_emulator::copy(hooks.split_kv, into, size);
@@ -128,6 +128,6 @@ ATTN_EXPORT int attn_emulator_keep(uint64_t seed, uint64_t offset, int32_t seque
 }
 
 ATTN_EXPORT void attn_emulator_reset(void) {
-  auto held = attn_emulator::lock();
+  const auto guard = attn_emulator::lock();
   hooks = {};
 }

@@ -11,17 +11,18 @@ namespace attn_emulator {
 std::string arch();
 int asm_answer(const AttnAiterCall& call);
 
-// Counts a call; true, with the message, if this is the one that was told to fail.
+// Counts the call, and returns true with the message if it is the one that must fail.
 bool must_fail(AttnEmulatorCall kind, std::string& message);
-bool must_fail(std::string& message);  // a call that is not counted
+bool must_fail(std::string& message);  // for a call that is not counted
 
 void remember(const AttnAiterForward& forward);
 void remember(const AttnAiterBackward& backward);
 void remember(const AttnAiterSplitKv& split);
 
-void write(const std::string& text, char* into, int32_t size);  // cut to fit
+// Copies the text to `into`, cut to `size` bytes.
+void write(const std::string& text, char* into, int32_t size);
 
-// A failure as aiter_api.h reports it: 1 and a sentence.
+// Writes the sentence of a failure and returns 1, as aiter_api.h has it.
 int failed(const std::string& sentence, char* message, int32_t size);
 
 }  // namespace attn_emulator

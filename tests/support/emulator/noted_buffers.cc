@@ -8,7 +8,7 @@
 namespace attn_emulator {
 namespace {
 
-// Bytes by start.
+// The bytes of each buffer by its start.
 thread_local std::map<uintptr_t, int64_t> noted;
 
 }  // namespace
@@ -25,9 +25,10 @@ int64_t noted_bytes_from(const void* address) {
 
 }  // namespace attn_emulator
 
-// What a call that failed before AITER left behind gives way to whatever overlaps it now.
+// A call that failed before AITER leaves its notes behind; those that overlap the new buffer are
+// dropped.
 ATTN_EXPORT void attn_emulator_note_buffer(const void* start, int64_t bytes) {
-  if (bytes == 0) return;  // such a buffer may share its address with another
+  if (bytes == 0) return;  // its address may be that of another buffer
   auto& noted = attn_emulator::noted;
   const auto first = reinterpret_cast<uintptr_t>(start);
   for (auto it = noted.begin(); it != noted.end();) {

@@ -1,4 +1,4 @@
-// 16-bit floats by bit manipulation and the random numbers of dropout: the same code on a CPU and,
+// Conversion of 16-bit floats and the random numbers of dropout: the same code on a CPU and,
 // compiled by nvcc, on a GPU. Nothing here allocates, throws or calls the C++ library.
 #pragma once
 
@@ -87,7 +87,8 @@ ATTN_HD uint64_t mixed(uint64_t x) {  // the finalizer of splitmix64
   return x ^ (x >> 31);
 }
 
-// Every pair of query and key has its own number, whatever the strides and lengths are.
+// Whether dropout keeps a pair of query and key: a function of their indices, not of strides or
+// lengths.
 ATTN_HD bool is_kept(uint64_t seed, uint64_t offset, int32_t sequence, int32_t head, int32_t row,
                      int32_t col, float rate) {
   if (!(rate > 0.0f)) return true;
@@ -95,8 +96,8 @@ ATTN_HD bool is_kept(uint64_t seed, uint64_t offset, int32_t sequence, int32_t h
   x = mixed(x ^ offset);
   x = mixed(x ^ ((static_cast<uint64_t>(sequence) << 32) | static_cast<uint32_t>(head)));
   x = mixed(x ^ ((static_cast<uint64_t>(row) << 32) | static_cast<uint32_t>(col)));
-  // CK draws 8 bits and keeps where they are at most floor((1 - rate) * 255): the share kept is
-  // a little above 1 - rate, and yet what is kept is scaled by 1 / (1 - rate).
+  // CK draws 8 bits and keeps a pair if they are at most floor((1 - rate) * 255). So it keeps a
+  // little more than 1 - rate, and still scales by 1 / (1 - rate).
   const float kept_share = 1.0f - rate;
   return static_cast<int>(x >> 56) <= static_cast<int>(floorf(kept_share * 255.0f));
 }

@@ -1,5 +1,5 @@
-// What both directions agree on: where a sequence lies, which keys a query sees, and the score of
-// one pair. Every address is the array's start plus offsets times the strides the call gives.
+// What both directions share: where a sequence is, which keys a query sees, and the score of one
+// pair. Every address is the array's start plus indices times the strides of the call.
 #pragma once
 
 #include "numbers.h"
@@ -11,7 +11,7 @@ constexpr int32_t kMaxHeadDim = 256;
 // One batch row, or one packed sequence.
 struct Sequence {
   int32_t index;
-  int64_t start_q;  // group mode: rows before it
+  int64_t start_q;  // group mode: the row at which it starts
   int64_t start_k;
   int32_t len_q;
   int32_t len_k;
@@ -27,8 +27,8 @@ ATTN_HD Sequence sequence_of(const AttnAiterCall& call, int32_t index) {
   return s;
 }
 
-// Of the first element of one row of one head. In group mode the batch stride is 0 and the
-// sequence starts at a row; else it starts at its batch stride.
+// The offset of one row of one head. In group mode a sequence starts at a row and the batch stride
+// is 0; otherwise it starts at a multiple of the batch stride.
 ATTN_HD int64_t row_offset(const Sequence& s, int64_t start, int32_t head, int32_t row,
                            int64_t batch_stride, int64_t nhead_stride, int64_t stride) {
   return s.index * batch_stride + head * nhead_stride + (start + row) * stride;
@@ -43,11 +43,11 @@ ATTN_HD int32_t kv_head(const AttnAiterCall& call, int32_t head) {
   return head / (call.num_heads / call.num_kv_heads);
 }
 
-// The rounding of stores: only ASM kernels have a choice.
+// How stores round. Only ASM kernels have a choice.
 ATTN_HD int rounding(const AttnAiterCall& call) { return call.use_asm ? call.bf16_rounding : 0; }
 
-// As block_masking.hpp: the diagonal starts at the top left, or ends at the bottom right of the
-// sequence's own lengths; a negative side is open.
+// As in block_masking.hpp: the diagonal starts at the top left, or ends at the bottom right of this
+// sequence's lengths; a negative side of the window is open.
 ATTN_HD bool is_visible(const AttnAiterCall& call, const Sequence& s, int32_t row, int32_t col) {
   if (col >= s.len_k) return false;
   if (call.mask == ATTN_AITER_NO_MASK) return true;
@@ -57,9 +57,9 @@ ATTN_HD bool is_visible(const AttnAiterCall& call, const Sequence& s, int32_t ro
          (call.window_right < 0 || distance <= call.window_right);
 }
 
-// As block_position_encoding.hpp. The mode follows from the mask (make_alibi_from_lr_mask):
-// causal rows only ever look left, so CK adds slope * col there, which differs from
-// -slope * |distance| by a constant of the row: the same softmax, another lse.
+// As in block_position_encoding.hpp. The mode follows from the mask (make_alibi_from_lr_mask).
+// Causal rows see only keys to the left, so CK adds slope * col there, which differs from -slope *
+// |distance| by a constant per row: softmax is the same, and lse is not.
 ATTN_HD float alibi(const AttnAiterCall& call, const Sequence& s, float slope, int32_t row,
                     int32_t col) {
   const bool is_masked = call.mask != ATTN_AITER_NO_MASK;

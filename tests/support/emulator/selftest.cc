@@ -1,9 +1,9 @@
-// What tests of the emulator itself need to see of its inside.
+// Exports internals of the emulator for its tests.
 #include "numbers.h"
 
 #define ATTN_EXPORT extern "C" __attribute__((visibility("default")))
 
-// The sizes of the structs that native.py reads off aiter_api.h.
+// The sizes of the structs, which native.py parses from aiter_api.h.
 ATTN_EXPORT int64_t selftest_forward_size(void) { return sizeof(AttnAiterForward); }
 ATTN_EXPORT int64_t selftest_backward_size(void) { return sizeof(AttnAiterBackward); }
 

@@ -1,4 +1,4 @@
-// The table of functions that aiter_api.h asks for, over whichever arithmetic is linked in.
+// The table of functions of aiter_api.h, over the computations that are linked in (served.h).
 #include "served.h"
 
 #include "emulator_buffers.h"

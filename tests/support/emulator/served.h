@@ -1,4 +1,4 @@
-// What runs behind attn_dispatch_aiter(): cpu.cc, or cuda/emulator.cu.
+// The computations behind attn_dispatch_aiter(), in cpu.cc or in cuda/emulator.cu.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace attn_emulator {
 
-// Runs or queues the call. An empty string, or why not.
+// Runs or queues the call. Returns an empty string, or why it cannot.
 std::string run(const AttnAiterForward& forward, void* stream);
 std::string run(const AttnAiterBackward& backward, void* stream);
 std::string run(const AttnAiterSplitKv& split, void* stream);

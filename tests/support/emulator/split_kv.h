@@ -1,16 +1,17 @@
-// The split-KV forward pass of one query row: what each split of the keys finds, and that combined.
+// The split-KV forward pass of one query row: the result of each split of the keys, and their
+// combination.
 #pragma once
 
 #include "scores.h"
 
 namespace attn_emulator {
 
-// A batch row, whose keys end at its length.
+// A batch row. Its keys end at its length.
 ATTN_HD Sequence row_of(const AttnAiterSplitKv& split, int32_t index) {
   return {index, 0, 0, split.call.seq_len_q, split.call.seqlen_k[index]};
 }
 
-// Of the first element of one key, wherever its page lies.
+// The offset of one key, in whichever page it is.
 ATTN_HD int64_t key_offset(const AttnAiterSplitKv& split, const Sequence& s, int32_t head,
                            int32_t col, int64_t batch_stride, int64_t nhead_stride,
                            int64_t stride) {
@@ -55,7 +56,8 @@ ATTN_HD int64_t out_acc_offset(const AttnAiterSplitKv& split, const Sequence& s,
          static_cast<int64_t>(part) * split.split_stride_out_acc;
 }
 
-// One split: of the row's own keys, not of those that there is room for (block_masking.hpp).
+// Attends within one split. Splits divide the row's keys, not the space for them
+// (block_masking.hpp).
 ATTN_HD void split_row(const AttnAiterSplitKv& split, const Sequence& s, int32_t head, int32_t row,
                        int32_t part) {
   const AttnAiterCall& call = split.call;

@@ -6,16 +6,11 @@ heavy one. So over the rounds each program follows each other one equally often.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
-
-Program = tuple[Callable[..., Any], Sequence[Any]]
-"""A jitted function and its arguments."""
 
 Timed = Callable[[int], float]
 """Runs a program so many times and returns seconds per call."""
@@ -45,17 +40,6 @@ def orders(count: int) -> list[tuple[int, ...]]:
     return [order for row in square for order in (row, row[::-1])]
 
 
-def by_turns(
-    programs: Mapping[str, Program], rounds: int, seconds: float
-) -> dict[str, list[float]]:
-    """Seconds per call of each program, one entry for each round.
-
-    A measurement takes about `seconds`, and at least ten calls.
-    """
-    timed = {name: partial(seconds_per_call, *program) for name, program in programs.items()}
-    return turns(timed, rounds, seconds, least=10)
-
-
 def turns(
     timed: Mapping[str, Timed],
     rounds: int,
@@ -64,7 +48,12 @@ def turns(
     least: int = 1,
     is_over: Callable[[], bool] = lambda: False,
 ) -> dict[str, list[float]]:
-    """The same of anything that can be timed; no more rounds once `is_over`, but always one."""
+    """Seconds per call of each program, one entry for each round; a measurement takes `seconds`.
+
+    Args:
+      least: how many calls a measurement takes at least.
+      is_over: asked after each round; there are no more once it is true.
+    """
     calls = {}
     for name, run in timed.items():
         few = max(least, int(seconds / run(2) / 4))
@@ -79,8 +68,3 @@ def turns(
             name = names[place]
             times[name].append(timed[name](calls[name]))
     return times
-
-
-def median_ratio(times: Mapping[str, list[float]], over: str, under: str) -> float:
-    """The median over the rounds of one program's time divided by another's."""
-    return statistics.median(a / b for a, b in zip(times[over], times[under], strict=True))

@@ -1,7 +1,7 @@
-// The emulator on an NVIDIA GPU: the arithmetic of cpu.cc, a thread to a row, queued on the stream.
-// For one question that a CPU cannot answer: whether the handlers work where calls only queue and
-// device memory cannot be read. So the host reads no device memory here: how sequences lie is
-// believed. Nothing is fast.
+// The emulator on an NVIDIA GPU: the arithmetic of cpu.cc, one thread per row, queued on the
+// stream. It answers one question that a CPU cannot: whether the handlers work where calls are
+// queued and the host cannot read device memory. So sequences and pages are not checked here.
+// Nothing is fast.
 //
 // Built by build.cuda_library(), and by hip_on_nvidia.py into a module with rocm_backend.
 #include <cuda_runtime.h>
@@ -29,7 +29,7 @@ __global__ void poison_kernel(Array array, int64_t elements) {
   memset(element + at * array.element_bytes, 0xff, array.element_bytes);
 }
 
-// This thread's place among sequences, heads and rows; false for the threads left over.
+// Sets this thread's sequence, head and row; false if there are more threads than rows.
 __device__ bool find_place(const AttnAiterCall& call, int32_t rows, Sequence& s, int32_t& head,
                            int32_t& row) {
   const int64_t index = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
@@ -168,7 +168,7 @@ std::string run(const AttnAiterBackward& backward, void* stream) {
 
 }  // namespace attn_emulator
 
-// For check.py, which has no CUDA of its own: memory that both sides reach, and waiting.
+// For check.py, which does not use CUDA: memory that host and device reach, and waiting.
 ATTN_EXPORT void* attn_emulator_cuda_memory(int64_t bytes) {
   void* memory = nullptr;
   return cudaMallocManaged(&memory, bytes) == cudaSuccess ? memory : nullptr;
@@ -178,7 +178,7 @@ ATTN_EXPORT const char* attn_emulator_cuda_wait(void) {
   return cudaGetErrorString(cudaDeviceSynchronize());
 }
 
-// Loads the kernels on the current device, so that none is while a stream is being captured.
+// Loads the kernels on the current device, so that none is loaded while a stream is captured.
 ATTN_EXPORT const char* attn_emulator_cuda_load(void) {
   return cudaGetErrorString(attn_emulator::load_kernels());
 }

@@ -1,4 +1,4 @@
-// HIP's calls as CUDA's, for cuda_library(), which has none of HIP's headers.
+// HIP's functions by CUDA's, for build.cuda_library(), which is built without HIP's headers.
 #include <cuda_runtime.h>
 #include <hip/hip_runtime_api.h>
 

@@ -1,5 +1,5 @@
-// HIP 5's headers for NVIDIA GPUs call what CUDA 12 removed, in inline functions that nobody here
-// uses. Force-included before them.
+// Defines functions that CUDA 12 removed, because inline functions in HIP 5's headers for NVIDIA
+// GPUs call them. Nobody here uses those. Force-included before the headers.
 #pragma once
 
 #include <cuda_runtime.h>

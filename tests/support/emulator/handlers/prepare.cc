@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "arrays.h"
+#include "array_reader.h"
 #include "call_site.h"
-#include "check.h"
+#include "call_structs.h"
 #include "emulator_buffers.h"
-#include "fill.h"
+#include "kernel_limits.h"
 
 namespace {
 
@@ -34,26 +34,27 @@ std::map<std::string, std::string> values_by_name(const char* lines) {
   return found;
 }
 
-Status prepare(Pass pass, const Attributes& attributes, Arrays& arrays, void* into, int64_t size) {
+Status prepare(Pass pass, const Attributes& attributes, ArrayReader& arrays, void* into,
+               int64_t size) {
   const auto copy = [&](const auto& call) -> Status {
-    ATTN_RETURN_IF_ERROR(check(call));
+    ATTN_RETURN_IF_ERROR(check_limits(call));
     if (size != static_cast<int64_t>(sizeof call)) return {Code::kWrongCall, "another struct"};
     memcpy(into, &call, sizeof call);
     return {};
   };
-  const Result<CallSite> site = decode(attributes, pass);
+  const Result<CallSite> site = decode_call_site(attributes, pass);
   if (!site.ok()) return site.status;
   if (pass == Pass::kForward) {
-    const AttnAiterForward call = fill_forward(site.value, arrays);
+    const AttnAiterForward call = forward_struct(site.value, arrays);
     ATTN_RETURN_IF_ERROR(arrays.status());
     return copy(call);
   }
   if (pass == Pass::kSplitKv) {
-    const AttnAiterSplitKv call = fill_split_kv(site.value, arrays);
+    const AttnAiterSplitKv call = split_kv_struct(site.value, arrays);
     ATTN_RETURN_IF_ERROR(arrays.status());
     return copy(call);
   }
-  const BackwardCall backward = fill_backward(site.value, arrays);
+  const BackwardCall backward = backward_struct(site.value, arrays);
   ATTN_RETURN_IF_ERROR(arrays.status());
   return copy(backward.call);
 }
@@ -101,7 +102,7 @@ extern "C" __attribute__((visibility("default"))) int attn_rocm_prepare(
                     places.data() + num_operands};
   const xla::ffi::RemainingArgs operands(&args, 0);
   const xla::ffi::RemainingRets results(&rets, 0);
-  Arrays arrays(operands, results);
+  ArrayReader arrays(operands, results);
   const Status status = prepare(static_cast<Pass>(pass), attributes, arrays, into, size);
   attn_emulator_clear_buffers();
   return status.ok() ? 0 : fail(status.message);

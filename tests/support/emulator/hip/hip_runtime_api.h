@@ -1,5 +1,5 @@
-// The few HIP calls that rocm_backend makes, declared as HIP declares them, so that it builds and
-// runs where no ROCm is installed. hip.cc gives them a CPU's meaning, cuda/hip.cc CUDA's.
+// The few functions of HIP that rocm_backend calls, declared as HIP declares them, so that it
+// builds and runs without ROCm. hip.cc implements them on a CPU, cuda/hip.cc with CUDA.
 #pragma once
 
 #include <stddef.h>

@@ -1,4 +1,4 @@
-#include "fill.h"
+#include "call_structs.h"
 
 #include <algorithm>
 
@@ -7,12 +7,13 @@ namespace {
 
 using xla::ffi::DataType;
 
-// CK's tile of keys, by the larger head dim: a deterministic backward pass has one dq_acc each.
+// The keys in a tile of CK's, by the larger head dim. A deterministic backward pass has one dq_acc
+// for each tile.
 int64_t keys_per_split(int64_t h, int64_t v) { return std::max(h, v) <= 128 ? 128 : 64; }
 
 int64_t ceil_to(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// The sizes of a call, and the shapes that follow from them.
+// The sizes of a call, t, s, n, k, h and v as in the shapes below, and shapes made of them.
 struct Sizes {
   bool is_group = false;
   int64_t batch = 0;  // group mode: sequences
@@ -30,13 +31,13 @@ struct Rows {
   int64_t length, heads, dim;
 };
 
-Sizes take_qkv(Arrays& arrays, AttnAiterCall& call) {
+Sizes read_qkv(ArrayReader& arrays, AttnAiterCall& call) {
   Sizes sizes;
   const Array q = arrays.operand("q");
   const size_t rank = q.dims.size();
   const bool is_16_bit = q.dtype == DataType::F16 || q.dtype == DataType::BF16;
   if (!is_16_bit || (rank != 3 && rank != 4)) {
-    arrays.fail("q", "float16 or bfloat16 of 4 axes, or of 3 for packed sequences", text(q));
+    arrays.fail("q", "float16 or bfloat16 of 4 axes, or of 3 for packed sequences", describe(q));
     return sizes;
   }
   sizes.is_group = rank == 3;
@@ -51,13 +52,13 @@ Sizes take_qkv(Arrays& arrays, AttnAiterCall& call) {
     sizes.k = k.dims[rank - 2];
   }
   if (k.dtype != q.dtype || k.dims != sizes.rows(sizes.s, sizes.k, sizes.h)) {
-    arrays.fail("k", "q's dtype, batch and head dim, with " + text(q), text(k));
+    arrays.fail("k", "q's dtype, batch and head dim, with " + describe(q), describe(k));
     return sizes;
   }
   const Array v = arrays.operand("v");
   if (v.dims.size() == rank) sizes.v = v.dims.back();
   if (v.dtype != q.dtype || v.dims != sizes.rows(sizes.s, sizes.k, sizes.v)) {
-    arrays.fail("v", "k's dtype and shape but for the head dim, with " + text(k), text(v));
+    arrays.fail("v", "k's dtype and shape but for the head dim, with " + describe(k), describe(v));
     return sizes;
   }
   call.q = q.data;
@@ -66,41 +67,41 @@ Sizes take_qkv(Arrays& arrays, AttnAiterCall& call) {
   return sizes;
 }
 
-// With all sizes known: the number of sequences comes after the bias among the operands.
-void fill_bias(Arrays& arrays, const Sizes& sizes, const Array& bias, AttnAiterCall& call) {
+// Called once all sizes are known: the number of sequences comes after the bias among the operands.
+void set_bias(ArrayReader& arrays, const Sizes& sizes, const Array& bias, AttnAiterCall& call) {
   if (call.bias_kind == ATTN_AITER_NO_BIAS) return;
-  const bool is_shared = !bias.dims.empty() && bias.dims[0] == 1;  // by all batch rows
+  const bool is_shared = !bias.dims.empty() && bias.dims[0] == 1;  // one for all batch rows
   call.bias = bias.data;
   if (call.bias_kind == ATTN_AITER_ALIBI) {
     const Dims expected = {is_shared ? 1 : sizes.batch, sizes.n};
     if (bias.dtype != DataType::F32 || bias.dims != expected) {
       arrays.fail("bias",
-                  text(DataType::F32, {sizes.batch, sizes.n}) +
+                  describe(DataType::F32, {sizes.batch, sizes.n}) +
                       " of ALiBi slopes, of which the first axis may be 1",
-                  text(bias));
+                  describe(bias));
     }
     call.stride_bias = is_shared ? 0 : arrays.stride("bias", {sizes.n});
     return;
   }
-  const bool is_of_all_heads = bias.dims.size() == 4 && bias.dims[1] == 1;
-  const int64_t heads = is_of_all_heads ? 1 : sizes.n;
+  const bool is_shared_by_heads = bias.dims.size() == 4 && bias.dims[1] == 1;
+  const int64_t heads = is_shared_by_heads ? 1 : sizes.n;
   const Dims expected = {is_shared ? 1 : sizes.batch, heads, sizes.t, sizes.s};
   if (sizes.is_group || bias.dtype != sizes.dtype || bias.dims != expected) {
     arrays.fail("bias",
-                text(sizes.dtype, {sizes.batch, sizes.n, sizes.t, sizes.s}) +
+                describe(sizes.dtype, {sizes.batch, sizes.n, sizes.t, sizes.s}) +
                     ", of which the first two axes may be 1, and no packed sequences",
-                text(bias));
+                describe(bias));
   }
   call.stride_bias = arrays.stride("bias", {sizes.s});
-  call.nhead_stride_bias = is_of_all_heads ? 0 : arrays.stride("bias", {sizes.t, sizes.s});
+  call.nhead_stride_bias = is_shared_by_heads ? 0 : arrays.stride("bias", {sizes.t, sizes.s});
   call.batch_stride_bias = is_shared ? 0 : arrays.stride("bias", {heads, sizes.t, sizes.s});
 }
 
-void take_sequences(Arrays& arrays, const CallSite& site, Sizes& sizes, AttnAiterCall& call) {
+void read_sequences(ArrayReader& arrays, const CallSite& site, Sizes& sizes, AttnAiterCall& call) {
   if (!sizes.is_group) return;
   const Array starts_q = arrays.operand("seqstart_q");
   if (starts_q.dtype != DataType::S32 || starts_q.dims.size() != 1 || starts_q.dims[0] < 2) {
-    arrays.fail("seqstart_q", "int32 of one axis, of 2 or more", text(starts_q));
+    arrays.fail("seqstart_q", "int32 of one axis, of 2 or more", describe(starts_q));
     return;
   }
   sizes.batch = starts_q.dims[0] - 1;
@@ -114,26 +115,26 @@ void take_sequences(Arrays& arrays, const CallSite& site, Sizes& sizes, AttnAite
   call.seqlen_k = static_cast<const int32_t*>(lengths_k.data);
 }
 
-// The operands that both directions begin with, and what follows from their shapes.
-Sizes fill_call(const CallSite& site, Arrays& arrays, AttnAiterCall& call) {
+// Reads the operands with which both directions begin, and sets what follows from their shapes.
+Sizes read_call(const CallSite& site, ArrayReader& arrays, AttnAiterCall& call) {
   call = site.call;
-  Sizes sizes = take_qkv(arrays, call);
+  Sizes sizes = read_qkv(arrays, call);
   const bool has_bias = call.bias_kind != ATTN_AITER_NO_BIAS;
   const Array bias = has_bias ? arrays.operand("bias") : Array{};
   if (call.dropout_rate > 0) {
-    // Two u64, {seed, offset}, as the u32 words that JAX has without x64.
+    // Two uint64, {seed, offset}, as uint32 words: JAX has no uint64 without x64.
     const Array rng_state = arrays.operand("rng_state", DataType::U32, {4});
     call.rng_state = static_cast<const uint64_t*>(rng_state.data);
   }
-  take_sequences(arrays, site, sizes, call);
+  read_sequences(arrays, site, sizes, call);
   if (!sizes.is_group && site.has_gaps) {
     arrays.fail("has_gaps", "false where q has 4 axes", "true");
   }
-  fill_bias(arrays, sizes, bias, call);
+  set_bias(arrays, sizes, bias, call);
 
   call.dtype = sizes.dtype == DataType::F16 ? ATTN_AITER_FP16 : ATTN_AITER_BF16;
   call.is_group = sizes.is_group;
-  call.batch = static_cast<int32_t>(sizes.batch);  // no axis is longer than an int32
+  call.batch = static_cast<int32_t>(sizes.batch);  // every axis fits in an int32
   call.seq_len_q = static_cast<int32_t>(sizes.t);
   call.seq_len_kv = static_cast<int32_t>(sizes.s);
   call.num_heads = static_cast<int32_t>(sizes.n);
@@ -151,7 +152,7 @@ Sizes fill_call(const CallSite& site, Arrays& arrays, AttnAiterCall& call) {
   call.nhead_stride_out = arrays.stride("out", {sizes.v});
   call.nhead_stride_lse = arrays.stride("lse", {sizes.t});
   if (sizes.is_group) {
-    // From its start on a kernel counts the elements of a sequence in 32 bits.
+    // A kernel counts the elements of one sequence, from its start, in 32 bits.
     for (const auto& [name, length, heads, dim] : {Rows{"q", call.max_seq_len_q, sizes.n, sizes.h},
                                                    {"k", call.max_seq_len_kv, sizes.n, sizes.h},
                                                    {"v", call.max_seq_len_kv, sizes.n, sizes.v},
@@ -168,7 +169,8 @@ Sizes fill_call(const CallSite& site, Arrays& arrays, AttnAiterCall& call) {
   return sizes;
 }
 
-void take_dq_acc(const CallSite& site, Arrays& arrays, const Sizes& sizes, BackwardCall& backward) {
+void read_dq_acc(const CallSite& site, ArrayReader& arrays, const Sizes& sizes,
+                 BackwardCall& backward) {
   AttnAiterBackward& call = backward.call;
   Array dq_acc;
   const int64_t batches = sizes.is_group ? 1 : sizes.batch;
@@ -214,9 +216,9 @@ void take_dq_acc(const CallSite& site, Arrays& arrays, const Sizes& sizes, Backw
 
 }  // namespace
 
-AttnAiterForward fill_forward(const CallSite& site, Arrays& arrays) {
+AttnAiterForward forward_struct(const CallSite& site, ArrayReader& arrays) {
   AttnAiterForward forward{};
-  const Sizes sizes = fill_call(site, arrays, forward.call);
+  const Sizes sizes = read_call(site, arrays, forward.call);
   forward.logits_soft_cap = site.logits_soft_cap;
   forward.out = arrays.result("out", sizes.dtype, sizes.rows(sizes.t, sizes.n, sizes.v)).data;
   if (site.needs_lse) {
@@ -225,10 +227,10 @@ AttnAiterForward fill_forward(const CallSite& site, Arrays& arrays) {
   return forward;
 }
 
-BackwardCall fill_backward(const CallSite& site, Arrays& arrays) {
+BackwardCall backward_struct(const CallSite& site, ArrayReader& arrays) {
   BackwardCall backward;
   AttnAiterBackward& call = backward.call;
-  const Sizes sizes = fill_call(site, arrays, call.call);
+  const Sizes sizes = read_call(site, arrays, call.call);
   const Dims out_dims = sizes.rows(sizes.t, sizes.n, sizes.v);
   const DataType dtype = sizes.dtype;
   call.out = arrays.operand("out", dtype, out_dims).data;
@@ -251,7 +253,7 @@ BackwardCall fill_backward(const CallSite& site, Arrays& arrays) {
       static_cast<float*>(arrays.result("softmax_d", DataType::F32, sizes.per_row()).data);
   call.accumulator = site.accumulator;
   call.is_deterministic = site.deterministic;
-  take_dq_acc(site, arrays, sizes, backward);
+  read_dq_acc(site, arrays, sizes, backward);
 
   call.stride_out_grad = call.call.stride_out;
   call.stride_dq = call.call.stride_q;

@@ -1,4 +1,4 @@
-#include "attributes.h"
+#include "ffi_attributes.h"
 
 #include <string_view>
 #include <utility>
@@ -9,7 +9,7 @@
 namespace attn_dispatch {
 namespace {
 
-// FFI decodes Text through the view type that it knows.
+// The type as which FFI decodes an attribute: it knows no Text.
 template <typename T>
 struct AttributeOf {
   using Type = T;
@@ -24,7 +24,7 @@ struct AttributeOf<Text> {
 Result<SdpaSpec> spec_of(const xla::ffi::Dictionary& attributes) {
   SdpaSpec spec;
   AttributeReader reader(attributes);
-#define FIELD(type, name) reader.take<AttributeOf<type>::Type>(#name, &spec.name);
+#define FIELD(type, name) reader.read<AttributeOf<type>::Type>(#name, &spec.name);
   ATTN_SDPA_SPEC(FIELD)
 #undef FIELD
   ATTN_RETURN_IF_ERROR(reader.status());

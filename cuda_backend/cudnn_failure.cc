@@ -1,10 +1,13 @@
-#include "failure.h"
+#include "cudnn_failure.h"
+
+#include <optional>
 
 namespace attn_dispatch {
 namespace {
 
-// Beginnings of statuses' names, as cudnnGetErrorString writes them. All others tell of the call.
-constexpr const char* kOfTheMachine[] = {
+// How the names of the statuses begin that are not the call's fault, as cudnnGetErrorString writes
+// them.
+constexpr const char* kMachineStatuses[] = {
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR",
     "CUDNN_STATUS_EXECUTION_FAILED",
@@ -23,31 +26,33 @@ std::string line_at(const std::string& text, size_t position) {
   return text.substr(start, text.find('\n', position) - start);
 }
 
-// cuDNN reports every engine that it tried, each with a page of warnings. The first reason says it.
-std::string brief(const std::string& message) {
+// cuDNN reports every engine that it tried, each with a page of warnings: the first reason of them.
+std::string first_reason(const std::string& message) {
   const auto reason = message.find("Reason: ");
   if (reason == std::string::npos) return message.substr(0, message.find('\n'));
   const auto start = reason + std::string("Reason: ").size();
   return message.substr(start, message.find_first_of("\n", start) - start);
 }
 
-}  // namespace
-
-std::string machine_failure(const std::string& message) {
-  // "Error: NAME; Reason: …" or "…, and code: NAME". A reason may be an expression with a status in
-  // it, which says nothing: "(CUDNN_STATUS_NOT_INITIALIZED == status) || …" is the call's fault.
-  for (const char* name : kOfTheMachine) {
+// The line of the message that names a status of the machine, if there is one.
+std::optional<std::string> machine_failure(const std::string& message) {
+  // Messages are "Error: NAME; Reason: …" or "…, and code: NAME". A reason may be an expression
+  // that names a status without having it: "(CUDNN_STATUS_NOT_INITIALIZED == status) || …" is the
+  // call's fault.
+  for (const char* name : kMachineStatuses) {
     const size_t at = message.find(std::string(": ") + name);
     if (at != std::string::npos) return line_at(message, at);
   }
-  return "";
+  return {};
 }
 
+}  // namespace
+
 Status cudnn_failure(const std::string& step, const std::string& message, Code refusal) {
-  if (std::string line = machine_failure(message); !line.empty()) {
-    return {refusal == Code::kDevice ? Code::kDevice : Code::kLibrary, step + ": " + line};
+  if (const auto line = machine_failure(message)) {
+    return {refusal == Code::kDevice ? Code::kDevice : Code::kLibrary, step + ": " + *line};
   }
-  return {refusal, step + ": " + brief(message)};
+  return {refusal, step + ": " + first_reason(message)};
 }
 
 }  // namespace attn_dispatch

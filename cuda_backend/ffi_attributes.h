@@ -1,4 +1,4 @@
-// The spec of a custom call, from its attributes.
+// The spec of a custom call, read from its attributes.
 #pragma once
 
 #include "spec.h"
@@ -7,8 +7,8 @@
 
 namespace attn_dispatch {
 
-// Refuses whatever is missing, unknown or of another type, all of it by name, and what validate.h
-// refuses.
+// Refuses by name every attribute that is missing, unknown or of another type, and then what
+// validate.h refuses.
 Result<SdpaSpec> spec_of(const xla::ffi::Dictionary& attributes);
 
 }  // namespace attn_dispatch

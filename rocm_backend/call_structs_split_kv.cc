@@ -1,10 +1,10 @@
-// The split-KV call. Queries come with their heads first, [batch, heads, rows, head dim]: rows are
-// those of a workgroup's tile, in which the front end puts the query heads of a kv head where it
-// can. Keys and values are [pages or batch, keys, kv heads, head dim], or with heads before keys;
-// of a pool of both the same array is given twice, and values begin some pages after keys. Scratch
-// is [batch, heads, splits, rows, ...], so that what one workgroup combines lies together: CK
-// counts from split to split in 32 bits.
-#include "fill.h"
+// The struct of a split-KV call. Queries are [batch, heads, rows, head dim]; the rows are those of
+// a workgroup's tile, into which Python puts the query heads of one kv head where it can. Keys and
+// values are [pages or batch, keys, kv heads, head dim], or with heads before keys. Where one pool
+// holds both, the same array is passed twice, and values begin `value_page` pages after keys.
+// Scratch is [batch, heads, splits, rows, ...], so that what one workgroup combines is contiguous:
+// CK counts from split to split in 32 bits.
+#include "call_structs.h"
 
 namespace attn_dispatch {
 namespace {
@@ -13,15 +13,15 @@ using xla::ffi::DataType;
 
 struct Sizes {
   int64_t batch = 0, n = 0, t = 0, h = 0;       // of the queries
-  int64_t blocks = 0, block = 0, k = 0, v = 0;  // pages and keys in them; or rows and their keys
+  int64_t blocks = 0, block = 0, k = 0, v = 0;  // pages and keys per page; or rows and keys per row
   DataType dtype = DataType::INVALID;
 };
 
-Sizes take_qkv(Arrays& arrays, const CallSite& site, AttnAiterCall& call) {
+Sizes read_qkv(ArrayReader& arrays, const CallSite& site, AttnAiterCall& call) {
   Sizes sizes;
   const Array q = arrays.operand("q"), k = arrays.operand("k"), v = arrays.operand("v");
   if ((q.dtype != DataType::F16 && q.dtype != DataType::BF16) || q.dims.size() != 4) {
-    arrays.fail("q", "float16 or bfloat16 of 4 axes", text(q));
+    arrays.fail("q", "float16 or bfloat16 of 4 axes", describe(q));
     return sizes;
   }
   sizes.dtype = q.dtype;
@@ -31,17 +31,18 @@ Sizes take_qkv(Arrays& arrays, const CallSite& site, AttnAiterCall& call) {
   sizes.h = q.dims[3];
   if (k.dtype != q.dtype || k.dims.size() != 4 || k.dims[3] != sizes.h ||
       (!site.is_paged && k.dims[0] != sizes.batch)) {
-    arrays.fail("k", "q's dtype and head dim, and its batch or pages, with " + text(q), text(k));
+    arrays.fail("k", "q's dtype and head dim, and its batch or pages, with " + describe(q),
+                describe(k));
     return sizes;
   }
   if (v.dims.size() == 4) sizes.v = v.dims[3];
   if (v.dtype != q.dtype || v.dims != Dims{k.dims[0], k.dims[1], k.dims[2], sizes.v}) {
-    arrays.fail("v", "k's dtype and shape but for the head dim, with " + text(k), text(v));
+    arrays.fail("v", "k's dtype and shape but for the head dim, with " + describe(k), describe(v));
     return sizes;
   }
   sizes.block = k.dims[site.heads_first_kv ? 2 : 1];
   sizes.k = k.dims[site.heads_first_kv ? 1 : 2];
-  // Every page of keys has one of values behind it.
+  // Every page of keys needs a page of values behind it.
   if (site.value_page >= k.dims[0]) {
     arrays.fail("value_page", "fewer than k's " + std::to_string(k.dims[0]) + " pages",
                 std::to_string(site.value_page));
@@ -57,11 +58,11 @@ Sizes take_qkv(Arrays& arrays, const CallSite& site, AttnAiterCall& call) {
 
 }  // namespace
 
-AttnAiterSplitKv fill_split_kv(const CallSite& site, Arrays& arrays) {
+AttnAiterSplitKv split_kv_struct(const CallSite& site, ArrayReader& arrays) {
   AttnAiterSplitKv split{};
   AttnAiterCall& call = split.call;
   call = site.call;
-  const Sizes sizes = take_qkv(arrays, site, call);
+  const Sizes sizes = read_qkv(arrays, site, call);
   const int64_t batch = sizes.batch, n = sizes.n, t = sizes.t, v = sizes.v;
   const int64_t splits = site.num_splits;
   if (call.bias_kind == ATTN_AITER_ALIBI) {
@@ -69,10 +70,10 @@ AttnAiterSplitKv fill_split_kv(const CallSite& site, Arrays& arrays) {
     const bool is_shared = !slopes.dims.empty() && slopes.dims[0] == 1;
     if (slopes.dtype != DataType::F32 || slopes.dims != Dims{is_shared ? 1 : batch, n}) {
       arrays.fail("bias",
-                  text(DataType::F32, {batch, n}) +
+                  describe(DataType::F32, {batch, n}) +
                       " of ALiBi slopes, of which the first "
                       "axis may be 1",
-                  text(slopes));
+                  describe(slopes));
       return split;
     }
     call.bias = slopes.data;
@@ -85,7 +86,7 @@ AttnAiterSplitKv fill_split_kv(const CallSite& site, Arrays& arrays) {
     const Array table = arrays.operand("page_table");
     if (table.dtype != DataType::S32 || table.dims.size() != 2 || table.dims[0] != batch) {
       arrays.fail("page_table", "int32 of two axes, the first of " + std::to_string(batch),
-                  text(table));
+                  describe(table));
       return split;
     }
     split.page_table = static_cast<const int32_t*>(table.data);
@@ -107,7 +108,7 @@ AttnAiterSplitKv fill_split_kv(const CallSite& site, Arrays& arrays) {
       static_cast<float*>(arrays.result("out_acc", DataType::F32, {batch, n, splits, t, v}).data);
 
   call.dtype = sizes.dtype == DataType::F16 ? ATTN_AITER_FP16 : ATTN_AITER_BF16;
-  call.batch = static_cast<int32_t>(batch);  // no axis is longer than an int32
+  call.batch = static_cast<int32_t>(batch);  // every axis fits in an int32
   call.seq_len_q = static_cast<int32_t>(t);
   call.seq_len_kv = static_cast<int32_t>(keys);
   call.num_heads = static_cast<int32_t>(n);

@@ -1,5 +1,5 @@
-// A bounded map that builds each value once, however many threads ask for it at the same time. A
-// failure that may pass is told to those who wait for it, and not kept.
+// A bounded cache that builds each value once, however many threads ask for it at the same time. A
+// transient failure is returned to the threads that wait for it, and not kept.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ struct CacheStats {
   int64_t hits = 0;
 };
 
-// T must be cheap to copy. The least recently used entry goes first; who holds its value, or waits
-// for it, keeps it.
+// T must be cheap to copy. The least recently used entry is evicted first; threads that wait for
+// its value still get it.
 template <typename T>
 class OnceCache {
  public:
@@ -31,11 +31,12 @@ class OnceCache {
 
   explicit OnceCache(size_t capacity) : capacity_(capacity) {}
 
-  // The value under `key`, built by `build` (which must not throw) outside the lock if it is new.
+  // The value for `key`. If there is none, `build`, which must not throw, builds it outside the
+  // lock.
   Value get(const std::string& key, const std::function<Value()>& build) {
     std::promise<Value> promise;
     std::shared_future<Value> future;
-    int64_t build_number = 0;  // of the build that is ours, if any
+    int64_t build_number = 0;  // set if this thread builds the value
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (auto found = index_.find(key); found != index_.end()) {
@@ -55,14 +56,15 @@ class OnceCache {
     }
     if (build_number) {
       Value value = build();
-      // Before anybody hears of it: who has heard of it and asks again is to find nothing.
-      if (value.status.may_pass()) forget(key, build_number);
+      // Before the waiting threads get the value: one that asks again must find no entry.
+      if (value.status.is_transient()) forget(key, build_number);
       promise.set_value(std::move(value));
     }
     return future.get();
   }
 
-  // Puts this value in the place of the one under `key`, or of the build of it, if there is either.
+  // Replaces the value for `key`, or the build of it that is under way. Does nothing without
+  // either.
   void replace(const std::string& key, T value) {
     std::promise<Value> promise;
     promise.set_value(std::move(value));
@@ -90,7 +92,7 @@ class OnceCache {
     int64_t build_number;
   };
 
-  // The key may be another build's by now, if this one's entry was the least recently used.
+  // Leaves an entry of another build, which the key may have by now if this build's was evicted.
   void forget(const std::string& key, int64_t build_number) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto found = index_.find(key);

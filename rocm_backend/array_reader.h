@@ -1,4 +1,4 @@
-// The buffers of one execution, taken one after the other and checked by shape and dtype.
+// Reads the buffers of one execution one after the other, and checks their dtypes and shapes.
 #pragma once
 
 #include <initializer_list>
@@ -9,7 +9,7 @@
 #include "status.h"
 #include "xla/ffi/api/ffi.h"
 
-// The tests' emulator is told how large every buffer is, so that it can check each access.
+// The tests' emulator defines this to learn how large every buffer is, and checks each access.
 #ifndef ATTN_DISPATCH_NOTE_BUFFER
 #define ATTN_DISPATCH_NOTE_BUFFER(data, bytes) (void)0
 #endif
@@ -45,28 +45,28 @@ inline std::string dtype_name(xla::ffi::DataType dtype) {
 }
 
 // "bfloat16 [2, 8, 4, 16]"
-inline std::string text(xla::ffi::DataType dtype, const Dims& dims) {
+inline std::string describe(xla::ffi::DataType dtype, const Dims& dims) {
   std::string result;
   for (int64_t dim : dims) result += (result.empty() ? "" : ", ") + std::to_string(dim);
   return dtype_name(dtype) + " [" + result + "]";
 }
-inline std::string text(const Array& array) { return text(array.dtype, array.dims); }
+inline std::string describe(const Array& array) { return describe(array.dtype, array.dims); }
 
-// Takes operands and results in the order of the custom call. Each has axes of 1 to 2^31 - 1. After
-// the first mismatch `status()` is a sentence and what is taken is not to be used.
-class Arrays {
+// Reads operands and results in the order of the custom call. Every axis must be 1 to 2^31 - 1.
+// `status()` keeps the first mismatch, after which the arrays that were read must not be used.
+class ArrayReader {
  public:
-  Arrays(const xla::ffi::RemainingArgs& operands, const xla::ffi::RemainingRets& results)
+  ArrayReader(const xla::ffi::RemainingArgs& operands, const xla::ffi::RemainingRets& results)
       : operands_(operands), results_(results) {}
 
   Array operand(const char* name) {
     if (next_operand_ >= operands_.size()) return missing(name);
-    return taken(name, *operands_.get<xla::ffi::AnyBuffer>(next_operand_++));
+    return read(name, *operands_.get<xla::ffi::AnyBuffer>(next_operand_++));
   }
 
   Array result(const char* name) {
     if (next_result_ >= results_.size()) return missing(name);
-    return taken(name, **results_.get<xla::ffi::AnyBuffer>(next_result_++));
+    return read(name, **results_.get<xla::ffi::AnyBuffer>(next_result_++));
   }
 
   Array operand(const char* name, xla::ffi::DataType dtype, const Dims& dims) {
@@ -77,7 +77,7 @@ class Arrays {
     return checked(name, result(name), dtype, dims);
   }
 
-  // To be asked once all are taken.
+  // The first mismatch, or a wrong number of arrays. Call it once all are read.
   const Status& status() {
     if (next_operand_ < operands_.size() || next_result_ < results_.size()) {
       fail("expected " + std::to_string(next_operand_) + " operands and " +
@@ -106,14 +106,13 @@ class Arrays {
     return result;
   }
 
-  // The stride that is a product of extents, as the int32 that AITER takes.
+  // The product of extents as a stride, which AITER takes as an int32.
   int32_t stride(const char* name, std::initializer_list<int64_t> extents) {
     const int64_t result = product(name, extents);
     if (result > kMostInt32) {
       fail(name,
-           "neighbours at most " + std::to_string(kMostInt32) +
-               " elements apart, as AITER's "
-               "strides are int32",
+           "a stride of at most " + std::to_string(kMostInt32) +
+               " elements, as AITER's strides are int32",
            std::to_string(result));
       return 0;
     }
@@ -121,16 +120,16 @@ class Arrays {
   }
 
  private:
-  Array taken(const char* name, const xla::ffi::AnyBuffer& buffer) {
+  Array read(const char* name, const xla::ffi::AnyBuffer& buffer) {
     const auto dims = buffer.dimensions();
     Array array{buffer.untyped_data(), Dims(dims.begin(), dims.end()), buffer.element_type(), 0};
-    // Not size_bytes(), which multiplies extents unchecked.
+    // size_bytes() would multiply extents without checking for overflow.
     size_t bytes = xla::ffi::ByteWidth(array.dtype);
     for (int64_t dim : array.dims) {
       if (dim < 1 || dim > kMostInt32 || __builtin_mul_overflow(bytes, dim, &bytes) ||
           bytes > size_t{INT64_MAX}) {
         fail(name, "axes of 1 to " + std::to_string(kMostInt32) + " and fewer than 2^63 bytes",
-             text(array));
+             describe(array));
         return array;
       }
     }
@@ -140,7 +139,8 @@ class Arrays {
   }
 
   Array checked(const char* name, Array array, xla::ffi::DataType dtype, const Dims& dims) {
-    if (array.dtype != dtype || array.dims != dims) fail(name, text(dtype, dims), text(array));
+    if (array.dtype != dtype || array.dims != dims)
+      fail(name, describe(dtype, dims), describe(array));
     return array;
   }
 

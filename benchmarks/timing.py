@@ -1,0 +1,29 @@
+"""Jitted programs timed by turns, and how one compares with another."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from attn_dispatch.core.tuning.timing import seconds_per_call, turns
+
+Program = tuple[Callable[..., Any], Sequence[Any]]
+"""A jitted function and its arguments."""
+
+
+def by_turns(
+    programs: Mapping[str, Program], rounds: int, seconds: float
+) -> dict[str, list[float]]:
+    """Seconds per call of each program, one entry for each round.
+
+    A measurement takes about `seconds`, and at least ten calls.
+    """
+    timed = {name: partial(seconds_per_call, *program) for name, program in programs.items()}
+    return turns(timed, rounds, seconds, least=10)
+
+
+def median_ratio(times: Mapping[str, list[float]], over: str, under: str) -> float:
+    """The median over the rounds of one program's time divided by another's."""
+    return statistics.median(a / b for a, b in zip(times[over], times[under], strict=True))
