@@ -280,7 +280,7 @@ def _statistic(call: CudnnCall) -> jax.ShapeDtypeStruct:
 
 
 def _options(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
-    arrays = []
+    arrays: list[jax.Array] = []
     if call.has_lengths:
         arrays += _lengths_and_offsets(spec, call, operands)
     if call.page_size:

@@ -47,6 +47,10 @@ def _as_another_mask(spec: AttentionSpec) -> str:
     return "" if is_packed(spec) else "pass the mask as mask"
 
 
+def _sums_a_row_bias(spec: AttentionSpec) -> bool:
+    return ROW_BIAS_GRADIENT.applies(spec) and spec.seq_len_kv > 1
+
+
 _RULES = (
     feature_rule("the gradient of what score_mod reads", "the gradient of what score_mod reads"),
     EMPTY,
@@ -111,7 +115,7 @@ _RULES = (
         "alibi_slopes: cuDNN has one for each head",
         "pass [N], or make a call per batch row",
     ),
-    replace(ROW_BIAS_GRADIENT, applies=lambda s: ROW_BIAS_GRADIENT.applies(s) and s.seq_len_kv > 1),
+    replace(ROW_BIAS_GRADIENT, applies=_sums_a_row_bias),
     replace(DROPOUT_KEYS, text="dropout: cuDNN has one key for each call"),
     feature_rule("the gradient of alibi_slopes", "the gradient of alibi_slopes"),
     Rule[AttentionSpec](

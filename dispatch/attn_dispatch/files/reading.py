@@ -9,7 +9,7 @@ import select
 import stat
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 MAX_BYTES = 2**24
 """The largest file of calls, device properties or a report that is read."""
@@ -119,6 +119,11 @@ def json_value(content: str) -> Any:
         if not level:
             return value
     raise ValueError(too_deep)
+
+
+def as_object(value: object) -> dict[str, Any] | None:
+    """A JSON value that is an object, by names; None if it is something else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _run(
 
 
 def _attributes(call: FlashCall, target: FfiTarget, scale: float) -> dict[str, bool | np.generic]:
-    attributes = {
+    attributes: dict[str, bool | np.generic] = {
         "softmax_scale": target.scale(scale),
         "is_causal": call.is_causal,
         "window_size_left": np.int64(call.window_left),

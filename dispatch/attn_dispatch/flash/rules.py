@@ -83,7 +83,11 @@ def not_supported_reasons(
     )
 
 
-_MAX_SEGMENTS = replace(MAX_SEGMENTS, applies=lambda s: is_packed(s) and most_sequences(s) is None)
+def _lacks_max_segments(spec: AttentionSpec) -> bool:
+    return is_packed(spec) and most_sequences(spec) is None
+
+
+_MAX_SEGMENTS = replace(MAX_SEGMENTS, applies=_lacks_max_segments)
 
 _SCALE = Rule[AttentionSpec](
     "flash/scale",

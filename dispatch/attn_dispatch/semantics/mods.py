@@ -166,8 +166,8 @@ def _of_pairs(
             rows[i] = jnp.broadcast_to(x, (*x.shape[:axis], keys, *x.shape[axis + 1 :]))
 
     def of_one(*inputs: jax.Array) -> jax.Array:
-        (result,) = jaxpr_as_fun(body)(*inputs)
-        return result
+        results: list[jax.Array] = jaxpr_as_fun(body)(*inputs)
+        return results[0]
 
     function: Callable[..., jax.Array] = with_wide_reads(body) if has_copies else of_one
     mapped = []

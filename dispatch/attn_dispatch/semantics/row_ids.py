@@ -58,7 +58,10 @@ class RowIds:
     def of(spec: AttentionSpec, operands: Operands) -> RowIds:
         """The ids of a call with lengths, segment ids or cu_seqlens."""
         names = [name for name in _ID_OPERANDS if spec.has(name)]
-        return RowIds(*_row_ids(_ids_spec(spec), {name: operands[name] for name in names}))
+        found: tuple[jax.Array, jax.Array, jax.Array | None] = _row_ids(
+            _ids_spec(spec), {name: operands[name] for name in names}
+        )
+        return RowIds(*found)
 
     def of_side(self, side: str) -> jax.Array:
         return self.query if side == "query" else self.key
@@ -189,7 +192,7 @@ def _of_segment_ids(
     of_row = _invalid_rows(spec, operands)
     is_inside = {side: _is_inside(spec, operands, side, of_row) for side in SIDES}
     largest = spec.meaning.max_segments
-    ids = {}
+    ids: dict[str, jax.Array] = {}
     for side, x in given.items():
         is_id = is_inside[side] & (x > 0)
         ids[side] = jnp.where(is_id if largest is None else is_id & (x <= largest), x, 0)

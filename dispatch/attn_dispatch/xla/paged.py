@@ -44,7 +44,8 @@ def forward_of_pages(
         operands = of_rows | shared
         return forward(part, gathered(_paged(spec, operands), operands))
 
-    return tuple(x.reshape(spec.batch, *x.shape[2:]) for x in jax.lax.map(step, split))
+    results: tuple[jax.Array, ...] = jax.lax.map(step, split)
+    return tuple(x.reshape(spec.batch, *x.shape[2:]) for x in results)
 
 
 def spec_of_part(spec: AttentionSpec) -> AttentionSpec:
