@@ -12,6 +12,9 @@ from typing import Any
 
 import jax
 
+Program = tuple[Callable[..., Any], Sequence[Any]]
+"""A jitted function and its arguments."""
+
 Timed = Callable[[int], float]
 """Runs a program so many times and returns seconds per call."""
 
