@@ -38,7 +38,7 @@ def mask_of(options: AttentionOptions, operands: Operands, start: int, size: int
 
 
 def invalid_of(options: AttentionOptions, operands: Operands) -> np.ndarray:
-    """Whose results the library makes NaN, bool [B, T]."""
+    """bool [B, T]: the queries whose results the library sets to NaN."""
     arrays = {name: jnp.asarray(x) for name, x in operands.items()}
     spec = AttentionSpec.of([arrays[name] for name in options.operands], options)
     with jax.numpy_rank_promotion("raise"):
