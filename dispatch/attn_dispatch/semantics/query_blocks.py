@@ -84,10 +84,10 @@ class QueryBlocks:
         ends = jnp.cumsum(blocks, dtype=jnp.int32)
         block = jnp.arange(number, dtype=jnp.int32)
         row = (ends[None] <= block[:, None]).sum(axis=1, dtype=jnp.int32)
-        is_one, row = row < rows, jnp.minimum(row, rows - 1)
+        is_used, row = row < rows, jnp.minimum(row, rows - 1)
         first = (block - (ends - blocks)[row]) * size
-        count = jnp.where(is_one, jnp.clip(lengths[row] - first, 0, size), 0)
-        first = jnp.where(is_one, first, 0)
+        count = jnp.where(is_used, jnp.clip(lengths[row] - first, 0, size), 0)
+        first = jnp.where(is_used, first, 0)
         return QueryBlocks(ragged, row, first, count, ends - blocks, lengths == 1, size)
 
     def calls(
@@ -112,8 +112,8 @@ class QueryBlocks:
         seen = keys[self.row]
         if is_causal:
             seen -= self.ragged.lengths[self.row] - self.first - self.count
-        is_one = (self.count > 0) & ~is_invalid[self.row]
-        blocks["key_value_seq_lengths"] = jnp.where(is_one, jnp.maximum(seen, 0), 0)
+        is_computed = (self.count > 0) & ~is_invalid[self.row]
+        blocks["key_value_seq_lengths"] = jnp.where(is_computed, jnp.maximum(seen, 0), 0)
         blocks["query_seq_lengths"] = self.count
         for name in _BY_ROW:
             if arguments[name] is not None and jnp.ndim(arguments[name]) > 1:
@@ -143,5 +143,5 @@ class QueryBlocks:
             each(self.is_single[row]), single[row, 0], blocks[block, within % self.size]
         )
         found = jnp.where(each(is_invalid[row]), jnp.asarray(jnp.nan, found.dtype), found)
-        is_of_one = each(self.ragged.sequence >= 0)
-        return jnp.where(is_of_one, found, jnp.asarray(padding, found.dtype))
+        has_sequence = each(self.ragged.sequence >= 0)
+        return jnp.where(has_sequence, found, jnp.asarray(padding, found.dtype))
