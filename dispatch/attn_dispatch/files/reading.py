@@ -110,18 +110,18 @@ def json_value(content: str) -> Any:
         raise ValueError("nothing")
     too_deep = f"more than {_MAX_LEVELS} levels of brackets"
     try:
-        value = json.loads(content, object_pairs_hook=_once_each)
+        value = json.loads(content, object_pairs_hook=_unique_names)
     except RecursionError:
         raise ValueError(too_deep) from None
     level = [value]
     for _ in range(_MAX_LEVELS):
-        level = [y for x in level if isinstance(x, list | dict) for y in _inside(x)]
+        level = [y for x in level if isinstance(x, list | dict) for y in _items(x)]
         if not level:
             return value
     raise ValueError(too_deep)
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -130,5 +130,5 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _inside(x: list[Any] | dict[str, Any]) -> Any:
+def _items(x: list[Any] | dict[str, Any]) -> Any:
     return x.values() if isinstance(x, dict) else x
