@@ -80,7 +80,7 @@ def _cuda_wheel(here: Environment) -> str:
 def _rocm(here: Environment) -> str:
     code = (
         "from attn_dispatch.aiter import library\n"
-        "said = library.find('gfx942').unusable\n"
+        "said = library.find('gfx942').unusable_reason\n"
         "assert said.startswith('AITER is not built for gfx942'), said"
     )
     run(here.python, "-c", code, cwd=here.folder)

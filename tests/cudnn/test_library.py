@@ -46,7 +46,7 @@ def test_a_missing_library_is_looked_for_again(forget, monkeypatch, tmp_path):
     for _ in range(2):
         missing = cudnn_library.find()
         assert not missing.is_usable and missing.path == str(path)
-        assert missing.unusable.startswith(f"cuDNN could not be loaded: {path}: cannot open")
+        assert missing.unusable_reason.startswith(f"cuDNN could not be loaded: {path}: cannot open")
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", real)  # it has been installed
     found = cudnn_library.find()
     assert found.is_usable and found.path == real
@@ -63,7 +63,7 @@ def test_a_version_out_of_range(forget, monkeypatch, tmp_path, version):
     real = cudnn_library._locate()
     wrong = folder(tmp_path / "wrong", version) / SONAME
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(wrong))
-    assert cudnn_library.find().unusable == (
+    assert cudnn_library.find().unusable_reason == (
         f"cuDNN {version} at {wrong} is out of range: expected at least 91200 and below 100000"
     )
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", real)
@@ -184,6 +184,6 @@ def test_a_folder_whose_name_is_not_utf8(forget, monkeypatch, tmp_path):
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(inside / SONAME))
     if cudnn_library.find().can_run:
         pytest.skip("with a driver cuDNN is loaded in this process, for good")
-    assert "\udcff" in cudnn_library.find().unusable
+    assert "\udcff" in cudnn_library.find().unusable_reason
     inside.symlink_to(real.parent)
     assert cudnn_library.find().path == str(inside / SONAME)

@@ -21,7 +21,7 @@ from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import CudnnCall, variants_of
-from attn_dispatch.cudnn.planning import PlanningProcess
+from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason
 from attn_dispatch.devices.target import local_nvidia_ordinals
@@ -84,7 +84,7 @@ def library_lines() -> list[str]:
     library = cudnn_library.find()
     path = library.path or "not looked for"
     if not library.is_usable:
-        return [f"cuDNN: {library.unusable} [{path}]"]
+        return [f"cuDNN: {library.unusable_reason} [{path}]"]
     driver = "with a driver" if library.can_run else "no CUDA driver here: can plan, cannot run"
     return [f"cuDNN {library.version_text}, {driver} [{path}]"]
 
@@ -142,8 +142,8 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if int(device.arch[2:]) < _OLDEST_SM:
         needs = f"needs compute capability sm{_OLDEST_SM} or newer, and this is {device}"
         reasons.append(device_reason("arch", device, needs))
-    if unusable := cudnn_library.find().unusable:
-        reasons.append(reason_from_sentence("cudnn/library", unusable))
+    if why := cudnn_library.find().unusable_reason:
+        reasons.append(reason_from_sentence("cudnn/library", why))
     return tuple(reasons)
 
 
@@ -229,7 +229,7 @@ def _workspace_limit(spec: AttentionSpec) -> int:
 def _backend() -> ModuleType | PlanningProcess:
     library = cudnn_library.find()
     if library.backend is None:
-        raise RuntimeError(library.unusable)
+        raise RuntimeError(library.unusable_reason)
     return library.backend
 
 

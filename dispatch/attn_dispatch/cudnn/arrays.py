@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 
 import jax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from attn_dispatch.call.operands import Operands
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn.call import (
     CudnnCall,
@@ -33,8 +33,6 @@ from attn_dispatch.semantics.real_rows import RealRows, each_query_attends
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
-
-Operands = Mapping[str, jax.Array]
 
 _NO_WEIGHT = 1e30
 """The lse of a padding row in the backward pass: exp(score - lse) is 0 for every score."""

@@ -2,10 +2,10 @@
 
 usage: planner.py CUDA_LIBRARY
 
-planning.py starts it where there is no CUDA driver. cuDNN then plans with stand-ins, which have the
-names of real libraries and would conflict with those in the user's process. Each line of JSON on
-stdin, [function of CUDA_LIBRARY, arguments], is answered by a line on stdout: {"value": …}, or
-{"error": name of the exception, "message": …, "code": …}.
+planning_process.py starts it where there is no CUDA driver. cuDNN then plans with stand-ins, which
+have the names of real libraries and would conflict with those in the user's process. Each line of
+JSON on stdin, [function of CUDA_LIBRARY, arguments], is answered by a line on stdout: {"value": …},
+or {"error": name of the exception, "message": …, "code": …}.
 
 It imports nothing from this package, and nothing slow, so that it starts in milliseconds.
 """

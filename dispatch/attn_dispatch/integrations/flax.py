@@ -101,11 +101,11 @@ def attention_fn(
     einsums = (einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
     has_einsums = any(x is not None for x in einsums)
     if module is not None or has_einsums:
-        asked = "another einsum" if has_einsums else "sow_weights"
+        cause = "another einsum" if has_einsums else "sow_weights"
         if options:
-            raise ValueError(f"{asked}: expected no options of attn_dispatch, got {list(options)}")
+            raise ValueError(f"{cause}: expected no options of attn_dispatch, got {list(options)}")
         warn_of_difference(
-            f"{asked}: Flax's own attention computes this call, because kernels return no weights"
+            f"{cause}: Flax's own attention computes this call, because kernels return no weights"
             + (", nor take an einsum" if has_einsums else "")
         )
         theirs: dict[str, Any] = {

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attn_dispatch.call.operands import Operands
 from attn_dispatch.call.options import AttentionOptions, Meaning, Promises
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.pages import lacks_pages
-
-Operands = Mapping[str, jax.Array]
 
 SIDES = ("query", "key")
 
@@ -59,8 +59,9 @@ class RowIds:
     def of(spec: AttentionSpec, operands: Operands) -> RowIds:
         """The ids of a call with lengths, segment ids or cu_seqlens."""
         names = [name for name in _ID_OPERANDS if spec.has(name)]
-        found: tuple[jax.Array, jax.Array, jax.Array | None] = _row_ids(
-            _ids_spec(spec), {name: operands[name] for name in names}
+        arrays = {name: operands[name] for name in names}
+        found = cast(
+            "tuple[jax.Array, jax.Array, jax.Array | None]", _row_ids(_ids_spec(spec), arrays)
         )
         return RowIds(*found)
 
