@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.core import ShapedArray
@@ -40,11 +40,13 @@ from attn_dispatch.core.unsplit import say_left_to_xla
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import device_for
 from attn_dispatch.semantics.invalid_values import without_nan_lse
+from attn_dispatch.typed_jax import bind
 
 
 def attention(options: AttentionOptions, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """out and what else the options ask for; out and lse are differentiable. See spec.py."""
-    return tuple(attn_fwd_p.bind(*_vary_alike(operands), options=chosen_as_in_training(options)))
+    alike = _vary_alike(operands)
+    return tuple(bind(attn_fwd_p, *alike, options=chosen_as_in_training(options)))
 
 
 def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -56,7 +58,7 @@ def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     axes = frozenset[str]().union(*varying)
     missing = [tuple(sorted(axes - own)) for own in varying]
     return tuple(
-        jax.lax.pcast(x, over, to="varying") if over else x
+        cast("jax.Array", jax.lax.pcast(x, over, to="varying")) if over else x
         for x, over in zip(operands, missing, strict=True)
     )
 
@@ -149,16 +151,16 @@ def _batch(
 
 @lru_cache(maxsize=4096)
 def _bind(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
-    return partial(primitive.bind, options=options)
+    return partial(bind, primitive, options=options)
 
 
 @lru_cache(maxsize=4096)
 def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
-    def bind(*operands: jax.Array) -> list[jax.Array]:
+    def bind_shard(*operands: jax.Array) -> list[jax.Array]:
         # XLA may have the shard lowered when a `with` block of settings has ended.
-        return primitive.bind(*operands, options=options, surroundings=settings.current())
+        return bind(primitive, *operands, options=options, surroundings=settings.current())
 
-    return bind
+    return bind_shard
 
 
 def _lower_partitioned(ctx: Context, *operands: Any, bind: Bind, options: AttentionOptions) -> Any:

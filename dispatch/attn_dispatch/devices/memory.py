@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Mapping
 
-import jax
-
 from attn_dispatch.devices.device import Device
+from attn_dispatch.typed_jax import local_devices
 
 _GIB = 2**30
 
@@ -66,7 +65,7 @@ def _reported(device: Device) -> int:
     if not device.is_present or device.platform not in ("cuda", "rocm"):
         return 0
     try:
-        here: list[jax.Device] = jax.local_devices(backend=device.platform)
+        here = local_devices(device.platform)
         stats: Mapping[str, int] | None = here[0].memory_stats() if here else None
     except (RuntimeError, NotImplementedError):
         return 0
