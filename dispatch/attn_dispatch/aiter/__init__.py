@@ -90,7 +90,7 @@ def version() -> tuple[str, str]:
 
 def library_lines() -> list[str]:
     """One line for each architecture that AITER is built for here, or the folder searched."""
-    lines = []
+    lines: list[str] = []
     for arch in aiter_folder.ARCHS:
         folder = aiter_folder.folder(arch)
         try:

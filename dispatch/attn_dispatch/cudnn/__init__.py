@@ -138,7 +138,7 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
             'target to plan for. Name one: `with attn_dispatch.target("sm90"):` around the '
             "lowering, or ATTN_DISPATCH_TARGET=sm90 in the environment."
         )
-    reasons = []
+    reasons: list[Reason] = []
     if int(device.arch[2:]) < _OLDEST_SM:
         needs = f"needs compute capability sm{_OLDEST_SM} or newer, and this is {device}"
         reasons.append(device_reason("arch", device, needs))
@@ -247,7 +247,12 @@ def _run(
 
 
 def _ffi_attributes(call: CudnnCall) -> dict[str, bool | str | np.generic]:
-    widths = {int: np.int64, float: np.float32}
-    return {
-        name: widths.get(type(value), lambda x: x)(value) for name, value in asdict(call).items()
-    }
+    attributes: dict[str, bool | int | float | str] = asdict(call)
+    return {name: _as_attribute(value) for name, value in attributes.items()}
+
+
+def _as_attribute(value: bool | int | float | str) -> bool | str | np.generic:
+    """In the width of the handler's field."""
+    if isinstance(value, bool | str):
+        return value
+    return np.int64(value) if isinstance(value, int) else np.float32(value)

@@ -52,7 +52,7 @@ class Chain:
         """The call after so many of the steps."""
         return self.steps[number][1] if number < len(self.steps) else self.spec
 
-    def compute(self, operands: Arrays, kernel: Compute, xla: Compute) -> tuple:
+    def compute(self, operands: Arrays, kernel: Compute, xla: Compute) -> tuple[jax.Array, ...]:
         """The results of the call that was rewritten, in order."""
         results = self._step(0, operands, kernel, xla)
         return tuple(results[name] for name in self.first.result_names)

@@ -14,6 +14,7 @@ from attn_dispatch.core.rewrites.rewrite import MODS, Arrays, Calls, Rewrite, ch
 from attn_dispatch.programs.known_forms import AlibiSlopes
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
+from attn_dispatch.typed_jax import vjp
 
 
 def _is_cap(spec: AttentionSpec) -> bool:
@@ -86,7 +87,7 @@ def _compute_with_slopes(
         of_heads = found.sign * mods.xla_array(found.values, indices, read)[:, :, 0, 0]
         return jnp.broadcast_to(of_heads, shape).astype(jnp.float32)
 
-    made, pull = jax.vjp(slopes, moving)
+    made, pull = vjp(slopes, moving)
     results = dict(calls.kernel(inner, for_(inner, operands | {"alibi_slopes": made})))
     if "alibi_slopes" in results:
         results |= pull(results.pop("alibi_slopes"))[0]
