@@ -113,7 +113,7 @@ def json_value(content: str) -> Any:
         value = json.loads(content, object_pairs_hook=_once_each)
     except RecursionError:
         raise ValueError(too_deep) from None
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(_MAX_LEVELS):
         level = [y for x in level if isinstance(x, list | dict) for y in _inside(x)]
         if not level:
@@ -135,5 +135,5 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _inside(x: list[Any] | dict[str, Any]) -> Any:
+def _inside(x: Any) -> Any:
     return x.values() if isinstance(x, dict) else x

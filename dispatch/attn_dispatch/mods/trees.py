@@ -57,7 +57,7 @@ class TreeMask:
 def _check_order(parents: np.ndarray) -> None:
     wrong = np.argwhere((parents < -1) | (parents >= np.arange(parents.shape[-1])))
     if wrong.size:
-        at = tuple(wrong[0])
+        at: tuple[int, ...] = tuple(wrong[0].tolist())
         raise ValueError(
             f"parents: expected -1 or an earlier token for each token, got {parents[at]} for token "
             f"{at[-1]}"
