@@ -1,4 +1,4 @@
-"""How a spec is said in cuDNN's terms."""
+"""Specs in cuDNN's terms."""
 
 from __future__ import annotations
 

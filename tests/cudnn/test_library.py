@@ -1,4 +1,4 @@
-"""Finding cuDNN: which of several is taken, what is said of a wrong one."""
+"""Finding cuDNN: which of several is taken, and the reason for one that cannot be used."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_order_in_which_it_is_looked_for(forget, monkeypatch, tmp_path, caps
 
 @needs_compiler
 def test_one_that_is_loaded_already_comes_before_the_path(tmp_path):
-    """In a process of its own: what is loaded stays."""
+    """This runs in a separate process, because a loaded library stays loaded."""
     first, second = folder(tmp_path / "a", 92001), folder(tmp_path / "b", 92102)
     code = f"""
 import ctypes

@@ -90,7 +90,7 @@ def pid_of(process: PlanningProcess) -> int:
 
 
 def run(code: str, *arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, with `tests` on its path."""
+    """Run the code in a new process, with the repository on its path."""
     code = "import sys; sys.path.insert(0, sys.argv[1])\n" + textwrap.dedent(code)
     return subprocess.run(
         [sys.executable, "-c", code, ROOT, *arguments],
@@ -372,7 +372,7 @@ def test_asking_a_stopped_planner_has_an_end(
 
 
 def test_killed_while_it_plans(odd: PlanningProcess):
-    """That call is refused; the next one starts another."""
+    """The call gets an error; the next call starts another process."""
     plan = odd.plan(SMALL, SM90)
     timer = threading.Timer(0.5, os.kill, (pid_of(odd), signal.SIGKILL))
     timer.start()
@@ -390,7 +390,7 @@ ANSWERS = {
         "os.write(1, b'{}\\n{}\\n'); time.sleep(60)",
         "answered a line that is no answer",
     ),
-    "to nobody": ("os.close(0); time.sleep(60)", "did not answer in 2 s|closed its output"),
+    "to closed input": ("os.close(0); time.sleep(60)", "did not answer in 2 s|closed its output"),
 }
 
 

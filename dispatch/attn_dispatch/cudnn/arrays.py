@@ -176,15 +176,15 @@ def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list
     invalid = invalid_queries(spec, operands)
     if invalid is not None and not spec.is_backward:
         flags = jnp.where(invalid, jnp.uint8(_INVALID), flags)
-    flags = _of_each_head(flags, call.num_heads if call.head_rows_q else 1)
+    flags = _repeated_by_head(flags, call.num_heads if call.head_rows_q else 1)
     if not spec.is_backward:
         return [flags]
     assert real.keys is not None
     of_keys = real.keys.astype(jnp.uint8)
-    return [flags, _of_each_head(of_keys, call.num_kv_heads if call.head_rows_kv else 1)]
+    return [flags, _repeated_by_head(of_keys, call.num_kv_heads if call.head_rows_kv else 1)]
 
 
-def _of_each_head(flags: jax.Array, heads: int) -> jax.Array:
+def _repeated_by_head(flags: jax.Array, heads: int) -> jax.Array:
     """[B, L] as [B · heads · L]."""
     return jnp.repeat(flags, heads, axis=0).reshape(-1)
 

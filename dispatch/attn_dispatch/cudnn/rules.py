@@ -40,7 +40,7 @@ above it has none. cuDNN refuses too many arrays of floats, but does not count a
 and then reads wrong numbers (H200, 9.19, 9.28)."""
 
 
-def _as_another_mask(spec: AttentionSpec) -> str:
+def _remedy_other_mask(spec: AttentionSpec) -> str:
     """A remedy: another mask with the same meaning. Both corners coincide where T == S."""
     if spec.seq_len_q == spec.seq_len_kv and not has_runtime_lengths(spec):
         return "the top-left mask is the same where T == S"
@@ -128,7 +128,7 @@ _RULES = (
         "cudnn/bottom_right",
         lambda s: band_of(s) is None,
         "cuDNN has no such bottom-right mask together with a bias, a mask, ALiBi or dropout",
-        _as_another_mask,
+        _remedy_other_mask,
     ),
     DTYPE,
 )

@@ -88,7 +88,7 @@ def parse(name: str) -> Device:
         raise ValueError(f"target: expected a name like 'h100', got {name!r}")
     if name.lstrip().startswith("{"):
         return _nvidia(name)
-    if name.endswith(".json") and (properties := _in_file(name)) is not None:
+    if name.endswith(".json") and (properties := _properties_in_file(name)) is not None:
         return _nvidia(properties, f"{name} with ")
     known = _known_nvidia()
     arch, product = resolve(name)
@@ -131,7 +131,7 @@ def _known_nvidia() -> dict[str, Path]:
     return {file.stem: file for file in sorted(files, key=lambda f: int(f.stem[2:]))}
 
 
-def _in_file(name: str) -> str | None:
+def _properties_in_file(name: str) -> str | None:
     """The text of the file; None if it does not exist."""
     try:
         return reading.text(Path(name))

@@ -110,12 +110,12 @@ def json_value(content: str) -> Any:
         raise ValueError("nothing")
     too_deep = f"more than {_MAX_LEVELS} levels of brackets"
     try:
-        value = json.loads(content, object_pairs_hook=_once_each)
+        value = json.loads(content, object_pairs_hook=_unique_names)
     except RecursionError:
         raise ValueError(too_deep) from None
     level: list[Any] = [value]
     for _ in range(_MAX_LEVELS):
-        level = [y for x in level if isinstance(x, list | dict) for y in _inside(x)]
+        level = [y for x in level for y in _items(x)]
         if not level:
             return value
     raise ValueError(too_deep)
@@ -126,7 +126,7 @@ def as_object(value: object) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -135,5 +135,6 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _inside(x: Any) -> Any:
-    return x.values() if isinstance(x, dict) else x
+def _items(x: Any) -> Any:
+    """The values inside a JSON value."""
+    return x.values() if isinstance(x, dict) else x if isinstance(x, list) else ()

@@ -82,10 +82,10 @@ class QueryBlocks:
         ends = jnp.cumsum(blocks, dtype=jnp.int32)
         block = jnp.arange(number, dtype=jnp.int32)
         row = (ends[None] <= block[:, None]).sum(axis=1, dtype=jnp.int32)
-        is_one, row = row < rows, jnp.minimum(row, rows - 1)
+        is_used, row = row < rows, jnp.minimum(row, rows - 1)
         first = (block - (ends - blocks)[row]) * size
-        count = jnp.where(is_one, jnp.clip(lengths[row] - first, 0, size), 0)
-        first = jnp.where(is_one, first, 0)
+        count = jnp.where(is_used, jnp.clip(lengths[row] - first, 0, size), 0)
+        first = jnp.where(is_used, first, 0)
         return QueryBlocks(ragged, row, first, count, ends - blocks, lengths == 1, size)
 
     def calls(
@@ -111,12 +111,12 @@ class QueryBlocks:
         seen = keys[self.row]
         if is_causal:
             seen -= self.ragged.lengths[self.row] - self.first - self.count
-        is_one = (self.count > 0) & ~is_invalid[self.row]
+        is_computed = (self.count > 0) & ~is_invalid[self.row]
         blocks = replace(
             arguments,
             query=block_queries,
             page_table=block_table,
-            key_value_seq_lengths=jnp.where(is_one, jnp.maximum(seen, 0), 0),
+            key_value_seq_lengths=jnp.where(is_computed, jnp.maximum(seen, 0), 0),
             query_seq_lengths=self.count,
             alibi_slopes=self._by_row(arguments.alibi_slopes),
             sinks=self._by_row(arguments.sinks),
@@ -150,5 +150,5 @@ class QueryBlocks:
             each(self.is_single[row]), single[row, 0], blocks[block, within % self.size]
         )
         found = jnp.where(each(is_invalid[row]), jnp.asarray(jnp.nan, found.dtype), found)
-        is_of_one = each(self.ragged.sequence >= 0)
-        return jnp.where(is_of_one, found, jnp.asarray(padding, found.dtype))
+        has_sequence = each(self.ragged.sequence >= 0)
+        return jnp.where(has_sequence, found, jnp.asarray(padding, found.dtype))

@@ -93,9 +93,9 @@ def _row_ids(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The fields of `RowIds`, from a spec of `_ids_spec`."""
     if spec.has("cu_seqlens_q"):
-        return _of_cu_seqlens(spec, operands)
+        return _from_cu_seqlens(spec, operands)
     if spec.has("query_segment_ids"):
-        return _of_segment_ids(spec, operands)
+        return _from_segment_ids(spec, operands)
     invalid = _invalid_rows(spec, operands)
     query, key = (_is_inside(spec, operands, side, invalid).astype(jnp.int32) for side in SIDES)
     return query, key, invalid
@@ -187,7 +187,7 @@ def _is_inside(
     return _iota(full_length(spec, side)) < lengths[:, None]
 
 
-def _of_segment_ids(
+def _from_segment_ids(
     spec: AttentionSpec, operands: Operands
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     given = {side: operands[_SEGMENT_IDS[side]] for side in SIDES}
@@ -232,7 +232,7 @@ def _out_of_order(ids: jax.Array, longest: int) -> jax.Array:
     return (ids > 0) & is_out
 
 
-def _of_cu_seqlens(
+def _from_cu_seqlens(
     spec: AttentionSpec, operands: Operands
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     repaired = _cu_seqlens(spec, operands)
