@@ -27,9 +27,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from command import arguments, save
-from timing import Program, by_turns, median_ratio
+from timing import by_turns, median_ratio
 
 import attn_dispatch
+from attn_dispatch.core.tuning.timing import Program
 from attn_dispatch_tools.reports.environment import environment
 
 MIXES = {

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-from attn_dispatch.core.tuning.timing import seconds_per_call, turns
-
-Program = tuple[Callable[..., Any], Sequence[Any]]
-"""A jitted function and its arguments."""
+from attn_dispatch.core.tuning.timing import Program, seconds_per_call, turns
 
 
 def by_turns(

@@ -80,7 +80,7 @@ def _cuda_wheel(here: Environment) -> str:
 def _rocm(here: Environment) -> str:
     code = (
         "from attn_dispatch.aiter import library\n"
-        "reason = library.find('gfx942').unusable\n"
+        "reason = library.find('gfx942').unusable_reason\n"
         "assert reason.startswith('AITER is not built for gfx942'), reason"
     )
     run(here.python, "-c", code, cwd=here.folder)

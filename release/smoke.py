@@ -17,7 +17,7 @@ import numpy as np
 import attn_dispatch
 from attn_dispatch import dot_product_attention, explain
 from attn_dispatch.cudnn import library as cudnn_library
-from attn_dispatch.devices import native
+from attn_dispatch.devices import native_libraries
 
 expected = sys.argv[1]
 installed = Path(attn_dispatch.__file__)
@@ -50,10 +50,10 @@ if expected == "none":
     print("XLA")
     sys.exit()
 
-name = native.load(native.CUDA).__name__
+name = native_libraries.load(native_libraries.CUDA).__name__
 assert name == f"{expected}._cuda", name
 found = cudnn_library.find()
-assert found.is_usable, found.unusable
+assert found.is_usable, found.unusable_reason
 assert plan.chosen_forward == plan.chosen_backward == "cudnn", plan
 # Named, because FlashAttention would take the call if its package is installed too.
 by_cudnn = functools.partial(dot_product_attention, is_causal=True, implementation="cudnn")

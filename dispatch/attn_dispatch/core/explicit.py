@@ -7,8 +7,7 @@ is like any other program: it is exported, and found again in the compilation ca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.sharding import AxisType, NamedSharding
@@ -30,28 +29,33 @@ def is_explicit(mesh: Any) -> bool:
     return AxisType.Explicit in kinds and AxisType.Auto not in kinds
 
 
-def explicit_lowering(bind: Bind, ctx: Any, operands: Any, options: AttentionOptions) -> Any:
+def explicit_lowering(
+    bind: Bind, ctx: jax_compat.Context, operands: Sequence[Any], options: AttentionOptions
+) -> Any:
     """Lower a call whose operands' types say how it is split; results are sharded as theirs say.
 
     Around it there may be a shard_map over other axes of the mesh.
     """
-    mesh = ctx.avals_in[0].sharding.mesh
+    types = jax_compat.types_of(ctx)
+    mesh = types[0].sharding.mesh
     axes = {
         name: mesh.shape[name]
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
         if kind == AxisType.Explicit
     }
-    whole = LeadingCall.of(ctx.avals_in, options)
-    by_name = dict(zip(options.operands, ctx.avals_in, strict=True))
+    whole = LeadingCall.of(types, options)
+    by_name = dict(zip(options.operands, types, strict=True))
     query, key = (by_name[name].sharding.spec for name in ("query", of_keys(whole)))
     shards = Shards.of(whole, axes, query, key)
     say_unsplit(whole.spec, shards.unused)
     inputs, outputs = (tuple(map(shards.spec_of, side)) for side in layouts(whole))
 
     def call(*operands: jax.Array) -> Any:
-        here = partial(shard_call, bind, whole, shards)
+        def shard(*own: jax.Array) -> tuple[jax.Array, ...]:
+            return shard_call(bind, whole, shards, own)
+
         results = jax.shard_map(
-            lambda *own: here(own), mesh=mesh, axis_names=set(axes), in_specs=inputs,
+            shard, mesh=mesh, axis_names=set(axes), in_specs=inputs,
             out_specs=outputs, check_vma=False,
         )(*(_resharded(x, mesh, to) for x, to in zip(operands, inputs, strict=True)))  # fmt: skip
         to = [aval.sharding.spec for aval in ctx.avals_out]
@@ -84,7 +88,9 @@ def with_auto_axes(
         dims = zip(specs, mapped, strict=True)
         specs = [P(None, *(axis for i, axis in enumerate(spec) if i != dim)) for spec, dim in dims]
     shardings = [NamedSharding(mesh, spec) for spec in specs]
-    inner = jax.sharding.auto_axes(function, axes=axes, out_sharding=shardings)
+    inner = cast(
+        "Callable[..., Any]", jax.sharding.auto_axes(function, axes=axes, out_sharding=shardings)
+    )
 
     def call(*arrays: Any) -> Any:
         # auto_axes asks for a mesh around it, which types alone do not set.

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.core import ShapedArray
@@ -32,8 +34,10 @@ except ImportError as error:
     raise UnsupportedJax("jax.interpreters.ad, batching and mlir") from error
 
 try:
-    from jax._src.dispatch import apply_primitive
-except ImportError as error:
+    from jax._src import dispatch
+
+    apply_primitive = cast("Callable[..., Any]", dispatch.apply_primitive)
+except (ImportError, AttributeError) as error:
     raise UnsupportedJax("apply_primitive in jax._src.dispatch") from error
 
 try:
@@ -47,18 +51,27 @@ except ImportError as error:
     raise UnsupportedJax("name_p in jax._src.ad_checkpoint") from error
 
 try:
-    from jax._src.checkify import error_checks, nan_error_check
-except ImportError as error:
+    from jax._src import checkify
+
+    error_checks = cast("dict[Primitive, Callable[..., Any]]", checkify.error_checks)
+    nan_error_check = cast("Callable[..., Any]", checkify.nan_error_check)
+except (ImportError, AttributeError) as error:
     raise UnsupportedJax("error_checks and nan_error_check in jax._src.checkify") from error
 
 try:
-    from jax.experimental.jet import jet_rules
-except ImportError as error:
+    from jax.experimental import jet
+
+    jet_rules = cast("dict[Primitive, Callable[..., Any]]", jet.jet_rules)
+except (ImportError, AttributeError) as error:
     raise UnsupportedJax("jax.experimental.jet.jet_rules") from error
 
 try:
-    from jax.experimental.xla_metadata import set_xla_metadata
-except ImportError as error:
+    from jax.experimental import xla_metadata
+
+    set_xla_metadata = cast(
+        "Callable[..., AbstractContextManager[Any]]", xla_metadata.set_xla_metadata
+    )
+except (ImportError, AttributeError) as error:
     raise UnsupportedJax("jax.experimental.xla_metadata") from error
 
 try:
@@ -66,7 +79,11 @@ try:
 except ImportError as error:
     raise UnsupportedJax("jax.experimental.custom_partitioning") from error
 
+Context = mlir.LoweringRuleContext
+"""What a lowering rule is given beside the operands."""
+
 __all__ = [
+    "Context",
     "UnsupportedJax",
     "ad",
     "batching",
@@ -84,6 +101,7 @@ __all__ = [
     "run_eagerly",
     "set_xla_metadata",
     "sharded_like",
+    "types_of",
     "varying_axes",
     "with_devices",
 ]
@@ -108,32 +126,38 @@ def sharded_like(x: jax.ShapeDtypeStruct, sharding: NamedSharding, aval: Any) ->
     return ShapedArray(x.shape, x.dtype, sharding=sharding, manual_axis_type=manual)
 
 
-def platforms_of(context: Any) -> tuple[str, ...]:
+def platforms_of(context: Context) -> tuple[str, ...]:
     """The platforms that a lowering rule's context lowers for."""
     return tuple(context.platforms or context.module_context.platforms)
 
 
-def lower_as(function: Any, context: Any, operands: Any) -> Any:
+def lower_as(function: Callable[..., Any], context: Context, operands: Sequence[Any]) -> Any:
     """Lower a primitive as this JAX function of its operands.
 
     Shardings that are part of types (Explicit mesh axes, shard_map's varying axes) end here: what
     follows is the partitioner's business.
     """
-    plain = [ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
-    return mlir.lower_fun(function)(context.replace(avals_in=plain), *operands)
+    plain = [ShapedArray(x.shape, x.dtype) for x in types_of(context)]
+    lowered = cast("Callable[..., Any]", mlir.lower_fun(function))
+    return lowered(context.replace(avals_in=plain), *operands)
 
 
-def is_export(context: Any) -> bool:
+def types_of(context: Context) -> tuple[ShapedArray, ...]:
+    """The types of the operands of the primitive that is lowered."""
+    return tuple(x for x in context.avals_in if isinstance(x, ShapedArray))
+
+
+def is_export(context: Context) -> bool:
     """Whether a lowering rule's context lowers for `jax.export`."""
     return bool(context.module_context.lowering_parameters.for_export)
 
 
-def number_of_devices(context: Any) -> int:
+def number_of_devices(context: Context) -> int:
     """The number of devices that a lowering rule's context lowers for."""
     return int(getattr(context.module_context.axis_context, "num_devices", 1))
 
 
-def with_devices(context: Any, mesh: Any) -> Any:
+def with_devices(context: Context, mesh: Any) -> Context | None:
     """A lowering rule's context that names devices, which custom_partitioning asks for.
 
     JAX names them only to primitives that it does not lower under an AbstractMesh at all. The
@@ -149,7 +173,8 @@ def with_devices(context: Any, mesh: Any) -> Any:
       None if this process has fewer devices than the program is for.
     """
     module, count = context.module_context, number_of_devices(context)
-    devices = tuple(module.backend.devices())[:count]
+    backend = cast("Any", module.backend)
+    devices = tuple(backend.devices())[:count]
     if len(devices) < count:
         return None
     if mesh.empty or mesh.size != count:
@@ -173,9 +198,10 @@ def _mesh_of_program(module: Any, count: int) -> AbstractMesh | None:
     return None
 
 
-def lower_typed_as(function: Any, context: Any, operands: Any) -> Any:
+def lower_typed_as(function: Callable[..., Any], context: Context, operands: Sequence[Any]) -> Any:
     """Lower a primitive as this JAX function of its operands, types as they are."""
-    return mlir.lower_fun(function)(context, *operands)
+    lowered = cast("Callable[..., Any]", mlir.lower_fun(function))
+    return lowered(context, *operands)
 
 
 def _manual_axis_type(aval: Any) -> Any:

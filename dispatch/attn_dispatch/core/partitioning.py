@@ -71,12 +71,18 @@ def _partitioner(
     def infer(mesh: Any, args: Any, results: Any) -> Any:
         return shardings(outputs, *shards_of(mesh, args))
 
-    whole = custom_partitioning(lambda *operands: whole_call(bind, call, operands))
+    def unsplit(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        return whole_call(bind, call, operands)
+
+    def rule(mesh: Any, *_: Any) -> tuple[str, dict[str, Any]]:
+        return _rule(call.spec, mesh, inputs, outputs)
+
+    whole = custom_partitioning(unsplit)
     whole.def_partition(
         partition,
         infer_sharding_from_operands=infer,
         decode_shardings=False,
-        sharding_rule=lambda mesh, *types: _rule(call.spec, mesh, inputs, outputs),
+        sharding_rule=rule,
     )
     return whole
 

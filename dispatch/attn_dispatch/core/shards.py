@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -259,7 +259,7 @@ def shard_call(
         return results
     heads = shards.own_kv_heads(call.spec)
     here = call.spec.num_kv_heads // shards.ways(shards.kv_heads)
-    gradients = []
+    gradients: list[jax.Array] = []
     for name, x in zip(options.wanted.gradients, results, strict=True):
         over = shards.summed(call, name)
         if over:
@@ -268,7 +268,7 @@ def shard_call(
             if heads is not None and name in ("key", "value"):
                 whole = jnp.zeros((*x.shape[:-2], here, x.shape[-1]), x.dtype)
                 x = whole.at[..., heads, :].add(x)
-            x = jax.lax.psum(x, over).astype(dtype)
+            x = cast("jax.Array", jax.lax.psum(x, over)).astype(dtype)
         gradients.append(x)
     return tuple(gradients)
 

@@ -314,7 +314,7 @@ def _with_nodes(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
     nodes, rules = nodes_of(spec, packed=call.is_packed), score_rules_of(spec)
     if isinstance(nodes, str):
         raise ValueError(f"expected mods that cuDNN can express: {nodes}")
-    arrays = []
+    arrays: list[str] = []
     for array in nodes.arrays:
         extents = node_array_extents(spec, call, array)
         arrays.append(" ".join(["f" if array.dtype == "float32" else "i", *map(str, extents)]))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-
-import jax
+from collections.abc import Mapping
 
 from attn_dispatch.devices.device import Device
+from attn_dispatch.typed_jax import local_devices
 
 _GIB = 2**30
 
@@ -65,8 +65,8 @@ def _reported(device: Device) -> int:
     if not device.is_present or device.platform not in ("cuda", "rocm"):
         return 0
     try:
-        here = jax.local_devices(backend=device.platform)
-        stats = here[0].memory_stats() if here else None
+        here = local_devices(device.platform)
+        stats: Mapping[str, int] | None = here[0].memory_stats() if here else None
     except (RuntimeError, NotImplementedError):
         return 0
     return int((stats or {}).get("bytes_limit", 0))

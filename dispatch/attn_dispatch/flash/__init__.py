@@ -22,6 +22,7 @@ from attn_dispatch.flash.generations import (
     generation_of,
 )
 from attn_dispatch.reason import Reason, reason_from_sentence, sentences
+from attn_dispatch.typed_jax import local_devices
 
 NAME = "flash"
 PLATFORM = "cuda"
@@ -113,7 +114,7 @@ def _register(device: Device) -> None:
 
 def _archs_here() -> set[str]:
     """The archs of the GPUs in this process."""
-    gpus = (x for x in jax.local_devices() if hasattr(x, "compute_capability"))
+    gpus = (x for x in local_devices() if hasattr(x, "compute_capability"))
     return {f"sm{x.compute_capability.replace('.', '')}" for x in gpus}
 
 
@@ -125,7 +126,7 @@ def _call(spec: AttentionSpec, device: Device) -> FlashCall:
 def _multiprocessors(device: Device) -> int:
     if device.properties is not None:
         return json.loads(device.properties)[_MULTIPROCESSORS]
-    here = (x for x in jax.local_devices() if x.local_hardware_id == device.ordinal)
+    here = (x for x in local_devices() if x.local_hardware_id == device.ordinal)
     return next((x.core_count for x in here if hasattr(x, "core_count")), 1)
 
 
@@ -137,7 +138,7 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if device.platform != "cuda":
         why = f"FlashAttention runs on NVIDIA GPUs, and this is {device}"
         return (device_reason("platform", device, why),)
-    reasons = []
+    reasons: list[Reason] = []
     if device.arch not in ARCHS:
         why = f"runs on {', '.join(sorted(ARCHS))} in this version, and this is {device}"
         reasons.append(device_reason("arch", device, why))

@@ -7,7 +7,7 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
 from attn_dispatch.call.options import mod_operands
 from attn_dispatch.programs.known_forms import depends_on_distance_alone
@@ -15,6 +15,7 @@ from attn_dispatch.programs.nodes import XlaArray
 from attn_dispatch.programs.program import ModProgram, reads_by_key
 from attn_dispatch.programs.wide_reads import is_narrow, with_wide_reads
 from attn_dispatch.semantics.pair_indices import PairIndices
+from attn_dispatch.typed_jax import evaluated
 
 _MAX_COPIED_ELEMENTS = 2**24
 """The most elements that the copies of an array, one per key, may have together."""
@@ -31,7 +32,7 @@ def may_attend(
     program: ModProgram, indices: PairIndices, arrays: Sequence[jax.Array], axes: str = "bnts"
 ) -> jax.Array:
     """The mask of a mask_mod, bool [1|B, 1|N, 1|T, 1|S]; length 1 along axes not in `axes`."""
-    return _of_pairs(program.jaxpr, _pairs(indices, axes), indices, arrays)
+    return _values_of_pairs(program.jaxpr, _pairs(indices, axes), indices, arrays)
 
 
 def added(
@@ -53,7 +54,9 @@ def added(
     has_copies = is_learned and reads_by_key(program)
     by_distance = not is_packed and {"t", "s"} <= {*axes} and depends_on_distance_alone(program)
     pairs = _distances(indices, axes) if by_distance else _pairs(indices, axes)
-    found = _of_pairs(program.jaxpr, (nothing, *pairs), indices, arrays, has_copies=has_copies)
+    found = _values_of_pairs(
+        program.jaxpr, (nothing, *pairs), indices, arrays, has_copies=has_copies
+    )
     found = found.astype(jnp.float32)
     if by_distance:
         return _along_diagonals(found, indices.t.shape[1], indices.s.shape[1])
@@ -85,7 +88,9 @@ def modified(
         pairs = (*others, jnp.where(may_attend, keys, jnp.take_along_axis(keys, first, axis=-1)))
         score = jnp.where(may_attend, score, 0)
     has_copies = is_learned and reads_by_key(program)
-    result = _of_pairs(program.jaxpr, (score, *pairs), indices, arrays, has_copies=has_copies)
+    result = _values_of_pairs(
+        program.jaxpr, (score, *pairs), indices, arrays, has_copies=has_copies
+    )
     return jnp.broadcast_to(result.astype(score.dtype), score.shape)
 
 
@@ -128,10 +133,10 @@ def _along_diagonals(x: jax.Array, queries: int, keys: int) -> jax.Array:
 
 def xla_array(array: XlaArray, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:
     """The values of an array that a kernel reads, [1|B, 1|N, 1|T, 1|S]."""
-    return _of_pairs(array.body, _pairs(indices, array.axes), indices, arrays)
+    return _values_of_pairs(array.body, _pairs(indices, array.axes), indices, arrays)
 
 
-def _of_pairs(
+def _values_of_pairs(
     body: ClosedJaxpr,
     pairs: tuple[jax.Array, ...],
     indices: PairIndices,
@@ -166,8 +171,7 @@ def _of_pairs(
             rows[i] = jnp.broadcast_to(x, (*x.shape[:axis], keys, *x.shape[axis + 1 :]))
 
     def of_one(*inputs: jax.Array) -> jax.Array:
-        (result,) = jaxpr_as_fun(body)(*inputs)
-        return result
+        return evaluated(body, *inputs)[0]
 
     function: Callable[..., jax.Array] = with_wide_reads(body) if has_copies else of_one
     mapped = []

@@ -20,6 +20,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.mods import modified
 from attn_dispatch.semantics.positions import Positions
+from attn_dispatch.typed_jax import vjp
 from attn_dispatch.xla.blocks import Block, BlockSizes
 from attn_dispatch.xla.dropout import dropout_head_keys, dropout_keep_mask
 
@@ -174,8 +175,10 @@ class Scores:
             return modified(program, score, indices, read, safe, is_learned=is_learned)
 
         def pull(grad: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-            _, back = jax.vjp(lambda x, y: function(x, y, may_attend), score, moving)
-            score_grad, read = back(grad)
+            def masked(score: jax.Array, moving: dict[str, jax.Array]) -> jax.Array:
+                return function(score, moving, may_attend)
+
+            score_grad, read = vjp(masked, score, moving)[1](grad)
             return through_cap(score_grad), read
 
         return function(score, moving, safe), pull

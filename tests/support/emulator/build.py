@@ -25,7 +25,7 @@ CUDA_SOURCES = (
 )
 CUDA_HIP = HERE / "cuda" / "hip.cc"
 INCLUDE_DIRS = (HERE, HERE / "hip", ROOT / "rocm_backend", ROOT / "common_backend")
-FLAGS = ("-std=c++17", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 
 SANITIZE = os.environ.get("ATTN_DISPATCH_TEST_SANITIZE", "").split()
 """More flags, of sanitizers, which tests/scripts/sanitize.py sets; they build in another folder."""

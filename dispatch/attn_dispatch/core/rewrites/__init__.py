@@ -157,7 +157,7 @@ class Chain:
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(rewrite.name for rewrite, _ in self.steps))
 
-    def compute(self, operands: Arrays, kernel: Compute, xla: Compute) -> tuple:
+    def compute(self, operands: Arrays, kernel: Compute, xla: Compute) -> tuple[jax.Array, ...]:
         """The results of the call that was rewritten, in order."""
         results = self._step(0, operands, kernel, xla)
         return tuple(results[name] for name in self.first.result_names)

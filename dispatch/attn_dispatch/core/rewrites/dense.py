@@ -7,6 +7,7 @@ bias, a mask a bias of 0 and -inf, which is exact in every dtype.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax
@@ -132,7 +133,11 @@ class SequencesAsMask:
 
     def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
         if spec.has("alibi_slopes"):
-            outer = replace(calls, kernel=lambda spec, x: self.compute(spec, dict(x), calls))
+
+            def with_mask(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
+                return self.compute(spec, dict(operands), calls)
+
+            outer = replace(calls, kernel=with_mask)
             return _SLOPES.compute(spec, operands, outer)
         inner = self.inner(spec)
         assert inner is not None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
+from attn_dispatch.typed_jax import mapped
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,11 @@ class CallForEachKey:
             for name, x in operands.items()
             if name not in shared
         }
-        results = jax.lax.map(lambda part: calls.kernel(inner, part | shared), parts)
+
+        def of_one_key(part: Arrays) -> Arrays:
+            return dict(calls.kernel(inner, part | shared))
+
+        results = mapped(of_one_key, parts)
         return {
             name: jnp.sum(x, axis=0, dtype=jnp.float32).astype(x.dtype)
             if spec.is_backward and name in shared

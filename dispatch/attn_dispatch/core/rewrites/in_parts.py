@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -72,10 +72,10 @@ class InParts:
         inner, rest = self.inner(spec), self.beside(spec)
         assert inner is not None
         results = dict(zip(spec.result_names, spec.results, strict=True))
-        state = {
+        start = {
             name: jnp.zeros(x.shape, _wide(x.dtype))
             if self._is_summed(spec, name)
-            else lax.empty(x.shape, x.dtype)
+            else cast("jax.Array", lax.empty(x.shape, x.dtype))
             for name, x in results.items()
         }
 
@@ -90,7 +90,7 @@ class InParts:
             return after(state, number * self.size, inner, calls.kernel), None
 
         whole = length_of(spec, self.axis) // self.size
-        state, _ = lax.scan(next_part, state, jnp.arange(whole, dtype=jnp.int32))
+        state, _ = lax.scan(next_part, start, jnp.arange(whole, dtype=jnp.int32))
         if rest is not None:
             state = after(state, whole * self.size, rest, calls.beside)
         return {name: x.astype(results[name].dtype) for name, x in state.items()}

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
+from attn_dispatch.typed_jax import mapped
 
 _BITS = 6
 """Of a column. The sum is rounded to 8 bits in bfloat16, and 1 / (1 - rate) before it."""
@@ -61,9 +62,7 @@ class MaskFromOut:
 
         firsts = range(0, s, columns * _BITS)
         # One after the other in a loop, for the program does not get longer then.
-        parts = (
-            jax.lax.map(read, jnp.asarray(firsts, jnp.int32)) if len(firsts) > 1 else read(0)[None]
-        )
+        parts = mapped(read, jnp.asarray(firsts, jnp.int32)) if len(firsts) > 1 else read(0)[None]
         keep = jnp.moveaxis(parts, 0, 3).reshape(*parts.shape[1:4], -1)[..., :s]
         return dict(calls.kernel(inner, operands)) | {"keep": keep.swapaxes(1, 2)}
 

@@ -14,6 +14,7 @@ from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
 from attn_dispatch.programs.known_forms import AlibiSlopes
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
+from attn_dispatch.typed_jax import vjp
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class ScoreModAsSlopes:
             of_heads = found.sign * mods.xla_array(found.values, indices, read)[:, :, 0, 0]
             return jnp.broadcast_to(of_heads, shape).astype(jnp.float32)
 
-        made, pull = jax.vjp(slopes, moving)
+        made, pull = vjp(slopes, moving)
         results = dict(calls.kernel(inner, for_(inner, operands | {"alibi_slopes": made})))
         if "alibi_slopes" in results:
             results |= pull(results.pop("alibi_slopes"))[0]

@@ -28,6 +28,7 @@ from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sums import sum_like
+from attn_dispatch.typed_jax import vjp
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class SumAsBias:
             )
             return jnp.broadcast_to(found, _shape(spec, program))
 
-        sum_, pull = jax.vjp(added, moving)
+        sum_, pull = vjp(added, moving)
         bias = sum_ + operands["bias"].astype(sum_.dtype) if spec.has("bias") else sum_
         bias = bias.astype(inner.dtype_of("bias"))
         results = dict(calls.kernel(inner, for_(inner, operands | {"bias": bias})))

@@ -7,12 +7,13 @@ there, so the program looks at it, and has both: the kernel's call and XLA's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import jax
-import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
+from attn_dispatch.typed_jax import precision_of
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,9 @@ class NarrowBias:
         inner = self.inner(spec)
         assert inner is not None
         bias = operands["bias"]
-        bits = jnp.finfo(spec.dtype)
         # Not by converting it there and back, which XLA leaves out. NaN differs from itself, and
         # goes to XLA.
-        rounded = jax.lax.reduce_precision(bias, bits.nexp, bits.nmant)
+        rounded = jax.lax.reduce_precision(bias, *precision_of(spec.dtype))
         is_exact = (rounded == bias).all()
 
         def by_kernel(operands: Arrays) -> Arrays:
@@ -48,4 +48,4 @@ class NarrowBias:
         def by_xla(operands: Arrays) -> Arrays:
             return dict(calls.xla(spec, operands))
 
-        return jax.lax.cond(is_exact, by_kernel, by_xla, operands)
+        return cast("Arrays", jax.lax.cond(is_exact, by_kernel, by_xla, operands))

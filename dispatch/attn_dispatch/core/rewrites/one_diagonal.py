@@ -119,4 +119,8 @@ def _part(x: jax.Array, first: jax.Array, rows: int, filler: float = 0) -> jax.A
     """So many rows of x [B, L, ...] from first [B] on, filled up where x has none."""
     at = first[:, None] + jnp.arange(rows, dtype=jnp.int32)
     at = jnp.where(at < 0, x.shape[1], at)  # an index below 0 counts from the end
-    return jax.vmap(lambda row, i: row.at[i].get(mode="fill", fill_value=filler))(x, at)
+
+    def rows_of(row: jax.Array, i: jax.Array) -> jax.Array:
+        return row.at[i].get(mode="fill", fill_value=filler)
+
+    return jax.vmap(rows_of)(x, at)

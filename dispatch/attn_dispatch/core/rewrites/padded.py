@@ -154,7 +154,11 @@ class _Places:
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
     """Rows of x [B, L, ...] by their index [B, R] in each batch row."""
-    return jax.vmap(lambda rows, at: rows[at])(x, index)
+
+    def rows_of(rows: jax.Array, at: jax.Array) -> jax.Array:
+        return rows[at]
+
+    return jax.vmap(rows_of)(x, index)
 
 
 def _like(condition: jax.Array, x: jax.Array) -> jax.Array:

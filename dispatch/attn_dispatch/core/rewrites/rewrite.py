@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -180,7 +180,7 @@ def is_affordable(shape: tuple[int, ...]) -> bool:
 
 
 @contextmanager
-def at_any_size() -> Iterator[list[tuple[int, ...]]]:
+def at_any_size() -> Generator[list[tuple[int, ...]]]:
     """Rewrites make arrays of any size here, for nobody: the list has those beyond the limit."""
     noted: list[tuple[int, ...]] = []
     before = _too_large.set(noted)

@@ -73,7 +73,7 @@ class Blocks:
 
     def pools(self, spec: AttentionSpec, operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """key_pages and value_pages [1, number, size, K, ·]."""
-        found = {}
+        found: dict[str, jax.Array] = {}
         for name in ("key", "value"):
             x = flat_pages(operands[f"{name}_pages"]) if spec.is_paged else operands[name]
             found[f"{name}_pages"] = x.reshape(1, self.number, self.size, *x.shape[2:])

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attn_dispatch.cudnn.helper import Helper, HelperEnded, HelperSilent
+from attn_dispatch.cudnn.helper_process import Helper, HelperEnded, HelperSilent
+from attn_dispatch.files import reading
 
 PLANNER = Path(__file__).with_name("planner.py")
 
@@ -129,7 +130,7 @@ class PlanningProcess:
         error.code = code  # type: ignore[attr-defined]
         return error
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         self._lock = threading.Lock()  # another thread may have held it
         if self._helper is not None:
             self._helper.abandon()
@@ -141,9 +142,10 @@ def _read(line: bytes) -> dict[str, Any]:
         answer = json.loads(line)
     except ValueError:
         answer = None
-    if not isinstance(answer, dict):
+    found = reading.as_object(answer)
+    if found is None:
         raise HelperEnded(f"answered a line that is no answer: {line[:80]!r}")
-    return answer
+    return found
 
 
 _ALL: weakref.WeakSet[PlanningProcess] = weakref.WeakSet()
@@ -151,7 +153,7 @@ _ALL: weakref.WeakSet[PlanningProcess] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for process in list(_ALL):
-        process._after_fork()
+        process.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)
