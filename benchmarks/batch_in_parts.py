@@ -1,11 +1,12 @@
-"""A learned bias over a batch: time and memory of the call in parts, beside the call as one.
+"""A learned bias over a batch: time and memory of one call, and of the call in parts.
 
 usage: python benchmarks/batch_in_parts.py [--rounds N] [--seconds S] [--out FOLDER]
 
-The gradients of bfloat16 queries, keys and values, 32 heads of 64, and of a bias [1, 32, T, T] by
-cuDNN: in several numbers of parts of the heads and of the batch, and as the default limit on
-scratch memory has it. The gradient of the bias is compared with a float32 computation of some
-heads. The largest call runs by the default alone: as one it would need 137 GB of scratch memory.
+Computes the gradients of bfloat16 queries, keys and values, 32 heads of 64, and of a bias
+[1, 32, T, T] by cuDNN: with several numbers of parts of the heads and of the batch, and with the
+parts that the default limit on scratch memory asks for. The gradient of the bias is compared with a
+float32 computation of some heads. The largest call runs with the default only: as one call it would
+need 137 GB of scratch memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""More than a plain query beside a cache in pages, each beside the same with all keys gathered.
+"""Options of a call with a cache in pages, each compared with the same call on gathered keys.
 
 usage: python benchmarks/cache.py [--rounds N] [--seconds S] [--out FOLDER]
 
-As decode.py: 16 steps in a program, medians. "gathered" begins with the rewrite that copies every
-key that the table has room for; "array" is the same call on a cache that is no pages.
+Measured as in decode.py: 16 steps per program, medians. "gathered" starts with the rewrite that
+copies every key that the table has room for; "array" is the same call on a cache without pages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines have in common."""
+"""The options that all benchmarks share."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Decoding beside a cache: one query of each row, or a few, contiguous or in pages.
+"""Decoding with a cache, contiguous or in pages: one or a few queries per row.
 
 usage: python benchmarks/decode.py [--rounds N] [--out FOLDER] [--cells N ...] [--without-torch]
 
-A program makes 16 steps, each of whose queries is the result of the one before; all calls of a cell
-take turns. "us" is a step's wall time, medians of the rounds. Where a call takes less than some
-50 us, that is the time in which the host launches it. "device_us" is the time in which a kernel
-ran, from the profiler: what the call costs in a program whose kernels wait in GPU graphs, as those
-of a model's layers do (serve.py). "copy" is a copy of the keys on the device: what it reads and
-writes in its time is the bandwidth that a call is compared with, which reads keys and values once.
+A program makes 16 steps, each of which takes the result of the step before as its queries; all
+calls of a cell take turns. "us" is a step's wall time, the median of the rounds. If a call takes
+less than some 50 us, that is the time in which the host launches it. "device_us" is the time in
+which a kernel ran, from the profiler. This is what the call costs in a program whose kernels are
+launched by GPU graphs, as those of a model's layers are (serve.py). "copy" copies the keys on the
+device: the bytes that it reads and writes per second are the bandwidth with which a call is
+compared, which reads keys and values once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Other packages' decoding, for decode.py: those that are installed, and compute the same.
+"""Decoding by other installed packages that compute the same, for decode.py.
 
-flash_attn3_jax's call beside a cache (FlashAttention-3; its wheels have head dim 128 alone), whose
-number of splits is the caller's; and PyTorch's scaled_dot_product_attention in a process of its
-own, of whole caches, as it has no lengths. FlashInfer is not here: its wheel compiles kernels when
-they are first called, or downloads them.
+These are flash_attn3_jax's call with a cache (FlashAttention-3; its wheels have head dim 128 only),
+whose caller chooses the number of splits, and PyTorch's scaled_dot_product_attention in a separate
+process, on full caches, as it has no lengths. FlashInfer is left out: its wheel compiles or
+downloads kernels on first use.
 """
 
 from __future__ import annotations

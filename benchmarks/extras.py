@@ -1,10 +1,10 @@
-"""Speed of what other packages bring, beside cuDNN, on one GPU: what preferences.json is made from.
+"""Speed of optional packages and of cuDNN on one GPU, from which preferences.json is made.
 
 usage: python benchmarks/extras.py [--rounds N] [--seconds S] [--out FOLDER]
 
-flash (dew-flash-attn) and cuDNN at the same calls, by turns, forward and with all gradients; and
-what the choice makes of it, which may go back by another than it went forward. For packed sequences
-also the bare kernel, asked for with nothing but cu_seqlens.
+flash (dew-flash-attn) and cuDNN take turns at the same calls, forward and with all gradients, and
+so does the default choice, whose backward pass may use another implementation than its forward
+pass. For packed sequences the bare kernel, called with cu_seqlens only, is measured as well.
 """
 
 from __future__ import annotations

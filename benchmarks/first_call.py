@@ -1,11 +1,11 @@
-"""What a new shape costs: the first call of each of several, with plans kept for other processes.
+"""The cost of a new shape: the first call of each of several, with and without saved plans.
 
 usage: python benchmarks/first_call.py [--shapes N] [--out FOLDER]
 
-Each row is a process of its own, which calls attention at shapes that it has not seen, forward with
-all gradients: with no folder of plans, with an empty one, with the one that the process before has
-filled. Ours (cuDNN) and `jax.nn.dot_product_attention` with cuDNN take turns. A first shape, which
-is not counted, pays for loading cuDNN.
+Each row is a new process that calls attention at several shapes, forward with all gradients:
+without a folder of plans, with an empty one, and with the one that the process before filled. Ours
+(cuDNN) and `jax.nn.dot_product_attention` with cuDNN take turns. The time of loading cuDNN falls on
+a first shape, which is not counted.
 """
 
 from __future__ import annotations

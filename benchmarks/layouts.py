@@ -1,12 +1,12 @@
-"""What XLA puts around our call for operands that are not separate arrays [B, T, N, H].
+"""The operations that XLA adds around our call if operands are not separate arrays [B, T, N, H].
 
 usage: python benchmarks/layouts.py [--rounds N] [--seconds S] [--out FOLDER]
 
 In the optimized program each operand and result of the custom calls is followed through bitcasts to
-what makes or takes it: an array of the program's own, a matrix product, or a copy, with its bytes.
-The time is beside that of the same call on separate arrays, or of the same layer with separate
-projections; of a cache in pages, of the same pages [P, page, K, H] apart. Both in one run, by
-turns; bfloat16, causal.
+the operation that makes or takes it: an argument or result of the program, a matrix product, or a
+copy, with its bytes. The time is compared with that of the same call on separate arrays, or of the
+same layer with separate projections; for a cache in pages, with separate pages [P, page, K, H].
+Both take turns in one run; bfloat16, causal.
 """
 
 from __future__ import annotations

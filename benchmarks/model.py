@@ -1,13 +1,13 @@
-"""A training step of a decoder on packed documents: what attention is worth inside a model.
+"""A training step of a decoder on packed documents: the share of attention in a model.
 
 usage: python benchmarks/model.py [--rounds N] [--seconds S] [--out FOLDER]
 
 Four layers as in Llama 3 8B (hidden 4096, 32 query heads over 8, head dim 128, MLP 14336, RMSNorm,
 rotary positions; 870 million parameters), bfloat16, one row of 16,384 tokens that hold 16
-documents, forward, backward and an SGD step with momentum. Attention is ours as it is chosen, ours
-by each implementation, dew-flash-attn's kernels with nothing before or after them, and jax.nn's
-cuDNN on the same documents as a padded batch, which are more rows for every layer. "none" leaves
-attention out: the rest of the step.
+documents, forward, backward and an SGD step with momentum. Attention is our call by default, our
+call by each implementation, dew-flash-attn's bare kernels, and jax.nn's cuDNN on the same documents
+as a padded batch, which gives every layer more rows. "none" leaves attention out, and so measures
+the rest of the step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Speed of score_mod and mask_mod on one GPU: beside the same call without them, and beside XLA.
+"""Speed of score_mod and mask_mod on one GPU, compared with the call without them and with XLA.
 
 usage: python benchmarks/mods.py [--rounds N] [--seconds S] [--out FOLDER]
 
-Each mod of `attn_dispatch.mods` at 8,192 tokens, forward and with the gradients of query, key and
-value; where it is "learned" with those of what the mod reads as well. All in bfloat16, in the same
-run. T5's table, with two heads: a bias of more pairs than 2^27 is not made.
+Measures each mod of `attn_dispatch.mods` at 8,192 tokens, forward and with the gradients of query,
+key and value, and in the rows "learned" of the arrays that the mod reads as well. All are in
+bfloat16, in the same run. T5's table has two heads, because a bias of more than 2^27 pairs is not
+made.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""docs/notebook.ipynb from top to bottom, without Jupyter: what its cells print on this device.
+"""Run docs/notebook.ipynb from top to bottom, without Jupyter, and print what its cells print.
 
 usage: python benchmarks/notebook.py [--out FOLDER] [--write]
 
---out keeps it beside the environment, --write in the notebook itself. A cell's picture is
-its last line, `figure`.
+--out writes the output and the environment to a folder, --write writes the output into the
+notebook. A cell shows a picture if its last line is `figure`.
 """
 
 from __future__ import annotations

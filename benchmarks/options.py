@@ -2,9 +2,10 @@
 
 usage: python benchmarks/options.py [--rounds N] [--out FOLDER]
 
-What cuDNN has no option for is brought to it in another way (a mask as a bias, a soft cap as a
-subgraph, the gradient of lse as further columns): this shows that it is worth it. Cases are those
-of the conformance suite at 2048 tokens, forward and backward with all gradients that both compute.
+What cuDNN has no option for is expressed in another way (a mask as a bias, a soft cap as a
+subgraph, the gradient of lse as further columns), and this shows whether that pays. The cases are
+those of the conformance suite at 2048 tokens, forward and backward with all gradients that both
+compute.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Speed of packed sequences on one GPU: against padding, and against flash_attn3_jax where it is.
+"""Speed of packed sequences on one GPU, compared with padding and, if installed, flash_attn3_jax.
 
 usage: python benchmarks/packed.py [--rounds N] [--out FOLDER]
 
-16 sequences in a batch padded to 4096, their mean a quarter of that, 32 query and 8 key/value heads
-of 128, bfloat16, causal; once with lengths that are spread evenly, once with a long tail up to the
-4096. All take turns in one run.
+There are 16 sequences in a batch padded to 4096, with a mean length of a quarter of that, 32 query
+and 8 key/value heads of 128, bfloat16, causal. Lengths are spread evenly in one cell, and have a
+long tail up to 4096 in the other. All calls take turns in one run.
 
-ragged, segment_ids    our two packed calls, on [rows, N, H] and on [1, rows, N, H], both told how
-                       long a sequence may be
+ragged, segment_ids    our two packed calls, on [rows, N, H] and on [1, rows, N, H], both given the
+                       length of the longest sequence
 segment_ids_any_length the same without max_segment_len
-padded                 our call on the padded batch, told the lengths
-padded_unaware         the same, not told: what padding costs where no one looks at lengths
-jax_nn_padded          jax.nn's cuDNN call on the padded batch, told the lengths
+padded                 our call on the padded batch, given the lengths
+padded_unaware         the same without the lengths: the cost of padding that is computed
+jax_nn_padded          jax.nn's cuDNN call on the padded batch, given the lengths
 flash_attn3_jax        its packed call
 """
 

@@ -1,10 +1,10 @@
-"""Prompts in chunks beside decoding, in one call on pages: what of it costs what.
+"""Chunks of prompts and decoding in one call on pages: the cost of each part.
 
 usage: python benchmarks/ragged.py [--rounds N] [--seconds S] [--out FOLDER]
 
-As decode.py: 16 steps in a program, medians. "gathered" is the batch padded to its longest
-sequence, with every key that the table has room for copied; "single" the decoding alone, of as
-many rows; "chunk" the longest sequence alone.
+Measured as in decode.py: 16 steps per program, medians. "gathered" is the batch padded to its
+longest sequence, with every key copied that the table has room for; "single" is the decoding alone,
+with as many rows; "chunk" is the longest sequence alone.
 """
 
 from __future__ import annotations

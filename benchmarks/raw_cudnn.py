@@ -2,11 +2,11 @@
 
 usage: python benchmarks/raw_cudnn.py [--rounds N] [--seconds S] [--out FOLDER]
 
-needs nvidia-cudnn-frontend, NVIDIA's own way from Python to cuDNN. It plans the same attention with
-a handle and builds every plan that cuDNN's heuristics propose (modes A and B). The fastest of them
-is what our call is held against: the same cuDNN, arrays and device, no XLA. bfloat16, 16,384
-tokens, heads · head dim 2,048. Both are timed as the profiler sees the device, by turns; by wall
-clock where its profile has none of raw's kernels. A ratio is raw's time over ours.
+Needs nvidia-cudnn-frontend, NVIDIA's Python interface to cuDNN. It plans the same attention with a
+handle and builds every plan that cuDNN's heuristics propose (modes A and B). Our call is compared
+with the fastest of them: the same cuDNN, arrays and device, without XLA. bfloat16, 16,384 tokens,
+heads · head dim 2,048. Both take turns and are timed on the device by the profiler, or by wall
+clock if the profile has none of raw's kernels. A ratio is raw's time over ours.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ usage: python benchmarks/window_with_lengths.py [--rounds N] [--seconds S] [--ou
 
 One GPU; bfloat16, 32 query and 8 key/value heads of 128, a window of (4095, 0), forward alone and
 forward with backward. The forms that take `key_value_seq_lengths` compute the same numbers, which
-is checked before they are timed; the others are what they are held against. `--check` compares all
-forms at small sizes on any device, and times nothing.
+is checked before they are timed; the others are there for comparison. `--check` compares all forms
+at small sizes on any device, and times nothing.
 
 lengths         key_value_seq_lengths, causal_alignment="bottom_right"
 both_lengths    query_seq_lengths as well, all of them full

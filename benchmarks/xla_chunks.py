@@ -2,10 +2,11 @@
 
 usage: python benchmarks/xla_chunks.py [--rounds N] [--out FOLDER]
 
-Before blocks took parts of the batch and of the heads, a large batch left each chunk a few query
-rows, for which all keys were read again. That revision is taken from git; both take turns, each
-call in a process of its own, whose peak memory is read as well: a batch of 32 × 8192 keys, with
-query rows for one block, and a batch of 1 with long sequences, which should cost what it did.
+Earlier, chunks did not divide the batch and the heads, so that with a large batch each chunk had a
+few query rows, for which all keys were read again. That revision is taken from git. Both take
+turns, each call in a new process, whose peak memory is measured as well. The cells are a batch of
+32 × 8192 keys, with query rows for one block, and a batch of 1 with long sequences, which should
+cost what it did.
 """
 
 from __future__ import annotations

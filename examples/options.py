@@ -1,4 +1,4 @@
-"""Values of options, refused where they are read if they make no sense."""
+"""Types of command line options, which refuse values that make no sense."""
 
 import argparse
 import math
@@ -11,7 +11,7 @@ from attn_dispatch.text import error_text
 
 
 def of(kind: Any, expected: str, is_right: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """An argparse type: a `kind` that is right, or an error that says what was expected."""
+    """An argparse type: a valid `kind`, or an error with what was expected."""
 
     def parsed(text: str) -> Any:
         try:
@@ -32,7 +32,7 @@ SHARE = of(float, "a number above 0, up to 1", lambda x: 0 < x <= 1)
 
 
 def make_folder(option: str, folder: Path | None) -> None:
-    """Before the work, not after it; ends the process where the folder cannot be made."""
+    """Make the folder before the work, or end the process if that fails."""
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def make_folder(option: str, folder: Path | None) -> None:
 
 
 def check_file(option: str, file: Path | None) -> None:
-    """Before the work, not after it; ends the process where the file cannot be written."""
+    """Check before the work that the file can be written, or end the process."""
     try:
         if file is not None:
             file.open("a").close()

@@ -1,4 +1,4 @@
-"""The terminal, as the examples print to it."""
+"""The console to which the examples print."""
 
 from typing import NoReturn
 
@@ -7,7 +7,7 @@ import rich.console
 
 class Console(rich.console.Console):
     def on_broken_pipe(self) -> NoReturn:
-        """`| head` has read enough: run_process ends the example as it ends any command."""
+        """Ends the example as run_process ends any command whose reader, such as head, has left."""
         raise BrokenPipeError
 
 

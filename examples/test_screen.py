@@ -1,4 +1,4 @@
-"""What the examples print, where nobody reads it any more."""
+"""The console of the examples when its reader has left."""
 
 import io
 

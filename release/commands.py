@@ -3,8 +3,8 @@
 usage: python release/commands.py [NAME …]
 
 NAME is demo, serve, train, finetune, docs, test or test-older; without one it is demo and test.
-What was measured goes into release/results/commands.json; a command that is not run keeps what is
-there.
+The measurements go into release/results/commands.json, which keeps those of the commands that are
+not run.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ COMMANDS = ("demo", "serve", "train", "finetune", "docs", "test", "test-older")
 @dataclass(frozen=True)
 class Tried:
     state: str
-    said: str
-    """The last line that it printed."""
+    output: str
+    """The last line that the command printed."""
     seconds: float
     cpu_seconds: float
     size: int
-    """Bytes in the environment that it made."""
+    """The size of the environment that the command made, in bytes."""
     python: str
     date: str
     commit: str
 
 
 def try_command(name: str) -> Tried:
-    """`make NAME` in a clone of what is committed."""
+    """Run `make NAME` in a clone of the last commit."""
     source = BUILD / "clone"
     shutil.rmtree(source, ignore_errors=True)
     run("git", "clone", "--quiet", REPOSITORY, source)
     start, used, state = time.monotonic(), cpu_seconds(), "ok"
     try:
-        said = run("make", name, cwd=source).strip().splitlines()[-1]
+        output = run("make", name, cwd=source).strip().splitlines()[-1]
     except Failed as failure:
-        state, said = "WRONG", str(failure).strip().splitlines()[-1]
+        state, output = "WRONG", str(failure).strip().splitlines()[-1]
     seconds, used = time.monotonic() - start, cpu_seconds() - used
     environment = source / ".venv"
     size, python = size_of(environment), _python(environment)
     shutil.rmtree(source)
     day = datetime.now(UTC).strftime("%Y-%m-%d")
-    return Tried(state, said, round(seconds, 1), round(used, 1), size, python, day, commit())
+    return Tried(state, output, round(seconds, 1), round(used, 1), size, python, day, commit())
 
 
 def _python(environment: Path) -> str:
@@ -76,7 +76,7 @@ def main() -> None:
     kept = read(KEPT) if KEPT.exists() else {}
     for name in names:
         kept[name] = asdict(tried := try_command(name))
-        print(f"{tried.state:<5} make {name}: {tried.seconds} s; {tried.said}", flush=True)
+        print(f"{tried.state:<5} make {name}: {tried.seconds} s; {tried.output}", flush=True)
         ordered = {x: kept[x] for x in COMMANDS if x in kept}
         KEPT.write_text(json.dumps(ordered, indent=1) + "\n")
     sys.exit(any(kept[x]["state"] != "ok" for x in names))

@@ -3,7 +3,7 @@
 usage: python release/containers.py [--rootfs FOLDER] [--only TEXT]
 
 `--rootfs` stands in for the base image where no registry can be reached: a folder with Debian and
-a Python on PATH. Needs root. What was measured goes into release/results/containers.json.
+a Python on PATH. Needs root. The measurements go into release/results/containers.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def dockerfiles() -> list[str]:
 
 
 def name_of(dockerfile: str) -> str:
-    """Its install line."""
+    """The install line of a Dockerfile, as its name."""
     (line,) = re.findall(r"^RUN (.*pip install .*)$", dockerfile, re.M)
     return line
 
@@ -43,13 +43,13 @@ def _buildah(*command: str | Path) -> str:
         capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise SystemExit(f"buildah {command[0]}: " + "\n".join(said[-12:]))
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise SystemExit(f"buildah {command[0]}: " + "\n".join(output[-12:]))
     return done.stdout.strip()
 
 
 def _stand_in(rootfs: Path, base: str) -> None:
-    """An image of this folder, by the name of the base image."""
+    """Make an image of this folder under the name of the base image."""
     container = _buildah("from", "scratch")
     _buildah("add", container, rootfs, "/")
     path = "PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -58,7 +58,7 @@ def _stand_in(rootfs: Path, base: str) -> None:
 
 
 def built(dockerfile: str, rootfs: Path | None) -> dict[str, Any]:
-    """Build it, run `attn-dispatch info` inside, and say what both came to."""
+    """Build a Dockerfile, run `attn-dispatch info` in the image, and return the measurements."""
     (base,) = _BASE.findall(dockerfile)
     if rootfs:
         _stand_in(rootfs, base)

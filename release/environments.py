@@ -16,7 +16,7 @@ _SMOKE = Path(__file__).with_name("smoke.py")
 
 
 class Failed(Exception):
-    """A command that did not work, with what it said."""
+    """A command failed; the message has the end of its output."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Environment:
         return BUILD / "environments" / self.name
 
     def create(self, python: Path, jax: str = "") -> None:
-        """With this JAX, if one is named, and of this project nothing."""
+        """Make it, with this JAX if one is named, and without this project."""
         self.remove()
         run(python, "-m", "venv", self.folder)
         if jax:
@@ -56,13 +56,13 @@ class Environment:
         return subprocess.run([self.python, "-c", code]).returncode == 0
 
     def install(self, *names: str) -> None:
-        """Of what was built. The requirements that only a GPU wants, gigabytes, are left out."""
+        """Install these built packages, without the gigabytes that only a GPU needs."""
         wanted = [f"{name}=={VERSION}" for name in names]
         self.pip("platformdirs", "numpy")
         self.pip("--no-index", "--no-deps", "--find-links", DIST, *wanted)
 
     def smoke(self, expected: str, cudnn: Path | None = None) -> str:
-        """Run smoke.py in a folder of its own; what it printed."""
+        """Run smoke.py in this environment's folder, and return what it printed."""
         env = {"PYTHONPATH": str(cudnn)} if cudnn else {}
         return run(self.python, _SMOKE, expected, env=env, cwd=self.folder).strip()
 
@@ -70,30 +70,30 @@ class Environment:
         run(self.python, "-m", "pip", "uninstall", "--quiet", "--yes", name)
 
     def resolve(self, plugin: Plugin, jax: str) -> int:
-        """How many packages `pip install` of a plugin would bring: they can be had together.
+        """The number of packages that `pip install` of a plugin brings; a Failed if they conflict.
 
-        uv finds it out without fetching them, some 2.5 GB.
+        uv resolves them without downloading them, some 2.5 GB.
         """
         wanted = f"{plugin.name}=={VERSION}\n{jax}\n"
-        said = run(
+        output = run(
             Path(sys.executable).with_name("uv"), "pip", "compile", "--quiet", "--no-header",
-            "--no-annotate", "--find-links", DIST, "--python", self.python, "-", said=wanted,
+            "--no-annotate", "--find-links", DIST, "--python", self.python, "-", stdin=wanted,
         )  # fmt: skip
-        return len(said.split())
+        return len(output.split())
 
 
 def run(
     *command: str | Path,
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
-    said: str | None = None,
+    stdin: str | None = None,
 ) -> str:
-    """What the command prints on stdout, when this was said to it; a Failed if it fails."""
+    """Run a command with this text as its input, and return its stdout; a Failed if it fails."""
     ours = ("ATTN_DISPATCH_", "PYTHON", "VIRTUAL_ENV", "LD_")
     clean = {x: y for x, y in os.environ.items() if not x.startswith(ours)}
     done = subprocess.run(
         [str(x) for x in command], env=clean | {"JAX_PLATFORMS": "cpu"} | (env or {}), cwd=cwd,
-        input=said, capture_output=True, text=True,
+        input=stdin, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).strip().splitlines()
@@ -103,7 +103,7 @@ def run(
 
 @lru_cache
 def cudnn(major: int) -> Path:
-    """A folder with cuDNN alone, found as an installed wheel of NVIDIA's is."""
+    """A folder with cuDNN alone, laid out as an installed wheel of NVIDIA's."""
     folder = BUILD / f"cudnn-cu{major}"
     if not folder.exists():
         unfinished = folder.with_suffix(".tmp")

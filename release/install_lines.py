@@ -2,9 +2,9 @@
 
 usage: python release/install_lines.py [--only TEXT …] [--list]
 
-Lines are read from README.md, docs and the examples. `--only` takes those that contain a text. What
-was measured goes into release/results/install_lines.json, a line that is not run keeps what is
-there. Lines for wheels take those of the last `make wheels`.
+Lines are read from README.md, docs and the examples; `--only` selects those that contain a text.
+The measurements go into release/results/install_lines.json, which keeps those of the lines that are
+not run. Lines for wheels use the wheels of the last `make wheels`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from record import RESULTS, commit, cpu_seconds, read, size_of
 KEPT = RESULTS / "install_lines.json"
 _LINE = re.compile(r"(?:ATTN_DISPATCH_\w+=1 )?pip install [^#`\n]*")
 _PRINTED = re.compile(r"^```console\n.*?^```$", re.M | re.S)
-"""What a command prints, which may name what this machine lacks."""
+"""The output of a command on a page: an install line in it is not for this machine."""
 
 Check = Callable[[Environment], str]
-"""Whether what was installed works, and what it says; a Failed if it does not."""
+"""Tries what was installed and returns a short report; a Failed if it does not work."""
 
 
 def pages() -> list[Path]:
@@ -42,7 +42,7 @@ def pages() -> list[Path]:
 
 
 def lines() -> dict[str, list[str]]:
-    """Every install line, and the pages that have it. Those of a Dockerfile are containers.py's."""
+    """Every install line with the pages that have it, but for Dockerfiles (containers.py)."""
     found: dict[str, list[str]] = {}
     for page in pages():
         for line in _LINE.findall(_PRINTED.sub("", page.read_text("utf-8"))):
@@ -58,7 +58,7 @@ def _xla(here: Environment) -> str:
 
 
 def _cuda(here: Environment) -> str:
-    """With the cuDNN that was installed."""
+    """Plan with the cuDNN that was installed."""
     return here.smoke("attn_dispatch")
 
 
@@ -80,8 +80,8 @@ def _cuda_wheel(here: Environment) -> str:
 def _rocm(here: Environment) -> str:
     code = (
         "from attn_dispatch.aiter import library\n"
-        "said = library.find('gfx942').unusable\n"
-        "assert said.startswith('AITER is not built for gfx942'), said"
+        "reason = library.find('gfx942').unusable_reason\n"
+        "assert reason.startswith('AITER is not built for gfx942'), reason"
     )
     run(here.python, "-c", code, cwd=here.folder)
     return "its library loads"
@@ -99,7 +99,7 @@ def _xla_and(*packages: str) -> Check:
 
 
 def _runs(*command: str) -> Check:
-    """A command of this environment ends well."""
+    """A check that a command of this environment succeeds."""
 
     def check(here: Environment) -> str:
         run(here.folder / "bin" / command[0], *command[1:], cwd=here.folder)
@@ -115,7 +115,7 @@ _VERIFY = ("attn-dispatch", "verify", "--cases", "shapes/float32_d64_full", "--r
 class Expected:
     check: Check
     after: tuple[str, ...] = ()
-    """Lines that the page has before this one, of which it wants the result."""
+    """Lines that the page has before this one, which must be run first."""
     python: str = "3.11"
 
 
@@ -164,12 +164,12 @@ EXPECTED = {
 @dataclass(frozen=True)
 class Tried:
     state: str
-    said: str
+    output: str
     seconds: float
-    """Of the line itself, without the check and without the lines before it."""
+    """The time of the line itself, without the check and the lines before it."""
     cpu_seconds: float | None
     size: int
-    """Bytes in the environment afterwards."""
+    """The size of the environment afterwards, in bytes."""
     python: str
     jax: str
     date: str
@@ -177,7 +177,7 @@ class Tried:
 
 
 def try_line(line: str) -> Tried:
-    """Run it in bash, in a copy of what is committed, with a new environment first on PATH."""
+    """Run a line in bash, in a copy of the last commit, with a new environment first on PATH."""
     expected = EXPECTED[line]
     here = Environment("line")
     python = native.interpreter(expected.python)
@@ -188,18 +188,18 @@ def try_line(line: str) -> Tried:
     try:
         for command in (*expected.after, line):
             seconds, used = _timed(command, here, source)
-        said = expected.check(here)
+        output = expected.check(here)
     except Failed as failure:
-        state, said = "WRONG", str(failure).splitlines()[-1]
+        state, output = "WRONG", str(failure).splitlines()[-1]
     size, jax = size_of(here.folder), here.version("jax") if here.has("jax") else ""
     here.remove()
     shutil.rmtree(source)
     day = datetime.now(UTC).strftime("%Y-%m-%d")
-    return Tried(state, said, seconds, used, size, expected.python, jax, day, commit())
+    return Tried(state, output, seconds, used, size, expected.python, jax, day, commit())
 
 
 def _timed(line: str, here: Environment, source: Path) -> tuple[float, float]:
-    """Run the line; how long it took, and the CPU time of it."""
+    """Run a line, and return its time and its CPU time in seconds."""
     path = f"{here.folder / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     start, used = time.monotonic(), cpu_seconds()
     run("bash", "-c", line, env={"PATH": path}, cwd=source)
@@ -207,7 +207,7 @@ def _timed(line: str, here: Environment, source: Path) -> tuple[float, float]:
 
 
 def checkout() -> Path:
-    """What git has, and the wheels."""
+    """Make a folder with the files of the last commit, and the wheels."""
     folder = BUILD / "checkout"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -236,7 +236,8 @@ def main() -> None:
             continue
         tried = try_line(line)
         print(
-            f"{tried.state:<5} {line}: {tried.seconds} s, {tried.size / 1e6:.0f} MB; {tried.said}",
+            f"{tried.state:<5} {line}: {tried.seconds} s, {tried.size / 1e6:.0f} MB;",
+            tried.output,
             flush=True,
         )
         is_wrong = is_wrong or tried.state != "ok"

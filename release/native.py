@@ -13,7 +13,7 @@ from environments import Failed, run
 from plugins import BUILD, OLDEST_JAX, REPOSITORY
 
 _HEADERS = BUILD / "headers"
-# As the Makefile has them: only headers are wanted, so their own requirements are left out.
+# The same as in the Makefile: only headers are needed, so requirements are left out.
 _HEADER_PACKAGES = (
     "nvidia-cudnn-frontend>=1.28,<1.30",
     "nvidia-cudnn-cu13",
@@ -28,7 +28,7 @@ _INCLUDES = ("include", "nvidia/cudnn/include", "nvidia/cu13/include", "jaxlib/i
 
 
 def interpreter(version: str) -> Path | None:
-    """A CPython of this version: in a manylinux container, of pyenv, or on PATH."""
+    """A CPython of this version from a manylinux container, from pyenv, or on PATH."""
     digits = version.replace(".", "")
     places = [
         *Path("/opt/python").glob(f"cp{digits}-cp{digits}/bin/python"),
@@ -44,15 +44,15 @@ def _runs(python: Path) -> bool:
 
 
 def compiled(version: str) -> Path:
-    """Where the libraries for this version of Python are."""
+    """The folder of the libraries for this version of Python."""
     return BUILD / "libraries" / version / "attn_dispatch"
 
 
 def compile_for(python: Path, version: str, switches: tuple[str, ...]) -> str:
     """Build the libraries of these switches for this Python, into `compiled(version)`.
 
-    All versions share one build folder: what does not see Python, which is most of it, is compiled
-    for the first of them alone.
+    All versions share one build folder: the sources that do not include Python, which are most, are
+    compiled once.
     """
     zig = importlib.util.find_spec("ziglang")
     assert zig is not None and zig.origin is not None, (
@@ -92,7 +92,7 @@ def compile_for(python: Path, version: str, switches: tuple[str, ...]) -> str:
 
 
 def _multiarch(python: Path) -> Path:
-    """A folder, the same for all, in which Debian's Pythons find the rest of their pyconfig.h.
+    """A folder for all Pythons, in which those of Debian find the rest of their pyconfig.h.
 
     They include it by a path under /usr/include, where zig does not look.
     """
@@ -113,7 +113,7 @@ def _zig() -> Path:
 
 
 def header_environment() -> dict[str, str]:
-    """The variable that says where headers are, once they are there."""
+    """The environment variable with the folders of headers, which are fetched first if missing."""
     if not _HEADERS.exists():
         _fetch_headers()
     return {"ATTN_DISPATCH_INCLUDE": os.pathsep.join(str(_HEADERS / x) for x in _INCLUDES)}

@@ -1,4 +1,4 @@
-"""The wheels of shared libraries: what each is called, holds and requires."""
+"""The wheels of the shared libraries: their names, contents and requirements."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OLDEST_JAX = "0.10.2"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A wheel that holds one shared library and what that library needs beside it."""
+    """A wheel with one shared library and the files that it needs beside it."""
 
     suffix: str
     library: str
     switch: str
-    """CMake's option that builds the library."""
+    """The CMake option that builds the library."""
     description: str
     requires: tuple[str, ...] = ()
 

@@ -1,4 +1,4 @@
-"""What a run did, how it went, how long it took and how large the result is: printed and kept."""
+"""Records of the steps of a run: outcome, time and size, printed and written as JSON."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What there is to say of something that went well."""
+    """The result of a step that succeeded: a short report."""
 
-    said: str = ""
+    output: str = ""
     size: int | None = None
-    """Of the file or the environment that it made, in bytes."""
+    """The size of the file or environment that the step made, in bytes."""
 
 
 @dataclass(frozen=True)
 class Row:
     part: str
-    """What was done."""
+    """The name of the step."""
     state: str
     """ok, WRONG or left out."""
     seconds: float
-    said: str
+    output: str
     size: int | None = None
     cpu_seconds: float | None = None
     python: str = ""
@@ -45,12 +45,12 @@ class Row:
     def __str__(self) -> str:
         where = " ".join(x for x in (self.python and f"CPython {self.python}", self.jax) if x)
         size = "" if self.size is None else f"{self.size / 1e6:.2f} MB"
-        facts = "; ".join(x for x in (f"{self.seconds:.0f} s", size, self.said) if x)
+        facts = "; ".join(x for x in (f"{self.seconds:.0f} s", size, self.output) if x)
         return f"{self.state:<8} {where and f'{where}: '}{self.part}: {facts}"
 
 
 class Record:
-    """The rows so far, each printed and written as it is known: a run takes an hour."""
+    """The rows so far. Each is printed and written at once, because a run takes an hour."""
 
     def __init__(self, path: Path) -> None:
         self.rows: list[Row] = []
@@ -59,7 +59,7 @@ class Record:
         self._commit = commit()
 
     def add(self, part: str, task: Callable[[], Outcome], python: str = "", jax: str = "") -> bool:
-        """Do it; whether it went well."""
+        """Run a step, and return whether it succeeded."""
         start, used = time.monotonic(), cpu_seconds()
         try:
             state, outcome = "ok", task()
@@ -67,7 +67,7 @@ class Record:
             state, outcome = "WRONG", Outcome(str(failure))
         seconds = round(time.monotonic() - start, 1)
         used = round(cpu_seconds() - used, 1)
-        self._append(Row(part, state, seconds, outcome.said, outcome.size, used, python, jax))
+        self._append(Row(part, state, seconds, outcome.output, outcome.size, used, python, jax))
         return state == "ok"
 
     def leave_out(self, part: str, why: str) -> None:
@@ -96,20 +96,20 @@ class Record:
 
 
 def commit() -> str:
-    """Of the checkout, marked when files differ from it."""
+    """The commit of the checkout, marked if files differ from it."""
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
 
 def cpu_seconds() -> float:
-    """Of all commands that have ended: what a busy machine does not change much."""
+    """The CPU time of all commands that have ended, which depends little on other work."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def size_of(folder: Path) -> int:
-    """Bytes in the files of a folder; a link counts nothing."""
+    """The bytes of all files in a folder, without links."""
     return sum(x.lstat().st_size for x in folder.rglob("*") if x.is_file() and not x.is_symlink())
 
 

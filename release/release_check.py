@@ -116,7 +116,7 @@ def _rocm(environment: Environment) -> str:
     code = (
         "from attn_dispatch.aiter import library\n"
         "from attn_dispatch_tools.build_aiter import wheel\n"
-        "said = library.find('gfx942').unusable\n"
+        "said = library.find('gfx942').unusable_reason\n"
         "assert said.startswith('AITER is not built for gfx942'), said\n"
         "wheel.adapter_folder()"
     )

@@ -1,8 +1,8 @@
-"""What an installation must do, on a machine without a GPU. Run in it, outside of the checkout.
+"""Tries an installation on a machine without a GPU. Run it with the installation's Python.
 
 usage: smoke.py none|PACKAGE
 
-PACKAGE is where the CUDA library is to come from: attn_dispatch_cuda13, or attn_dispatch itself.
+PACKAGE is the one with the CUDA library: attn_dispatch_cuda13, or attn_dispatch itself.
 """
 
 import functools
@@ -17,13 +17,13 @@ import numpy as np
 import attn_dispatch
 from attn_dispatch import dot_product_attention, explain
 from attn_dispatch.cudnn import library as cudnn_library
-from attn_dispatch.devices import native
+from attn_dispatch.devices import native_libraries
 
 expected = sys.argv[1]
 installed = Path(attn_dispatch.__file__)
 assert installed.is_relative_to(sys.prefix), installed
 
-# XLA computes, forward and backward, what jax.nn does.
+# XLA's results and gradients are those of jax.nn.
 keys = jax.random.split(jax.random.key(0), 3)
 q, k, v = (jax.random.normal(x, (2, 128, 4, 64), jnp.float32) for x in keys)
 
@@ -37,7 +37,7 @@ for ours, theirs in zip(
 ):
     np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
-# The command, as it is installed.
+# The installed command runs.
 command = Path(sys.executable).with_name("attn-dispatch")
 info = subprocess.run([command, "info"], capture_output=True, text=True, check=True).stdout
 assert f"attn_dispatch {attn_dispatch.__version__}, jax {jax.__version__}" in info, info
@@ -50,12 +50,12 @@ if expected == "none":
     print("XLA")
     sys.exit()
 
-name = native.load(native.CUDA).__name__
+name = native_libraries.load(native_libraries.CUDA).__name__
 assert name == f"{expected}._cuda", name
 found = cudnn_library.find()
-assert found.is_usable, found.unusable
+assert found.is_usable, found.unusable_reason
 assert plan.chosen_forward == plan.chosen_backward == "cudnn", plan
-# By its name: where FlashAttention's package is installed too, that takes the call.
+# Named, because FlashAttention would take the call if its package is installed too.
 by_cudnn = functools.partial(dot_product_attention, is_causal=True, implementation="cudnn")
 with attn_dispatch.target("h100"):
     step = jax.jit(jax.grad(lambda q: by_cudnn(q, q, q).sum()))

@@ -37,7 +37,7 @@ def _time(seconds: float) -> str:
 
 
 def _cell(rows: list[dict[str, Any]]) -> str:
-    """How one row went, how long it took and how large the result is."""
+    """The outcome, time and size of one row."""
     if not rows:
         return "not run"
     (row,) = rows
@@ -47,7 +47,7 @@ def _cell(rows: list[dict[str, Any]]) -> str:
 
 
 def checked() -> str:
-    """What `make release-check` did: for each version of Python."""
+    """The results of `make release-check` for each version of Python."""
     facts = read(CHECKED)
     rows = facts["rows"]
 
@@ -59,8 +59,8 @@ def checked() -> str:
         return [what, *map(_cell, found)]
 
     def newest(python: str) -> str:
-        said = [x["said"] for x in rows if x["python"] == python and x["jax"] == "jax"]
-        return said[0].split(";")[0].removeprefix("jax ") if said else "not run"
+        outputs = [x["output"] for x in rows if x["python"] == python and x["jax"] == "jax"]
+        return outputs[0].split(";")[0].removeprefix("jax ") if outputs else "not run"
 
     (oldest,) = {x["jax"] for x in rows if x["jax"].startswith("jax==")}
     table = [line("compiling", "libraries")]
@@ -73,14 +73,14 @@ def checked() -> str:
     pure = [_cell([x for x in rows if x["part"] == f"attn-dispatch, {y}"])
             for y in ("source distribution", "wheel")]  # fmt: skip
     alone = [x for x in rows if x["part"] == "source distribution, as pip builds it"]
-    said = (
+    heading = (
         f"Begun {facts['begun']} at commit {facts['commit'][:7]}, on {facts['cores']} cores with"
         f" other work as well, {facts['libc']}. The source\ndistribution took {pure[0]}; the wheel"
         f" attn-dispatch {pure[1]}; installing the source distribution:\n"
         f"{_cell(alone)}; with the CUDA library: "
         f"{_cell(source)}. Sizes are of the wheel, or of the whole environment.\n\n"
     )
-    return said + _table(["", *(f"CPython {x}" for x in PYTHONS)], table)
+    return heading + _table(["", *(f"CPython {x}" for x in PYTHONS)], table)
 
 
 def install_lines() -> str:
@@ -127,7 +127,7 @@ def _line_row(line: str, kept: dict[str, Any] | None) -> list[str]:
 
 
 def tables() -> dict[Path, dict[str, str]]:
-    """The pages, and in each the tables by their marks."""
+    """The tables of each page, by the marks between which they are."""
     return {
         REPOSITORY / "release" / "README.md": {"release check": checked()},
         REPOSITORY / "docs" / "install.md": {
@@ -139,7 +139,7 @@ def tables() -> dict[Path, dict[str, str]]:
 
 
 def page(text: str, marked: dict[str, str]) -> str:
-    """The page with today's tables in it."""
+    """The text of a page with these tables."""
     for mark, table in marked.items():
         begin, end = _BEFORE.format(mark), _AFTER.format(mark)
         before, _, rest = text.partition(begin)

@@ -1,4 +1,4 @@
-"""Puts compiled libraries into wheels, and builds the pure wheel and the source distribution."""
+"""Packs compiled libraries into wheels, and builds the pure wheel and the source distribution."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ __version__ = "{version}"
 
 
 def plugin_wheel(plugin: Plugin, version: str) -> Path:
-    """The wheel of a plugin for this version of Python, of what was compiled for it."""
+    """Build a plugin's wheel for this version of Python from the libraries compiled for it."""
     stage = BUILD / "stage" / f"{plugin.suffix}-{version}"
     shutil.rmtree(stage, ignore_errors=True)
     package = stage / plugin.package
@@ -88,8 +88,10 @@ def source_distribution() -> Path:
 
 
 def pure_wheel() -> Path:
-    """attn-dispatch itself, which has no compiled code: made from its source distribution, so that
-    nothing that lies about in the checkout comes along."""
+    """Build the wheel of attn-dispatch, which has no compiled code.
+
+    It is built from the source distribution, so that no stray file of the checkout gets into it.
+    """
     (sdist,) = DIST.glob("*.tar.gz")
     unpacked = BUILD / "unpacked"
     shutil.rmtree(unpacked, ignore_errors=True)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import attn_dispatch
-from attn_dispatch import api, dot_product_attention, explain, paged_attention
+from attn_dispatch import dot_product_attention, explain, inspection, paged_attention
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
@@ -224,7 +224,7 @@ def test_rewrites_without_the_pages_behind_a_window(rewrite, t):
         operands[name] = jnp.pad(operands[name], ((1, 0), *[(0, 0)] * 3), constant_values=jnp.nan)
     window: dict[str, Any] = {"local_window_size": (7, 0)}
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
-    spec = api.spec_of(**given, **window)
+    spec = inspection.spec_of(**given, **window)
     operands |= {x: operands[x][None] for x in ("key_pages", "value_pages")}  # of one pool
     found = rewrite.compute(spec, operands, Calls(by_xla, by_xla, by_xla))["out"]
     expected = in_the_cache(queries(B, t), query_seq_lengths=number, **window)

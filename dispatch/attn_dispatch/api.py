@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from attn_dispatch import settings
-from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Call
-from attn_dispatch.call.foreign_names import check_names, hints_at_foreign_names
+from attn_dispatch.call.arguments import Arguments, with_same_lengths
+from attn_dispatch.call.foreign_names import hints_at_foreign_names
 from attn_dispatch.call.layouts import QkvLayout
-from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.options import AttentionOptions, CausalAlignment
-from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.call.normal_form import Call
+from attn_dispatch.call.options import CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
-from attn_dispatch.core.explanation import Explanation, explain_call
-from attn_dispatch.core.mask_share import mask_share
-from attn_dispatch.core.primitive import attention
-from attn_dispatch.devices.target import default_device
-from attn_dispatch.devices.target import target as target_block
-from attn_dispatch.paged import normalise_paged, paged_attention
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
-from attn_dispatch.programs.tracing import Mod, trace
 from attn_dispatch.public_call import normal_form, run
 
 _READ_BY_MODS = ("score_mod_args", "mask_mod_args")
@@ -175,8 +162,8 @@ def dot_product_attention(
       NotImplementedError: no implementation that may run the call can; the message gives every
         reason. Raised when the call is lowered, which under `jax.jit` is when it is compiled.
     """
-    return run(
-        normal_form(
+    arguments = with_same_lengths(
+        Arguments(
             query=query,
             key=key,
             value=value,
@@ -207,11 +194,9 @@ def dot_product_attention(
             return_residual=return_residual,
             return_lse=return_lse,
             return_max_logits=return_max_logits,
-        ),
-        return_residual=return_residual,
-        return_lse=return_lse,
-        return_max_logits=return_max_logits,
+        )
     )
+    return run(normal_form(arguments), arguments)
 
 
 @hints_at_foreign_names
@@ -298,8 +283,8 @@ def ragged_dot_product_attention(
       NotImplementedError: no implementation that may run the call can; the message gives every
         reason. Raised when the call is lowered, which under `jax.jit` is when it is compiled.
     """
-    return run(
-        _normalise_ragged(
+    arguments = with_same_lengths(
+        Arguments(
             query=query,
             key=key,
             value=value,
@@ -324,176 +309,30 @@ def ragged_dot_product_attention(
             implementation=implementation,
             return_lse=return_lse,
             return_max_logits=return_max_logits,
-        ),
-        return_residual=False,
-        return_lse=return_lse,
-        return_max_logits=return_max_logits,
+        )
     )
+    return run(ragged_call(arguments), arguments)
 
 
-def _normalise_ragged(
-    *, max_seqlen_q: int, max_seqlen_kv: int, needs_keep: bool = False, **arguments: Any
-) -> Call:
-    max_seq_lens = (
-        check_positive_int("max_seqlen_q", max_seqlen_q),
-        check_positive_int("max_seqlen_kv", max_seqlen_kv),
+def ragged_call(arguments: Arguments) -> Call:
+    """The call that the arguments of `ragged_dot_product_attention` make, checked.
+
+    Raises:
+      ValueError: with expected and got.
+    """
+    arguments = replace(
+        arguments,
+        max_seqlen_q=check_positive_int("max_seqlen_q", arguments.max_seqlen_q),
+        max_seqlen_kv=check_positive_int("max_seqlen_kv", arguments.max_seqlen_kv),
     )
-    for name, axes in (("query", "[T, N, H]"), ("key", "[S, K, H]"), ("value", "[S, K, V]")):
-        if jnp.ndim(arguments[name]) != 3:
-            raise ValueError(f"{name}: expected {axes}, got {list(jnp.shape(arguments[name]))}")
+    a, given = arguments, arguments.arrays
+    arrays = {"query": (a.query, "[T, N, H]"), "key": (a.key, "[S, K, H]")}
+    arrays["value"] = (a.value, "[S, K, V]")
+    for name, (x, axes) in arrays.items():
+        shape = [] if x is None else [*jnp.shape(x)]
+        if len(shape) != 3:
+            raise ValueError(f"{name}: expected {axes}, got {shape}")
     for name in ("cu_seqlens_q", "cu_seqlens_kv"):
-        if arguments[name] is None:
+        if name not in given:
             raise ValueError(f"{name}: expected an array of integers, got None")
-    return normal_form(
-        **arguments,
-        max_seq_lens=max_seq_lens,
-        needs_keep=needs_keep,
-        return_residual=False,
-    )
-
-
-def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
-    """The dropout mask of a call: what the implementation that runs it draws.
-
-    For tests, and for computing the same attention elsewhere. The mask is as large as the scores.
-
-    Args:
-      *args: the arguments of the call: those of `dot_product_attention`, or with `cu_seqlens_q`
-        those of `ragged_dot_product_attention`. The `return_…` arguments are ignored.
-      **kwargs: the same, by name.
-
-    Returns:
-      bool [B, N, T, S], for packed sequences [N, T, S]: True where a probability is kept, which is
-      everywhere if dropout_rate is 0. Unspecified where the query may not attend to the key.
-
-    Raises:
-      ValueError: the call is wrong.
-      NotImplementedError: the implementation that runs the call cannot return its mask.
-    """
-    call = _named(args, kwargs).normalised(needs_keep=True)[-1]
-    return attention(call.options, call.operands)[-1]
-
-
-def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation:
-    """Which implementation would run a call, and why each of the others would not.
-
-    Nothing is computed, and neither the arrays nor the device need to exist:
-
-        q = jax.ShapeDtypeStruct((2, 4096, 32, 128), jnp.bfloat16)
-        print(explain(q, q, q, is_causal=True, target="h100"))
-
-    Args:
-      *args: the arguments of the call: those of `dot_product_attention`, or with `cu_seqlens_q`
-        those of `ragged_dot_product_attention`, or with `page_table=` those of `paged_attention`. A
-        `jax.ShapeDtypeStruct` can stand for an array. For a window that is traced in the real call,
-        give a struct as that side; an array whose values are known counts as static.
-      **kwargs: the same, by name.
-      target: the device to explain for, as in `attn_dispatch.target`; it need not be present. None
-        means the target in force if there is one, otherwise JAX's default device.
-
-    Returns:
-      An `Explanation`, which prints as a table. `paged_attention` with `cu_seqlens_q` may run as
-      two calls; the one for sequences with a single query is in `single_queries`. If the call has a
-      mask_mod whose arrays are not traced, `mask` has the shares of pairs that attend and that
-      kernels compute; for long calls these are estimates.
-
-    Raises:
-      ValueError: the call is wrong, the target is unknown, or it is None and several are in force.
-    """
-    if target is not None:
-        with target_block(target):
-            return explain(*args, **kwargs)
-    if len(targets := settings.current().targets) > 1:
-        raise ValueError(f"explain: expected target= with {targets} in force, got None")
-    named = _named(args, kwargs)
-    explained = partial(
-        explain_call, device=default_device(), has_lse_grad=named.arguments["return_lse"]
-    )
-    *singles, spec = _specs(named)
-    found = explained(spec)
-    if singles:
-        found = replace(found, single_queries=explained(singles[0]))
-    mask_mod = _known_mask_mod(named.arguments)
-    return found if mask_mod is None else replace(found, mask=mask_share(spec, mask_mod))
-
-
-def spec_of(**kwargs: Any) -> AttentionSpec:
-    """The spec of a call with these arguments, structs for arrays as in `explain`.
-
-    Raises:
-      TypeError, ValueError: the call is wrong.
-    """
-    return specs_of(**kwargs)[-1]
-
-
-def specs_of(**kwargs: Any) -> tuple[AttentionSpec, ...]:
-    """The specs of all that computes the call, most often of one; that of `spec_of` last.
-
-    Raises:
-      TypeError, ValueError: the call is wrong.
-    """
-    return _specs(_named((), kwargs))
-
-
-def _specs(named: _NamedCall) -> tuple[AttentionSpec, ...]:
-    arrays = {
-        x: y
-        for x, y in named.arguments.items()
-        if x in ARRAY_ARGUMENTS or x in _READ_BY_MODS or _is_said_by_shape(y)
-    }
-    first_named: dict[int, str] = {}
-    names = {x: first_named.setdefault(id(y), x) for x, y in arrays.items()}
-    options: list[AttentionOptions] = []
-
-    def operands(arrays: dict[str, Any]) -> tuple[tuple[jax.Array, ...], ...]:
-        # What was one array stays one: same_lengths goes by that.
-        calls = named.replaced({x: arrays[y] for x, y in names.items()}).normalised()
-        options.extend(call.options for call in calls)
-        return tuple(call.operands for call in calls)
-
-    avals = jax.eval_shape(operands, arrays)
-    return tuple(LeadingCall.of(x, y).spec for x, y in zip(avals, options, strict=True))
-
-
-def _known_mask_mod(arguments: dict[str, Any]) -> Mod | None:
-    """The call's mask_mod, if what it reads has values."""
-    function, read = arguments.get("mask_mod"), arguments.get("mask_mod_args", ())
-    if function is None or _is_said_by_shape(read):
-        return None
-    mod = trace("mask_mod", function, read, "float32")
-    return None if any(isinstance(x, Tracer) for x in mod.arrays) else mod
-
-
-def _is_said_by_shape(argument: Any) -> bool:
-    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(argument))
-
-
-@dataclass(frozen=True)
-class _NamedCall:
-    """The arguments of one of the public calls by name, defaults among them."""
-
-    function: Callable[..., Any]
-    arguments: dict[str, Any]
-
-    def replaced(self, arguments: dict[str, Any]) -> _NamedCall:
-        return replace(self, arguments=self.arguments | arguments)
-
-    def normalised(self, *, needs_keep: bool = False) -> tuple[Call, ...]:
-        """All that computes it, most often one; that of most queries last."""
-        if self.function is paged_attention:
-            return normalise_paged(**self.arguments, needs_keep=needs_keep)[0]
-        is_ragged = self.function is ragged_dot_product_attention
-        normal = _normalise_ragged if is_ragged else normal_form
-        return (normal(**self.arguments, needs_keep=needs_keep),)
-
-
-def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _NamedCall:
-    function: Callable[..., Any] = dot_product_attention
-    if "key_pages" in kwargs or "page_table" in kwargs:
-        function, kwargs = paged_attention, {"value_pages": None} | kwargs
-    elif "cu_seqlens_q" in kwargs:
-        function = ragged_dot_product_attention
-    check_names(function, kwargs)
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return _NamedCall(function, bound.arguments)
+    return normal_form(arguments)

@@ -7,7 +7,7 @@ Attributes:
 """
 
 from attn_dispatch.call.features import FEATURES
-from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.options import AttentionOptions, Meaning, Promises, Wanted
 from attn_dispatch.call.spec import AttentionSpec, Operand
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.extra import GROUP
@@ -20,7 +20,10 @@ __all__ = [
     "AttentionOptions",
     "AttentionSpec",
     "Device",
+    "Meaning",
     "Operand",
     "Plan",
+    "Promises",
     "Reason",
+    "Wanted",
 ]

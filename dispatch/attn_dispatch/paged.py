@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attn_dispatch.call.arguments import Call
+from attn_dispatch.call.arguments import Arguments, with_same_lengths
 from attn_dispatch.call.foreign_names import hints_at_foreign_names
 from attn_dispatch.call.layouts import KvLayout, pages_apart
 from attn_dispatch.call.leading import LeadingCall
-from attn_dispatch.call.paged_arguments import check_ragged, cut_table
+from attn_dispatch.call.normal_form import Call
+from attn_dispatch.call.paged_arguments import check_ragged, with_cut_table
 from attn_dispatch.call.static_arguments import Window
 from attn_dispatch.programs.functions import ScoreMod
 from attn_dispatch.public_call import normal_form, run
@@ -109,32 +110,32 @@ def paged_attention(
         reason. Raised when the call is lowered, which under `jax.jit` is when it is compiled; and
         at once if the call is differentiated.
     """
-    calls, packed = normalise_paged(
-        query=query,
-        key_pages=key_pages,
-        value_pages=value_pages,
-        page_table=page_table,
-        key_value_seq_lengths=key_value_seq_lengths,
-        query_seq_lengths=query_seq_lengths,
-        cu_seqlens_q=cu_seqlens_q,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_kv=max_seqlen_kv,
-        scale=scale,
-        is_causal=is_causal,
-        local_window_size=local_window_size,
-        logits_soft_cap=logits_soft_cap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        score_mod=score_mod,
-        score_mod_args=score_mod_args,
-        kv_layout=kv_layout,
-        implementation=implementation,
-        return_lse=return_lse,
+    arguments = with_same_lengths(
+        Arguments(
+            query=query,
+            key_pages=key_pages,
+            value_pages=value_pages,
+            page_table=page_table,
+            key_value_seq_lengths=key_value_seq_lengths,
+            query_seq_lengths=query_seq_lengths,
+            cu_seqlens_q=cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_kv=max_seqlen_kv,
+            scale=scale,
+            is_causal=is_causal,
+            local_window_size=local_window_size,
+            logits_soft_cap=logits_soft_cap,
+            alibi_slopes=alibi_slopes,
+            sinks=sinks,
+            score_mod=score_mod,
+            score_mod_args=score_mod_args,
+            kv_layout=kv_layout,
+            implementation=implementation,
+            return_lse=return_lse,
+        )
     )
-    results = [
-        run(call, return_residual=False, return_lse=return_lse, return_max_logits=False)
-        for call in calls
-    ]
+    calls, packed = paged_calls(arguments)
+    results = [run(call, arguments) for call in calls]
     if not return_lse:
         return packed(results, 0)
     outs, lses = zip(*results, strict=True)
@@ -145,41 +146,30 @@ Packed = Callable[[Sequence[jax.Array], float], jax.Array]
 """One result of each of the calls, and what stands where no sequence is, as what is returned."""
 
 
-def normalise_paged(
-    *,
-    cu_seqlens_q: ArrayLike | None,
-    max_seqlen_q: int | None,
-    max_seqlen_kv: int | None,
-    needs_keep: bool = False,
-    **arguments: Any,
-) -> tuple[tuple[Call, ...], Packed]:
-    """The calls that compute it, that of most queries last, and what is made of their results."""
+def paged_calls(arguments: Arguments) -> tuple[tuple[Call, ...], Packed]:
+    """The calls that compute it, that of most queries last, and how their results are combined.
+
+    Raises:
+      ValueError: with expected and got.
+    """
     for name in ("page_table", "key_value_seq_lengths"):
-        if arguments[name] is None:
+        if name not in arguments.arrays:
             raise ValueError(f"{name}: expected an array of integers, got None")
-    arguments = pages_apart(arguments)
-    if max_seqlen_kv is not None:
-        table = cut_table(arguments["page_table"], arguments["key_pages"], max_seqlen_kv)
-        arguments["page_table"] = table
-    normal = partial(
-        normal_form,
-        causal_alignment="bottom_right",
-        dropout_rate=0.0,
-        deterministic_backward=False,
-        needs_keep=needs_keep,
-        return_residual=False,
-        return_max_logits=False,
-    )
-    if cu_seqlens_q is None:
-        if max_seqlen_q is not None:
+    arguments = with_cut_table(pages_apart(arguments))
+    arguments = replace(arguments, causal_alignment="bottom_right")
+    if arguments.cu_seqlens_q is None:
+        if arguments.max_seqlen_q is not None:
             raise ValueError(
-                f"cu_seqlens_q: expected one with max_seqlen_q={max_seqlen_q}, got None"
+                f"cu_seqlens_q: expected one with max_seqlen_q={arguments.max_seqlen_q}, got None"
             )
-        return (normal(**arguments),), lambda results, _: results[0]
-    cu_seqlens, longest = check_ragged(arguments, cu_seqlens_q, max_seqlen_q)
-    ragged = RaggedQueries.of(cu_seqlens, jnp.shape(arguments["query"])[0], longest)
-    query = ragged.padded(jnp.asarray(arguments["query"]))
-    padded = normal(**arguments | {"query": query, "query_seq_lengths": ragged.lengths})
+        return (normal_form(arguments),), lambda results, _: results[0]
+    cu_seqlens, longest = check_ragged(arguments, arguments.cu_seqlens_q)
+    arguments = replace(arguments, cu_seqlens_q=None, max_seqlen_q=None)
+    tokens = jnp.asarray(arguments.query)
+    ragged = RaggedQueries.of(cu_seqlens, tokens.shape[0], longest)
+    padded = normal_form(
+        replace(arguments, query=ragged.padded(tokens), query_seq_lengths=ragged.lengths)
+    )
     spec = LeadingCall.of(padded.operands, padded.options).spec
     if not fits_query_blocks(spec):
         return (padded,), lambda results, padding: ragged.packed(results[0], padding)
@@ -194,4 +184,4 @@ def normalise_paged(
         single, several = results
         return blocks.packed(single, several, invalid[:, 0], padding)
 
-    return tuple(normal(**x) for x in calls), packed
+    return tuple(map(normal_form, calls)), packed

@@ -7,21 +7,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.arguments import Call, normalise
+from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.layouts import rows_first
+from attn_dispatch.call.normal_form import Call, normalise
 from attn_dispatch.core import select, told
 from attn_dispatch.core.primitive import attention
 from attn_dispatch.semantics.array_scale import with_number_as_scale
 
 
-def normal_form(**arguments: Any) -> Call:
-    """A call checked; its arguments are those of `normalise`, all but what is known here."""
-    arguments = with_number_as_scale(rows_first(arguments))
-    return normalise(**arguments, known_implementations=select.names())
+def normal_form(arguments: Arguments) -> Call:
+    """The call that these arguments make, checked.
+
+    Raises:
+      ValueError: with expected and got.
+    """
+    return normalise(with_number_as_scale(rows_first(arguments)), select.names())
 
 
-def run(call: Call, *, return_residual: bool, return_lse: bool, return_max_logits: bool) -> Any:
-    """What the public call returns."""
+def run(call: Call, arguments: Arguments) -> Any:
+    """What the public call returns: the output, and the rows that the arguments ask for."""
     told.called_here(call.options)
     out, *rows = attention(call.options, call.operands)
     is_swapped = call.options.meaning.heads_first_q
@@ -29,10 +33,10 @@ def run(call: Call, *, return_residual: bool, return_lse: bool, return_max_logit
     if rows:
         # Inside lse and the maxima are [B, N, T]; outside they have the layout of query.
         lse, *row_max = rows if is_swapped else (jnp.swapaxes(x, -1, -2) for x in rows)
-        if return_residual:
+        if arguments.return_residual:
             results.append(jax.lax.stop_gradient(lse).astype(out.dtype))
-        if return_lse:
+        if arguments.return_lse:
             results.append(lse)
-        if return_max_logits:
+        if arguments.return_max_logits:
             results.append(jax.lax.stop_gradient(row_max[0]))
     return results[0] if len(results) == 1 else tuple(results)

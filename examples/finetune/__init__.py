@@ -1,1 +1,1 @@
-"""SmolLM2 trained further on Python's own manual, packed: see README.md."""
+"""Fine-tune SmolLM2 on Python's manual, packed: see README.md."""

@@ -22,7 +22,7 @@ def packed_logits(params: Params, rows: Rows, config: Config, max_segments: int)
         )  # fmt: skip
         return finish(x, attended, weights, config), None
 
-    # Of each layer the attention alone is kept: docs/remat.md.
+    # For the backward pass only attention's results are saved: docs/remat.md.
     policy = jax.checkpoint_policies.save_only_these_names("context")
     x = params["embed"][rows.tokens]
     x, _ = jax.lax.scan(jax.checkpoint(layer, policy=policy), x, params["layers"])
@@ -32,7 +32,7 @@ def packed_logits(params: Params, rows: Rows, config: Config, max_segments: int)
 def packed_loss(
     params: Params, rows: Rows, config: Config, max_segments: int, dtype: str
 ) -> tuple[jax.Array, jax.Array]:
-    """The summed cross entropy of all targets, computed in `dtype`, and how many they are."""
+    """The summed cross entropy of all targets, computed in `dtype`, and the number of targets."""
     params = jax.tree.map(lambda x: x.astype(dtype), params)
     logits = packed_logits(params, rows, config, max_segments)
     is_target = rows.targets != NO_TARGET

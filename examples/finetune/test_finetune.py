@@ -1,4 +1,4 @@
-"""Packed losses are those of whole documents, and fall; at tiny size with random weights."""
+"""Packed losses equal those of single documents, and fall; at tiny size with random weights."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ def encode(text: str) -> list[int]:
 
 
 def test_packed_loss_is_that_of_whole_documents():
-    """examples/smollm2's own forward pass, which knows nothing of packing, of one at a time."""
+    """The losses of single documents by examples/smollm2's forward pass, which has no packing."""
     rng = np.random.default_rng(41)
     documents = [rng.integers(0, 256, x).astype(np.int32) for x in (50, 17, 60, 2, 33)]
     batch = next(batches(documents, dataclasses.replace(SHAPE, max_documents=5), 0))

@@ -1,7 +1,7 @@
-"""The text: Python's reference manual as every Python brings it along, a document for each topic.
+"""The text: Python's reference manual, which comes with every Python, one document per topic.
 
-Topics are from 200 to 20,000 characters long. Each eighth is held out: what the loss on it says is
-not learned by heart.
+Topics have 200 to 20,000 characters. Every eighth is held out, so that the loss on it does not
+measure memorization.
 """
 
 import dataclasses

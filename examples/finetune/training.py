@@ -1,4 +1,4 @@
-"""Some steps of AdamW over all weights, and the loss on a text."""
+"""Steps of AdamW over all weights, and the loss on a text."""
 
 import dataclasses
 import itertools
@@ -21,14 +21,14 @@ class Settings:
     dtype: str
     steps: int
     evaluated: int
-    """Batches that the loss is measured on."""
+    """The number of batches on which the loss is measured."""
     learning_rate: float = 5e-5
 
 
 def loss_on(
     documents: Sequence[np.ndarray], params: Params, config: Config, settings: Settings
 ) -> float:
-    """Nats per token, over the first batches of `documents`; the same ones each time."""
+    """The loss in nats per token over the first batches of `documents`, always the same ones."""
     total = count = 0.0
     stream = batches(documents, settings.shape, seed=0)
     for batch in itertools.islice(stream, settings.evaluated):
@@ -47,7 +47,7 @@ def finetune(
     documents: Sequence[np.ndarray], params: Params, config: Config, settings: Settings,
     on_step: Callable[[float, int], object] = lambda loss, tokens: None,
 ) -> tuple[Params, list[float]]:  # fmt: skip
-    """Trains float32 `params`, which are donated; the new ones, and the loss before each step."""
+    """Train float32 `params`, which are donated; return the new ones and each step's loss."""
     schedule = optax.linear_schedule(settings.learning_rate, 0.0, settings.steps)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01)

@@ -10,7 +10,7 @@ FEATURES = ("causality and windows",)  # whatever else a call has is refused for
 
 
 def not_supported_reasons(spec, device):
-    """Every reason against the call that its features do not tell."""
+    """Every reason against the call besides those that follow from FEATURES."""
     reasons = []
     if spec.seq_len_kv > 4096:
         reasons.append(f"toy takes up to 4096 keys, got {spec.seq_len_kv}")

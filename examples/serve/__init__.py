@@ -1,1 +1,1 @@
-"""SmolLM2 behind continuous batching, on `attn_dispatch.serving`: see README.md."""
+"""SmolLM2 served with continuous batching, on `attn_dispatch.serving`: see README.md."""

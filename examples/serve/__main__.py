@@ -1,4 +1,4 @@
-"""Answer a number of questions at a time, and stream the first.
+"""Answer several questions at a time, and print the first answer as it is generated.
 
 Run from the repository root: python -m examples.serve --help
 """

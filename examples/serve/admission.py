@@ -1,7 +1,7 @@
-"""Which requests are let in, and the slots and pages that they have.
+"""Admits requests, and gives them slots and pages.
 
-A request is let in when there are pages for all that it may become, so that none runs out. What all
-prompts begin with has a slot of its own, the last: its full pages are shared.
+A request is admitted when there are pages for its longest answer, so that none runs out of pages.
+The prefix that all prompts share has the last slot, whose full pages are shared.
 """
 
 import collections
@@ -21,7 +21,7 @@ class Admission:
         number = slots + bool(prefix)
         self.slots: list[Request | None] = [None] * number
         self.ended = np.zeros(number, bool)
-        """Slots whose sequences are to be freed before the next step."""
+        """Slots whose sequences must be freed before the next step."""
         self._reserved, self._turns = [0] * number, [0] * number
         if prefix:
             self._reserved[slots] = self.pages(len(prefix))
@@ -29,7 +29,7 @@ class Admission:
 
     @property
     def room(self) -> int:
-        """The most tokens of a request."""
+        """The most tokens that a request may have."""
         of_prefix = 0 if self.prefix_slot is None else self._reserved[self.prefix_slot]
         return (self._num_pages - of_prefix) * self.page_size
 
@@ -39,12 +39,12 @@ class Admission:
 
     @property
     def reading(self) -> list[int]:
-        """The slots whose prompts are not read yet, who was let in first coming first."""
+        """The slots whose prompts are not read yet, in the order of admission."""
         slots = [i for i, x in enumerate(self.slots) if x and not x.is_decoding]
         return sorted(slots, key=lambda i: self._turns[i])
 
     def let_in(self) -> list[tuple[int, int]]:
-        """Who has waited longest gets the free slots, as long as there are pages.
+        """Give free slots to the requests that waited longest, as long as there are pages.
 
         Returns:
           Of each slot that begins with pages of the prefix: it, and how many tokens they hold.
@@ -76,7 +76,7 @@ class Admission:
         return self.pages(len(request.prompt) + request.most)
 
     def _shared(self, prompt: list[int]) -> int:
-        """How many tokens of a prompt are in the pages of the prefix; its last token never is."""
+        """The number of tokens of a prompt in the pages of the prefix; its last token never is."""
         pairs = zip(self._prefix, prompt[:-1], strict=False)
         same = next((i for i, (x, y) in enumerate(pairs) if x != y), None)
         if same is None:

@@ -1,13 +1,13 @@
-"""Drafts by looking them up: what followed the last tokens where they stood before."""
+"""Drafts by lookup: the tokens that followed an earlier occurrence of the last tokens."""
 
 from collections.abc import Sequence
 
 LONGEST, SHORTEST = 3, 2
-"""How many of the last tokens are looked for, the longest first."""
+"""The most and the fewest last tokens that are looked up, the most first."""
 
 
 def lookup(tokens: Sequence[int], most: int) -> list[int]:
-    """Up to `most` tokens that may follow: those that did at the latest place like this one."""
+    """Up to `most` tokens: those that followed the latest earlier occurrence of the last ones."""
     for size in range(LONGEST, SHORTEST - 1, -1):
         last = tokens[-size:]
         for start in range(len(tokens) - size - 1, -1, -1):

@@ -1,13 +1,12 @@
 """Continuous batching: requests join and leave while others go on.
 
-A step has one token of each sequence that is being answered, or a draft of several, and beside them
-parts of prompts, as many tokens as are read at a time. admission.py says who is let in, step.py is
-the step.
+A step has one token, or a draft of several, for each answer in progress, and besides a chunk of the
+prompts that are still to be read. admission.py admits requests, step.py computes the step.
 
-A step is sent to the device before what the one before has found is read: the device knows the last
-tokens, so it need not wait for the host. That a sequence has ended by its last token is known one
-step late then, and the token that is computed meanwhile is dropped. Drafts are made of what was
-found, so with those each step is read at once.
+A step is sent to the device before the results of the step before are read: the device has the last
+tokens, so it need not wait for the host. The host then learns one step late that a sequence has
+ended, and drops the token that was computed meanwhile. Drafts depend on the results, so with drafts
+each step is read at once.
 """
 
 import collections
@@ -38,9 +37,9 @@ class Asked:
     request: Request
     tokens: list[int]
     is_answer: bool
-    """Whether tokens are those of the answer, not of the prompt."""
+    """Whether the tokens belong to the answer, not to the prompt."""
     follows: bool
-    """Whether what follows them is a token of the answer."""
+    """Whether the token that follows them belongs to the answer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Engine:
         return self._admission.slots
 
     def add(self, request: Request) -> None:
-        """Let a request wait its turn.
+        """Add a request to the queue.
 
         Raises:
           InputError: it can never be answered: the prompt is empty, or too long for the model or
@@ -115,7 +114,7 @@ class Engine:
         self._admission.waiting.append(request)
 
     def prepare(self, longest: int | None = None) -> None:
-        """Compile every program that answers may need: nothing is compiled while they are made.
+        """Compile every program that answers may need, so that nothing is compiled later.
 
         Args:
           longest: the most tokens of a request, prompt and answer; by default what the model knows.
@@ -126,7 +125,7 @@ class Engine:
             self._share = self._share.lower(self._state.tables, 0, 1, 0).compile()
 
     def cancel(self, request: Request) -> None:
-        """End a request that is being answered: its pages are free."""
+        """End a request that is being answered, and free its pages."""
         self._admission.end(self._slots.index(request))
 
     def run(self) -> None:
@@ -135,7 +134,7 @@ class Engine:
             self.step()
 
     def step(self) -> None:
-        """Send one step of all sequences that are there, and read the one before.
+        """Send one step of all current sequences, and read the step before.
 
         Raises:
           OutOfPages: a sequence could not grow in the one that was read. All are as they were
@@ -158,7 +157,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is to be answered or read."""
+        """Whether nothing is left to answer or to read."""
         return self._admission.is_idle and not self._on_their_way
 
     @property
@@ -194,7 +193,7 @@ class Engine:
         asked, room = [], self._chunk
         for slot, request in enumerate(self._slots):
             if request and request.is_decoding and request.left > 0:
-                # The last token of an answer is not read, so no draft is longer than what is left.
+                # The last token of an answer is not read, so a draft is shorter than what is left.
                 most = min(self._speculate, request.left - 1)
                 draft = lookup(request.prompt + request.answer, most) if most > 0 else []
                 asked.append(Asked(slot, request, [LAST, *draft], True, True))
@@ -209,7 +208,7 @@ class Engine:
         return sorted(asked, key=lambda x: x.slot)
 
     def _send(self, asked: list[Asked]) -> jax.Array:
-        """Send a step of these to the device, and count them as done."""
+        """Send a step of these to the device, and count their tokens as read."""
         longest = width = 1
         number, drafts = np.zeros((2, len(self._slots)), np.int32)
         tokens: list[int] = []
@@ -233,7 +232,7 @@ class Engine:
         return found
 
     def _read(self, step: OnItsWay) -> None:
-        """Wait for what a step has found, and add it to the answers."""
+        """Wait for the results of a step, and add them to the answers."""
         started = time.perf_counter()
         found = np.asarray(step.found)
         self.waiting_seconds += time.perf_counter() - started
@@ -247,12 +246,12 @@ class Engine:
         self.steps += 1
         self.steps_with_prompts += not all(x.is_answer for x in step.asked)
         for x in step.asked:
-            # What was cancelled or has ended since is dropped.
+            # Results of requests that were cancelled or have ended since are dropped.
             if self._slots[x.slot] is x.request:
                 self._take(x, found[x.slot])
 
     def _undo(self, step: OnItsWay) -> None:
-        """A step failed: neither it nor any that was sent after it has changed anything."""
+        """Forget a failed step and those sent after it: none of them changed anything."""
         for x in (x for sent in (step, *self._on_their_way) for x in sent.asked):
             x.request.done -= 0 if x.is_answer else len(x.tokens)
             x.request.coming -= x.follows
@@ -261,7 +260,7 @@ class Engine:
         self._state = dataclasses.replace(self._state, tables=tables)
 
     def _take(self, asked: Asked, found: np.ndarray) -> None:
-        """Add what follows to an answer, as far as the draft was right."""
+        """Add the tokens to an answer, up to the first guess that was wrong."""
         request, right = asked.request, int(found[-1])
         request.coming -= asked.follows
         if asked.is_answer:

@@ -1,4 +1,4 @@
-"""The programs of a step: each shape is compiled once, and there are few of them."""
+"""The compiled programs of a step: one for each of a few shapes."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from .sampling import Sampling
 from .step import State, Work, advance, follow
 
 LEAST_PAGES = 16
-"""Caches of fewer pages are computed as ones of so many."""
+"""The fewest pages of a cache for which a program is compiled."""
 
 
 class Programs:
@@ -45,7 +45,7 @@ class Programs:
         return found, State(tables, last, state.pools)
 
     def prepare(self, longest: int, widths: set[int], sampling: Sampling) -> None:
-        """Compile all for sequences of so many tokens."""
+        """Compile all programs for sequences of this many tokens."""
         least = self._cache_of(1)
         caches = {self._cache_of(x) for x in range(least, longest + 1, least)}
         caches |= {least, self._cache_of(longest)}
@@ -58,12 +58,12 @@ class Programs:
                     self._follow(packed, width, x)
 
     def _sizes(self, width: int) -> tuple[int, int]:
-        """How many tokens there may be in a step."""
+        """The numbers of tokens that a step may have."""
         return self._rows * width, self._rows * width + self._chunk
 
     def _cache_of(self, tokens: int) -> int:
-        """How many tokens of a slot a step is compiled for, where one has so many: a power of two
-        of pages."""
+        """The cache size, in tokens, for which a step is compiled if its longest sequence has
+        `tokens`: a power of two of pages."""
         tables = self._state.tables
         pages = max(-(-tokens // tables.page_size), LEAST_PAGES)
         return min(1 << (pages - 1).bit_length(), tables.table.shape[1]) * tables.page_size

@@ -1,4 +1,4 @@
-"""A prompt, how it is to be answered, and what became of it."""
+"""A request: a prompt, how to answer it, and the state of its answer."""
 
 import dataclasses
 
@@ -9,18 +9,18 @@ class Request:
     most: int
     """The most tokens of the answer."""
     temperature: float = 0.0
-    """0 takes the likeliest token each time."""
+    """0 takes the likeliest token every time."""
     top_k: int = 0
-    """Draw from so many of the likeliest tokens; 0 for all."""
+    """Draw from this many of the likeliest tokens; 0 for all."""
     top_p: float = 1.0
-    """Draw from the fewest tokens that have this probability together."""
+    """Draw from the fewest tokens whose probabilities add up to this."""
     seed: int = 0
-    """The same one draws the same answer, whatever else is being answered."""
+    """Determines the answer, whatever other requests there are."""
     answer: list[int] = dataclasses.field(default_factory=list)
     done: int = 0
-    """Tokens of the prompt that are in the cache, or on their way."""
+    """The number of the prompt's tokens that are in the cache or in a step that was sent."""
     coming: int = 0
-    """Tokens of the answer that are on their way."""
+    """The number of the answer's tokens in steps that were sent."""
 
     @property
     def is_decoding(self) -> bool:
@@ -28,5 +28,5 @@ class Request:
 
     @property
     def left(self) -> int:
-        """How many more tokens there may be than those that are there or on their way."""
+        """How many more tokens the answer may get, not counting those in steps that were sent."""
         return self.most - len(self.answer) - self.coming

@@ -1,4 +1,4 @@
-"""Which token follows: the likeliest, or one drawn from the likely ones."""
+"""Chooses the next token: the likeliest, or one drawn from the likely ones."""
 
 import dataclasses
 
@@ -14,11 +14,11 @@ class Sampling:
     temperature: jax.Array
     """float32; 0 takes the likeliest token."""
     top_k: jax.Array
-    """int32: only so many of the likeliest are drawn from; 0 for all."""
+    """int32: draw from this many of the likeliest tokens; 0 for all."""
     top_p: jax.Array
-    """float32: only the fewest that have this probability together; 1 for all."""
+    """float32: draw from the fewest tokens whose probabilities add up to this; 1 for all."""
     seed: jax.Array
-    """uint32. A token depends on it and its position alone, not on who else is being answered."""
+    """uint32: a token depends on this and its position only, not on other requests."""
 
 
 def choose(logits: jax.Array, sampling: Sampling | None, positions: jax.Array) -> jax.Array:
@@ -51,7 +51,7 @@ def _likely(logits: jax.Array, sampling: Sampling) -> jax.Array:
     least = jnp.take_along_axis(ordered, last[:, None, None], axis=-1)
     share = jax.nn.softmax(jnp.where(ordered >= least, ordered, -jnp.inf), axis=-1)
     before = jnp.cumsum(share, axis=-1) - share
-    # The likeliest is always one of them, whatever its share.
+    # The likeliest token is always kept, whatever its probability.
     is_kept = ((before < sampling.top_p[:, None, None]) | (before == 0)) & (ordered >= least)
     least = jnp.where(is_kept, ordered, jnp.inf).min(-1, keepdims=True)
     return jnp.where(logits >= least, logits, -jnp.inf)

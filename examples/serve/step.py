@@ -1,13 +1,15 @@
 """One step of the model over pages: tokens of many sequences, one after the other.
 
-A sequence that is being answered has its last token in a step, or that and a draft of several; a
-prompt as many as there is room for. All of them are rows of one batch, whose attention is one call:
-each row has the table of its sequence, and the keys up to its own. Layers are written out, each
-with pages of its own, and all have the same tables: what is made of those is made once.
+A step has the last token of each answer in progress, or that and a draft of several, and as many
+tokens of prompts as there is room for. All tokens are rows of one batch, whose attention is one
+call: each row has the page table of its sequence, and attends to the keys up to its token. Layers
+are unrolled, each with separate pages, and share the page tables, so that what is computed from
+those is computed once.
 
-So each token of a prompt reads the keys before it anew. `cu_seqlens_q` reads them once for many
+So each token of a prompt reads the keys before it again. `cu_seqlens_q` reads them once for many
 tokens, with twice as many kernels: a step of 64 answers and 192 tokens of prompts takes 1.8 ms, and
-3.6 with that (H200, sequences of up to 1,216 tokens). Where prompts are much longer, measure both.
+3.6 ms with `cu_seqlens_q` (H200, sequences of up to 1,216 tokens). If prompts are much longer,
+measure both.
 """
 
 import dataclasses
@@ -25,26 +27,26 @@ from ..smollm2.model import Config, Params, finish, logits_of, project, rotary_a
 from .sampling import Sampling, choose
 
 LAST = -1
-"""In place of a token: the one that was chosen last for its slot, which only the device knows."""
+"""Stands for the token that was chosen last for a slot, which only the device has."""
 
 FAILED = -1
-"""In place of how much of a draft was right: there were too few pages."""
+"""Stands for the number of accepted guesses if there were too few pages."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Everything that steps change; donated to each."""
+    """Everything that a step changes; donated to it."""
 
     tables: serving.PageTables
     last: jax.Array
     """int32 [B]: the token that was chosen last for each slot."""
     pools: tuple[jax.Array, ...]
-    """Of each layer [P, 2, page, K, H], keys and values."""
+    """The keys and values of each layer, [P, 2, page, K, H]."""
 
     @staticmethod
     def new(config: Config, slots: int, num_pages: int, page_size: int, dtype: str) -> "State":
-        """Slots that are empty, each with room for as many tokens as the model knows."""
+        """A state of empty slots, each with room for the model's longest sequence."""
         shape = (num_pages, 2, page_size, config.kv_heads, config.head_dim)
         per_slot = -(-config.context // page_size)
         return State(
@@ -56,19 +58,19 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a step computes: NumPy's arrays for the engine, JAX's within the step."""
+    """The tokens of a step: NumPy arrays in the engine, JAX arrays within the step."""
 
     number: Any
-    """int32 [B]: how many tokens each slot has in this step; 0 for none."""
+    """int32 [B]: the number of tokens of each slot in this step."""
     drafts: Any
-    """int32 [B]: how many of them, at the end, are guesses."""
+    """int32 [B]: how many of them, the last ones, are guesses."""
     ended: Any
     """bool [B]: slots whose sequences end before this step."""
     tokens: Any
-    """int32 [T]: those of all slots, in the order of the slots, then anything."""
+    """int32 [T]: the tokens of all slots, in the order of the slots, then padding."""
 
     def packed(self) -> Any:
-        """int32 [3 · B + T]: one array is sent to the device faster than four."""
+        """The fields as one int32 [3 · B + T]: it is sent to the device faster than four."""
         parts = (self.number, self.drafts, self.ended, self.tokens)
         where = jnp if isinstance(self.tokens, jax.Array) else np
         return where.concatenate(parts, dtype=np.int32)
@@ -80,11 +82,11 @@ class Work:
 
     @property
     def ends(self) -> jax.Array:
-        """int32 [B]: where the tokens of each slot end."""
+        """int32 [B]: the index behind the last token of each slot."""
         return jnp.cumsum(self.number, dtype=jnp.int32)
 
     def last_rows(self, width: int) -> jax.Array:
-        """int32 [B, D]: of each slot the last row that is no guess, and those after it."""
+        """int32 [B, D]: the rows of each slot from the last that is not a guess."""
         rows = (self.ends - 1 - self.drafts)[:, None] + jnp.arange(width, dtype=jnp.int32)
         return jnp.clip(rows, 0, self.tokens.shape[0] - 1)
 
@@ -102,12 +104,12 @@ def advance(
 ) -> tuple[jax.Array, State]:
     """float32 logits [B, D, V] after the last tokens of each slot, and the state with all in it.
 
-    The first are those after the last token that is no guess, the others those after the guesses.
+    The first logits of a slot follow the last token that is not a guess, the others the guesses.
 
     Args:
-      params: of each layer a dictionary of its own, in a tuple (`by_layer`).
+      params: a tuple of one dictionary per layer (`by_layer`).
       packed: the Work.
-      longest_cache: the most tokens that a slot has then; few different ones, for each is planned.
+      longest_cache: the most tokens of a slot afterwards; use few values, as each is planned.
       width: D, 1 or one more than the most guesses of a slot.
     """
     slots = state.last.shape[0]
@@ -116,7 +118,7 @@ def advance(
     row, ends = jnp.arange(work.tokens.shape[0], dtype=jnp.int32), work.ends
     slot = jnp.minimum((ends <= row[:, None]).sum(axis=1), slots - 1)
     position = tables.lengths[slot] - (ends[slot] - row)
-    # Rows past the last token attend to one key of any page: 0 for them would have to be written.
+    # Rows past the last token attend to one key of any page: with none, zeros would be written.
     is_token = row < ends[-1]
     table = jnp.where(is_token[:, None], tables.table[slot], 0)
     keys = jnp.where(is_token, jnp.maximum(position + 1, 0), 1)
@@ -145,7 +147,7 @@ def follow(
     packed: jax.Array,
     sampling: Sampling | None,
 ) -> tuple[jax.Array, serving.PageTables, jax.Array]:
-    """What follows, and the state with what was accepted in it.
+    """The next tokens, and the state with the accepted ones.
 
     Args:
       logits: of `advance`, [B, D, V].

@@ -188,7 +188,7 @@ def test_who_draws_beside_whom_and_by_drafts_changes_nothing(params, speculate):
 
 
 @pytest.mark.parametrize(("speculate", "has_prefix"), [(3, False), (0, True)])
-def test_out_of_pages_is_said_and_changes_nothing(params, speculate, has_prefix):
+def test_running_out_of_pages_is_an_error_and_changes_nothing(params, speculate, has_prefix):
     """More were let in than there is room for: while the third prompt is read, and again later. Who
     is left goes on as if alone, also where the next step had been sent when that was known."""
     prefix = [7, 8, 9, 10] if has_prefix else []
@@ -386,7 +386,7 @@ def test_the_real_model_answers_as_if_recomputed():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--requests", "0"], "argument --requests: expected an int above 0, got 0"),
         (["--slots", "-1"], "argument --slots: expected an int above 0, got -1"),
@@ -395,8 +395,8 @@ def test_the_real_model_answers_as_if_recomputed():
         (["--top-p", "0"], "argument --top-p: expected a number above 0, up to 1, got 0"),
     ],
 )
-def test_wrong_options_are_said_before_anything_is_loaded(options, said, monkeypatch, capsys):
+def test_wrong_options_fail_before_anything_is_loaded(options, message, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["serve", *options])
     with pytest.raises(SystemExit):
         command.main()
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -42,7 +42,7 @@ class Model:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The whole story, in the order in which it is printed."""
+    """Everything that the demo measured, in the order in which it is printed."""
     args = _parse(arguments)
     dtype = jnp.dtype(args.dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32"))
     device = jax.devices()[0].device_kind
@@ -181,7 +181,7 @@ def _check_implementation(name: str | None, dtype: jnp.dtype) -> None:
 
 
 def _explain(config: Config, dtype: jnp.dtype, implementation: str | None) -> None:
-    """Prints what `attn_dispatch` says of the attention call of the scoring pass."""
+    """Prints the explanation of the scoring pass's attention call."""
     table = _plan(config, dtype, implementation)
     # Not through the console, which would break the lines of the table.
     print(f"\nThe attention of the scoring pass:\n{table}\n")
@@ -196,7 +196,7 @@ def _compare(
     """
     dtype = jax.tree.leaves(model.params)[0].dtype.name
     with console.status("Comparing logits with XLA in float32"):
-        # GPUs multiply float32 matrices in TF32 unless told otherwise; a reference must not.
+        # GPUs multiply float32 matrices in TF32 by default, which is too coarse for a reference.
         with jax.default_matmul_precision("highest"):
             reference = scoring.window_logits(weights, window, model.config, "xla")
         run, xla = (

@@ -126,9 +126,9 @@ def finish(x: jax.Array, attended: jax.Array, weights: Params, config: Config) -
 
 
 def by_layer(params: Params) -> Params:
-    """The same weights, each layer's a dictionary of its own in a tuple, for layers written out.
+    """The same weights as a tuple of one dictionary per layer, for unrolled layers.
 
-    Those that multiply the same are one array, side by side: one product is faster than three.
+    Weights that multiply the same array are joined side by side: one product is faster than three.
     """
 
     def of_layer(number: int) -> Params:
@@ -145,7 +145,7 @@ _JOINED = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))
 
 
 def _products(x: jax.Array, weights: Params, **columns: int) -> list[jax.Array]:
-    """x with each of these weights, which have so many columns."""
+    """x multiplied by joined weights, split again into parts of these many columns."""
     joined = weights.get(" ".join(columns))
     if joined is None:
         return [x @ weights[name] for name in columns]

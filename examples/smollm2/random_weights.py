@@ -1,4 +1,4 @@
-"""Weights that are drawn, of SmolLM2-135M's shapes or smaller: for speed and for tests."""
+"""Random weights of SmolLM2-135M's shapes or smaller, for benchmarks and tests."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ SMOLLM2_135M = Config(
     layers=30, heads=9, kv_heads=3, head_dim=64, width=576, ffn_width=1536, vocab=49152,
     context=8192, rope_base=1e5, norm_eps=1e-5,
 )  # fmt: skip
-"""Those of https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, config.json."""
+"""The sizes in https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, config.json."""
 
 
 def drawn(config: Config, dtype: str, seed: int = 0) -> Params:

@@ -21,7 +21,7 @@ class Difference:
 
 
 def sample_text() -> str:
-    """English that every Python brings along: its reference manual's help topics."""
+    """English text that comes with every Python: the topics of its reference manual."""
     topics = pydoc_data.topics.topics
     return "\n\n".join(topics[name] for name in sorted(topics))
 

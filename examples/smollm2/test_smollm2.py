@@ -58,7 +58,7 @@ def tokens(tokenizer):
 
 @pytest.fixture(autouse=True)
 def full_precision():
-    """GPUs multiply float32 in TF32 unless told otherwise, too coarse for these tolerances."""
+    """GPUs multiply float32 in TF32 by default, too coarse for these tolerances."""
     with jax.default_matmul_precision("highest"):
         yield
 
@@ -168,7 +168,7 @@ def test_wrong_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--implementation", "foo"], "error: --implementation: expected None, one of"),
         (["--implementation", "cudnn"], "error: --implementation cudnn: cuDNN runs on NVIDIA GPUs"),
@@ -176,9 +176,9 @@ def test_wrong_file(tmp_path):
     ],
 )
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="cuDNN runs it there")
-def test_what_cannot_be_done_is_said_before_the_weights_are_read(words, said):
+def test_impossible_options_fail_before_the_weights_are_read(words, message):
     from .main import main
 
     with pytest.raises(SystemExit) as stop:
         main([*words, "--gguf", "/nowhere"])
-    assert str(stop.value).startswith(said)
+    assert str(stop.value).startswith(message)

@@ -23,7 +23,7 @@ class Vocabulary:
 
 
 def build_tokenizer(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    """A tokenizer for `vocabulary`; it recognises special tokens, and adds none of its own.
+    """A tokenizer for `vocabulary`; it recognises special tokens, and adds none itself.
 
     The vocabulary lacks the tokens of 21 bytes that hardly occur in text (control characters,
     planes above 3); such bytes are dropped when encoding, as they are in the original.

@@ -1,4 +1,4 @@
-"""A run's state as one .npz file: whole or not there, whatever happens while it is written.
+"""The state of a run as one .npz file, which is written completely or not at all.
 
 It knows nothing of a mesh: what was saved on one may go on on another.
 """
@@ -18,11 +18,11 @@ KEPT = 2
 
 _FACTS = "facts"
 _BROKEN = (EOFError, IndexError, KeyError, TypeError, ValueError)
-"""What reading another file than ours may end with, and the errors of zip files."""
+"""The errors of reading a file that is not ours or not a zip file."""
 
 
 def save(folder: Path, step: int, state: Any, facts: dict[str, Any]) -> Path:
-    """Writes `state` after `step` steps; `facts` go along as JSON."""
+    """Writes `state` after `step` steps, with `facts` as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {name: np.asarray(x) for name, x in _named(state).items()}
     path = folder / f"step_{step:08}.npz"

@@ -1,4 +1,4 @@
-"""What is trained on: the functions and classes of Python's own standard library, byte by byte.
+"""The training data: the functions and classes of Python's standard library, as bytes.
 
 They come with every Python, and their lengths have a long tail: half of them are shorter than 500
 bytes, one in twenty is longer than 7,000.
@@ -22,7 +22,7 @@ _SHORTEST = 16
 
 
 def standard_library(longest: int, files: int | None = None) -> list[np.ndarray]:
-    """Documents of at most `longest` tokens, uint8; of longer ones the rest is left out.
+    """Documents of at most `longest` tokens, uint8; longer ones are cut off.
 
     `files` is how many source files are read: all of them without it.
     """

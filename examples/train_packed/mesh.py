@@ -1,4 +1,4 @@
-"""Where arrays lie on a mesh of (data, model): rows along data, heads and hidden units along model.
+"""Shardings on a mesh of (data, model): rows along data, heads and hidden units along model.
 
 The first matrix of each pair is split by columns and the second by rows, so that a layer sums twice
 over "model": after the attention and after the feed-forward part. The attention itself sends
@@ -31,7 +31,7 @@ def make_mesh(data: int, model: int) -> Mesh:
 
 
 def state_placement(state: Any, config: Config, mesh: Mesh) -> Any:
-    """A sharding for each array of `state`; Adam's averages lie where their parameters do."""
+    """A sharding for each array of `state`; Adam's averages are sharded as their parameters."""
     model = mesh.shape["model"]
     for name in ("heads", "ffn_width"):
         if getattr(config, name) % model:

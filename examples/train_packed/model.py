@@ -1,4 +1,4 @@
-"""A decoder with grouped queries in Flax NNX. It has no idea whether its rows are packed.
+"""A decoder with grouped queries in Flax NNX. It does not depend on whether rows are packed.
 
 Letters in the shapes: B rows, T positions, N query heads, K key/value heads, H head dim, D width.
 Parameters are float32; activations have the dtype of the configuration.
@@ -23,7 +23,7 @@ REMAT = {
         jax.checkpoint_policies.save_only_these_names("context"),
     ),
 }
-"""What is kept of a layer for its backward pass: everything, the attention alone, or that and the
+"""What a layer saves for its backward pass: everything, attention alone, or attention and the
 matrix products. The rest is computed again: docs/remat.md."""
 
 

@@ -38,7 +38,7 @@ def gradients(params: Any, rows: Rows, max_segments: int, data: int, model: int)
 
 
 def gap(one: Any, other: Any) -> float:
-    """The largest difference, in parts of the largest number of its array."""
+    """The largest difference, relative to the largest number of its array."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in pairs)
 

@@ -29,7 +29,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Documents that are trained on in one step, and where each of them lies when packed."""
+    """The documents of one step, and the row of each when packed."""
 
     documents: list[np.ndarray]
     rows: list[int]
@@ -37,7 +37,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Real ones: padding is not counted."""
+        """The number of tokens, without padding."""
         return sum(map(len, self.documents))
 
 

@@ -1,4 +1,4 @@
-"""Losses as a picture."""
+"""A plot of losses."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ def plot_losses(curves: Mapping[str, Sequence[float]], path: Path) -> None:
     """One curve for each name, over the steps."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for i, (name, losses) in enumerate(curves.items()):
-        # Dashed over solid: curves that lie on each other are both seen.
+        # Dashed over solid, so that both of two equal curves show.
         axes.plot(range(1, len(losses) + 1), losses, "--" if i % 2 else "-", label=name)
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per byte")

@@ -1,4 +1,4 @@
-"""What a run says of itself: a progress bar, a table, a plot and a JSON file."""
+"""The output of a run: a progress bar, a table, a plot and a JSON file."""
 
 import dataclasses
 import json

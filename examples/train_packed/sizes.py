@@ -14,7 +14,7 @@ class Size:
     steps: int
     learning_rate: float
     files: int | None = None
-    """Source files that documents are taken from; all without it."""
+    """The number of source files from which documents are taken; None for all."""
 
 
 SIZES = {

@@ -47,6 +47,6 @@ def test_a_run_goes_on_on_another_mesh(found):
     assert len(found["whole"]) == 4
 
 
-def test_what_does_not_divide_is_said(found):
+def test_sizes_that_do_not_divide_are_an_error(found):
     assert "expected 4 rows to be a multiple of the data axis, got 8" in found["rows"]
     assert "expected heads 4 to be a multiple of the model axis, got 8" in found["heads"]

@@ -65,14 +65,14 @@ def test_a_broken_checkpoint_is_named(content, tmp_path):
         checkpoint.restore(path, {"a": jax.numpy.arange(3)})
 
 
-def test_a_checkpoint_that_is_not_there_is_said(tmp_path, capsys):
+def test_a_missing_checkpoint_is_reported(tmp_path, capsys):
     words = ["--size", "tiny", "--steps", "1", "--out", str(tmp_path), "--resume"]
     main([*words, "--checkpoints", str(tmp_path / "kept")])
     assert "no checkpoint in" in capsys.readouterr().out
     main([*words, "--checkpoints", str(tmp_path / "kept")])
-    said = capsys.readouterr().out
-    assert "packed: all 1 steps were done before" in said
-    assert "no checkpoint in" not in said and "nan" not in said
+    output = capsys.readouterr().out
+    assert "packed: all 1 steps were done before" in output
+    assert "no checkpoint in" not in output and "nan" not in output
 
 
 def test_a_checkpoint_that_fails_leaves_the_one_before(tmp_path, monkeypatch):

@@ -319,7 +319,7 @@ def test_an_error_of_hip_is_told(judge: Any, version: int):
         'HIP reports "an error of the fake HIP" after AITER\'s launch of: bf16'
     )
     assert len(records) == 1
-    assert library.last_error() == 0  # nobody else takes it for an error of theirs
+    assert library.last_error() == 0  # no other caller must take it for its own error
     library.run(struct_of(grid.CALL, use_asm=False))
     assert library.run(struct_of(grid.CALL, use_asm=False))[0] == ""
 
@@ -390,7 +390,7 @@ def test_asm_without_its_files(judge: Any, backward: bool):
 
 
 def test_the_environment_names_no_folder(judge: Any, monkeypatch: pytest.MonkeyPatch):
-    """`import aiter` sets it, to kernels of its own version."""
+    """`import aiter` sets AITER_ASM_DIR to the kernels of its version, which must be ignored."""
     monkeypatch.setenv("AITER_ASM_DIR", "/nowhere/")
     _, file = _launched(grid.CALL, judge("gfx942").run(struct_of(grid.CALL, use_asm=True))[1])
     assert file.startswith(build.asm_folder("gfx942"))
@@ -483,7 +483,7 @@ def _launched(call: AiterCall, records: list[str]) -> tuple[str, str]:
 
 
 def _check_instance(call: AiterCall, arch: str, records: list[str]) -> None:
-    """That the CK instance is made for such a call."""
+    """Check that the launched CK instance is made for such a call."""
     (record,) = records
     assert record.startswith("ck arch=")
     family = "gfx950" if arch == "gfx950" else "gfx9"

@@ -277,9 +277,9 @@ def finish_build(folder: Path) -> None:
 def test_what_failed_to_load_is_tried_again(folder, monkeypatch):
     """What loads is kept."""
     monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", rocm_library("out of memory"))
-    assert "AITER is not built for gfx942" in aiter_library.find("gfx942").unusable
+    assert "AITER is not built for gfx942" in aiter_library.find("gfx942").unusable_reason
     finish_build(folder)
-    assert aiter_library.find("gfx942").unusable == "out of memory"
+    assert aiter_library.find("gfx942").unusable_reason == "out of memory"
     found = aiter_library.find("gfx942")
     assert found.is_usable
     (folder / ADAPTER).unlink()
@@ -296,7 +296,7 @@ def test_a_rocm_library_that_failed_to_import_is_tried_again(folder, monkeypatch
 
     monkeypatch.setattr(aiter_library.native_libraries, "load", load)
     finish_build(folder)
-    assert "static TLS" in aiter_library.find("gfx942").unusable
+    assert "static TLS" in aiter_library.find("gfx942").unusable_reason
     assert aiter_library.find("gfx942").is_usable
 
 
@@ -305,34 +305,36 @@ class TestMissing:
         monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", None)
         library = aiter_library.find("gfx942")
         assert not library.is_usable
-        assert "reinstall it with ATTN_DISPATCH_ROCM=1" in library.unusable
+        assert "reinstall it with ATTN_DISPATCH_ROCM=1" in library.unusable_reason
 
     def test_aiter_was_never_built(self, folder):
-        assert "run `attn-dispatch build-aiter --arch gfx942`" in load().unusable
+        assert "run `attn-dispatch build-aiter --arch gfx942`" in load().unusable_reason
 
     def test_aiter_was_built_without_rocm(self, folder):
         folder.mkdir()
         build_record(compile_check_only=True).write(folder)
-        assert "built without ROCm" in load().unusable
+        assert "built without ROCm" in load().unusable_reason
 
     def test_its_library(self, folder):
         folder.mkdir()
         build_record().write(folder)
-        assert f"library is missing, or no file: {folder / ADAPTER}; run" in load().unusable
+        assert f"library is missing, or no file: {folder / ADAPTER}; run" in load().unusable_reason
         os.mkfifo(folder / ADAPTER)
-        assert "library is missing, or no file" in load().unusable
+        assert "library is missing, or no file" in load().unusable_reason
 
     def test_a_build_for_another_architecture(self, folder):
         folder.mkdir()
         build_record(arch="gfx950").write(folder)
-        assert f"{folder} has AITER 'dev18' for 'gfx950': run `attn-dispatch" in load().unusable
+        assert (
+            f"{folder} has AITER 'dev18' for 'gfx950': run `attn-dispatch" in load().unusable_reason
+        )
 
     def test_asm_kernels(self, folder):
         folder.mkdir()
         (folder / ADAPTER).touch()
         build_record().write(folder)
-        assert "AITER's ASM kernels are missing from" in load().unusable
-        assert "build-aiter" in load().unusable
+        assert "AITER's ASM kernels are missing from" in load().unusable_reason
+        assert "build-aiter" in load().unusable_reason
 
     def test_everything_is_there(self, folder):
         kernels = folder / "hsa" / "gfx942" / "fmha_v3_fwd" / "MI300"
@@ -341,12 +343,12 @@ class TestMissing:
         build_record().write(folder)
         for number in range(5):
             lacks = f"{kernels.parents[1]} has {number} of AITER's 5 ASM kernels: run `attn-"
-            assert load().unusable.startswith(lacks)
+            assert load().unusable_reason.startswith(lacks)
             (kernels / f"{number}.co").touch()
         before = dict(os.environ)
         assert load().is_usable and load().path == str(folder / ADAPTER)
         assert dict(os.environ) == before
-        assert load("AITER is too old").unusable == "AITER is too old"
+        assert load("AITER is too old").unusable_reason == "AITER is too old"
 
     def test_reason_on_a_device_that_is_here(self, folder, monkeypatch):
         monkeypatch.setitem(sys.modules, "attn_dispatch._rocm", None)

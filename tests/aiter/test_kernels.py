@@ -73,8 +73,8 @@ def test_stricter_than_aiter(arch: str, call: Any, reason: str):
     ],
 )
 def test_what_nothing_runs(arch: str, call: Any, reason: str):
-    (told,) = not_supported_reasons(call, arch)
-    assert str(told).startswith(reason.partition(":")[0])
+    (found,) = not_supported_reasons(call, arch)
+    assert str(found).startswith(reason.partition(":")[0])
 
 
 @pytest.mark.parametrize(

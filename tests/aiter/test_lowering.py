@@ -172,7 +172,7 @@ def test_packed_sequences_of_32k_tokens(call, gfx):
 
 
 def elements(shape: str) -> int:
-    """Of the tensor [2, 3], "2x3x"."""
+    """The number of elements of a tensor type, written "2x3x" for [2, 3]."""
     return math.prod(map(int, shape.rstrip("x").split("x")))
 
 

@@ -132,7 +132,7 @@ def test_mods_in_words_that_aiter_has(emulator, name: str):
     ("mod", "read"), [(mods.relative_position, TABLE), (mods.alibi, SLOPES)], ids=["T5", "ALiBi"]
 )
 def test_gradients_of_what_such_mods_read(emulator, mod: Any, read: jax.Array):
-    """Of a table by way of the bias', of slopes by XLA."""
+    """The gradient of a table follows from the bias's; XLA computes that of slopes."""
 
     def gradients(implementation: str | None) -> list[np.ndarray]:
         def loss(read, q):

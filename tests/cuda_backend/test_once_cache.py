@@ -28,7 +28,7 @@ def test_what_is_kept_and_what_is_forgotten(tmp_path: Path):
 
 @needs_compiler
 def test_threads_inside_cudnn_when_the_process_ends_or_forks(tmp_path: Path):
-    program = check(tmp_path, "visits", "cudnn_scope.cc")
+    program = check(tmp_path, "cudnn_scope", "cudnn_scope.cc")
     done = subprocess.run([program], capture_output=True, text=True, timeout=90)
     assert done.stdout == "ok\na destructor ran\n", done.stdout + done.stderr
     stays = subprocess.run([program, "stay"], capture_output=True, text=True, timeout=90)

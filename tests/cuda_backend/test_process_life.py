@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from attn_dispatch.cudnn import library as cudnn_library
-from attn_dispatch.cudnn.planning import PLANNER
+from attn_dispatch.cudnn.planning_process import PLANNER
 from attn_dispatch.devices.target import parse
 from tests.support.cudnn_calls import cudnn_attributes
 

@@ -1,4 +1,4 @@
-"""How a spec is said in cuDNN's terms."""
+"""Specs in cuDNN's terms."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ BROKEN: dict[str, Callable[[], AttentionSpec]] = {
     "packed sequences: cuDNN counts a bias": lambda: spec(**SEGMENTS, max_segments=1, mask="11ts"),
     "local_window_size as an array": lambda: spec(window_arrays=((2, 1),)),
     "scale: cuDNN multiplies": lambda: spec(scale=1e-40),
-    "the dropout mask is not read back": lambda: optioned(
+    "this version does not return the dropout mask": lambda: optioned(
         spec(**SEGMENTS, max_segments=1, dropout=0.1), needs_keep=True
     ),
     "sinks: cuDNN has one": lambda: spec(sinks=2),

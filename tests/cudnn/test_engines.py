@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch import cudnn, dot_product_attention, explain, target
-from attn_dispatch.api import spec_of
 from attn_dispatch.core import select
 from attn_dispatch.core.tuning import winners
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.cudnn import engines
 from attn_dispatch.devices.target import parse
+from attn_dispatch.inspection import spec_of
 from tests.support.backend import needs_cudnn
 from tests.support.option_parts import spec_with
 

@@ -12,7 +12,7 @@ import pytest
 
 from attn_dispatch import explain
 from attn_dispatch.cudnn.call import MAX_NODE_ARRAYS, MAX_NODES, nodes_of, variants_of
-from attn_dispatch.devices import native as native_libraries
+from attn_dispatch.devices import native_libraries
 from attn_dispatch.reason import Reason
 from attn_dispatch_tools.verify.sizes import case
 from tests.support.backend import needs_cudnn

@@ -1,4 +1,4 @@
-"""Finding cuDNN: which of several is taken, what is said of a wrong one."""
+"""Finding cuDNN: which of several is taken, and the reason for one that cannot be used."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_missing_library_is_looked_for_again(forget, monkeypatch, tmp_path):
     for _ in range(2):
         missing = cudnn_library.find()
         assert not missing.is_usable and missing.path == str(path)
-        assert missing.unusable.startswith(f"cuDNN could not be loaded: {path}: cannot open")
+        assert missing.unusable_reason.startswith(f"cuDNN could not be loaded: {path}: cannot open")
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", real)  # it has been installed
     found = cudnn_library.find()
     assert found.is_usable and found.path == real
@@ -63,7 +63,7 @@ def test_a_version_out_of_range(forget, monkeypatch, tmp_path, version):
     real = cudnn_library._locate()
     wrong = folder(tmp_path / "wrong", version) / SONAME
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(wrong))
-    assert cudnn_library.find().unusable == (
+    assert cudnn_library.find().unusable_reason == (
         f"cuDNN {version} at {wrong} is out of range: expected at least 91200 and below 100000"
     )
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", real)
@@ -111,7 +111,7 @@ def test_the_order_in_which_it_is_looked_for(forget, monkeypatch, tmp_path, caps
 
 @needs_compiler
 def test_one_that_is_loaded_already_comes_before_the_path(tmp_path):
-    """In a process of its own: what is loaded stays."""
+    """This runs in a separate process, because a loaded library stays loaded."""
     first, second = folder(tmp_path / "a", 92001), folder(tmp_path / "b", 92102)
     code = f"""
 import ctypes
@@ -184,6 +184,6 @@ def test_a_folder_whose_name_is_not_utf8(forget, monkeypatch, tmp_path):
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(inside / SONAME))
     if cudnn_library.find().can_run:
         pytest.skip("with a driver cuDNN is loaded in this process, for good")
-    assert "\udcff" in cudnn_library.find().unusable
+    assert "\udcff" in cudnn_library.find().unusable_reason
     inside.symlink_to(real.parent)
     assert cudnn_library.find().path == str(inside / SONAME)

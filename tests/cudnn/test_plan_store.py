@@ -225,7 +225,7 @@ def test_a_full_disk(monkeypatch, folder, caplog):
 
 
 def test_it_is_bounded(folder, monkeypatch):
-    """Who was used last stays, an eighth of the files goes at once, and what nobody finished."""
+    """Plans used last stay; an eighth of the files, and unfinished ones, are removed at once."""
     monkeypatch.setattr(plan_store, "MAX_FILES", 8)
     folder.mkdir()
     now = time.time()
@@ -321,7 +321,7 @@ def test_a_plan_depends_on_all_that_makes_it():
 
 
 def test_plans_that_were_made_anew_are_replaced(folder):
-    """Those that were imported and did not load on a device: the file has the new one."""
+    """A plan that was imported and did not load on a device is replaced in its file."""
     backend: Any = cudnn_library.find().backend
     plan_store.plan(Backend(), call(1), SM90)  # type: ignore[arg-type]
     (file,) = folder.glob("*.plan")

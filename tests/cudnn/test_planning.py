@@ -30,7 +30,7 @@ Matrices = Callable[[str], Matrix]
 
 @pytest.fixture(scope="module", autouse=True)
 def matrices() -> Iterator[Matrices]:
-    """library -> what it makes of everything. All versions plan at the same time."""
+    """A function from a library to its plans of all calls. All versions plan at the same time."""
     running = {
         library: Planning(library, part=None if EVERY_PLAN else i % PARTS)
         for i, library in enumerate(LIBRARIES)

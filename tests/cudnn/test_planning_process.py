@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from attn_dispatch.cudnn import helper, planning
+from attn_dispatch.cudnn import helper_process, planning_process
 from attn_dispatch.cudnn import library as cudnn_library
-from attn_dispatch.cudnn.planning import PLANNER, PlanningProcess
+from attn_dispatch.cudnn.planning_process import PLANNER, PlanningProcess
 from attn_dispatch.devices.target import parse
 from tests.support.backend import needs_no_driver
 from tests.support.compiled import library, needs_compiler
@@ -90,7 +90,7 @@ def pid_of(process: PlanningProcess) -> int:
 
 
 def run(code: str, *arguments: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, with `tests` on its path."""
+    """Run the code in a new process, with the repository on its path."""
     code = "import sys; sys.path.insert(0, sys.argv[1])\n" + textwrap.dedent(code)
     return subprocess.run(
         [sys.executable, "-c", code, ROOT, *arguments],
@@ -215,7 +215,7 @@ def test_an_answer_that_is_none(tmp_path: Path):
 def test_silence_is_a_refusal(odd: PlanningProcess, monkeypatch: pytest.MonkeyPatch):
     plan = odd.plan(SMALL, SM90)
     pid = pid_of(odd)
-    monkeypatch.setattr(planning, "TIMEOUT", 1.0)
+    monkeypatch.setattr(planning_process, "TIMEOUT", 1.0)
     with pytest.raises(odd.CudnnError, match=r"cuDNN plans did not answer in 1 s$"):
         odd.plan(SMALL | {"batch": 14}, SM90)
     monkeypatch.undo()
@@ -225,9 +225,9 @@ def test_silence_is_a_refusal(odd: PlanningProcess, monkeypatch: pytest.MonkeyPa
 
 def test_silence_costs_less_each_time(monkeypatch: pytest.MonkeyPatch):
     """A call may ask for a dozen plans, and must not wait two minutes for each."""
-    monkeypatch.setattr(planning, "TIMEOUT", 1.0)
-    monkeypatch.setattr(planning, "LEAST_TIMEOUT", 0.25)
-    monkeypatch.setattr(planning, "Helper", lambda _: Silent())
+    monkeypatch.setattr(planning_process, "TIMEOUT", 1.0)
+    monkeypatch.setattr(planning_process, "LEAST_TIMEOUT", 0.25)
+    monkeypatch.setattr(planning_process, "Helper", lambda _: Silent())
     process = PlanningProcess(native())
     for seconds in ("1", "0.5", "0.25", "0.25"):
         with pytest.raises(process.CudnnError, match=rf"did not answer in {seconds} s$"):
@@ -243,7 +243,7 @@ class Silent:
     has_ended = False
 
     def ask(self, line: bytes, timeout: float) -> bytes:
-        raise helper.HelperSilent(f"did not answer in {timeout:g} s")
+        raise helper_process.HelperSilent(f"did not answer in {timeout:g} s")
 
     def end(self) -> None:
         pass
@@ -251,13 +251,13 @@ class Silent:
 
 def test_what_it_logs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """cuDNN may be set to log all it does to stderr."""
-    monkeypatch.setattr(helper, "_MAX_STDERR", 1000)
+    monkeypatch.setattr(helper_process, "_MAX_STDERR", 1000)
     script = tmp_path / "talker.py"
     script.write_text(
         "import sys\nfor line in sys.stdin:\n"
         "    print('x' * 900, file=sys.stderr, flush=True)\n    print('done', flush=True)\n"
     )
-    talker = helper.Helper((sys.executable, str(script)))
+    talker = helper_process.Helper((sys.executable, str(script)))
     for _ in range(10):
         assert talker.ask(b"go\n", 30.0) == b"done\n"
     assert os.fstat(talker._stderr.fileno()).st_size <= 1900
@@ -301,7 +301,7 @@ FORKS = """
 import os, threading
 import attn_dispatch, attn_dispatch._cuda as native
 from tests.cudnn.test_planning_process import CUDNN, SM90, SMALL, pid_of
-from attn_dispatch.cudnn.planning import PlanningProcess
+from attn_dispatch.cudnn.planning_process import PlanningProcess
 process = PlanningProcess(native)
 
 def forked(length, leave):
@@ -362,7 +362,7 @@ def test_asking_a_stopped_planner_has_an_end(
 ):
     plan = process.plan(SMALL, SM90)
     pid = stopped(process)
-    monkeypatch.setattr(planning, "TIMEOUT", 1.0)
+    monkeypatch.setattr(planning_process, "TIMEOUT", 1.0)
     began = time.monotonic()
     with pytest.raises(process.CudnnError, match=r"cuDNN plans did not answer in 1 s$"):
         process.import_plan(SMALL, SM90, "x" * characters)
@@ -372,7 +372,7 @@ def test_asking_a_stopped_planner_has_an_end(
 
 
 def test_killed_while_it_plans(odd: PlanningProcess):
-    """That call is refused; the next one starts another."""
+    """The call gets an error; the next call starts another process."""
     plan = odd.plan(SMALL, SM90)
     timer = threading.Timer(0.5, os.kill, (pid_of(odd), signal.SIGKILL))
     timer.start()
@@ -390,7 +390,7 @@ ANSWERS = {
         "os.write(1, b'{}\\n{}\\n'); time.sleep(60)",
         "answered a line that is no answer",
     ),
-    "to nobody": ("os.close(0); time.sleep(60)", "did not answer in 2 s|closed its output"),
+    "to closed input": ("os.close(0); time.sleep(60)", "did not answer in 2 s|closed its output"),
 }
 
 
@@ -399,7 +399,7 @@ def test_odd_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: st
     code, refusal = ANSWERS[answer]
     script = tmp_path / "planner.py"
     script.write_text(f"import os, sys, time\nsys.stdin.readline()\n{code}\n")
-    monkeypatch.setattr(planning, "TIMEOUT", 20.0 if "more" in refusal else 2.0)
+    monkeypatch.setattr(planning_process, "TIMEOUT", 20.0 if "more" in refusal else 2.0)
     process = PlanningProcess(native(), script)
     with pytest.raises(process.CudnnError, match=refusal):
         process.load_cudnn(CUDNN)
@@ -424,7 +424,7 @@ import os, signal, warnings
 warnings.simplefilter("error")
 import attn_dispatch, attn_dispatch._cuda as native
 from tests.cudnn.test_planning_process import CUDNN, SM90, SMALL, pid_of
-from attn_dispatch.cudnn.planning import PlanningProcess
+from attn_dispatch.cudnn.planning_process import PlanningProcess
 process = PlanningProcess(native)
 process.load_cudnn(CUDNN)
 process.plan(SMALL, SM90)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import attn_dispatch
-from attn_dispatch.devices import native
+from attn_dispatch.devices import native_libraries
 from tests.support.backend import needs_cudnn
 
 
@@ -27,7 +27,7 @@ def copy_without_library(tmp_path: Path) -> Path:
 
 def reason(tmp_path: Path) -> str:
     """Why cuDNN is not usable, as this copy of the package says it; empty if it is."""
-    return said_by(tmp_path, "library.find().unusable")
+    return said_by(tmp_path, "library.find().unusable_reason")
 
 
 def said_by(tmp_path: Path, expression: str) -> str:
@@ -37,7 +37,7 @@ sys.meta_path = [x for x in sys.meta_path if "editable" not in type(x).__module_
 import attn_dispatch
 from attn_dispatch.cudnn import library
 assert attn_dispatch.__file__.startswith(sys.argv[1]), attn_dispatch.__file__
-from attn_dispatch.devices import native
+from attn_dispatch.devices import native_libraries
 print({expression})
 """
     done = subprocess.run(
@@ -97,7 +97,10 @@ def test_a_library_beside_the_package(tmp_path, cuda):
     """And its stand-ins, without which it would not be usable here."""
     copy_without_library(tmp_path)
     plugin(tmp_path, f"attn_dispatch_cuda{cuda}")
-    said = said_by(tmp_path, "(native.load(native.CUDA).__name__, library.find().unusable)")
+    said = said_by(
+        tmp_path,
+        "(native_libraries.load(native_libraries.CUDA).__name__, library.find().unusable_reason)",
+    )
     assert said == str((f"attn_dispatch_cuda{cuda}._cuda", ""))
 
 
@@ -107,8 +110,8 @@ def test_a_library_beside_the_package(tmp_path, cuda):
 )
 def test_of_two_the_one_for_the_cuda_of_jax(monkeypatch, jax_is_for, order):
     here = [f"jax_cuda{cuda}_plugin" for cuda in jax_is_for]
-    monkeypatch.setattr(native, "find_spec", lambda name: name if name in here else None)
-    assert native.CUDA.plugins() == tuple(f"attn_dispatch_cuda{cuda}" for cuda in order)
+    monkeypatch.setattr(native_libraries, "find_spec", lambda name: name if name in here else None)
+    assert native_libraries.CUDA.plugins() == tuple(f"attn_dispatch_cuda{cuda}" for cuda in order)
 
 
 @needs_cudnn
@@ -116,7 +119,10 @@ def test_the_library_in_the_package_comes_first(tmp_path):
     copy_without_library(tmp_path)
     folder = plugin(tmp_path, "attn_dispatch_cuda13", "0.0.0")
     shutil.copy(folder / f"_cuda{SUFFIX}", tmp_path / "attn_dispatch")
-    assert said_by(tmp_path, "native.load(native.CUDA).__name__") == "attn_dispatch._cuda"
+    assert (
+        said_by(tmp_path, "native_libraries.load(native_libraries.CUDA).__name__")
+        == "attn_dispatch._cuda"
+    )
 
 
 @needs_cudnn
@@ -146,6 +152,6 @@ def test_a_wheel_for_another_python(tmp_path):
 def test_a_rocm_wheel_of_another_version(tmp_path):
     copy_without_library(tmp_path)
     (tmp_path / "attn_dispatch_rocm.py").write_text('__version__ = "9.9.9"\n')
-    said = said_by(tmp_path, "attn_dispatch.aiter.library.find('gfx942').unusable")
+    said = said_by(tmp_path, "attn_dispatch.aiter.library.find('gfx942').unusable_reason")
     assert said.startswith("attn-dispatch-rocm does not fit this attn-dispatch: expected version ")
     assert "got 9.9.9; " in said

@@ -1,4 +1,4 @@
-"""What people call devices, and what is said to a name that nobody has."""
+"""Names of targets as people write them, and the error for an unknown name."""
 
 from __future__ import annotations
 

@@ -141,16 +141,16 @@ def test_the_plan_names_both_head_dims(monkeypatch):
         ({"window": (None, 2)}, (False, True, (None, 2))),
     ],
 )
-def test_what_its_backend_is_told(monkeypatch, options, expected):
-    told = []
+def test_the_configuration_of_its_backend(monkeypatch, options, expected):
+    calls = []
 
     class Backend:
         def fwd_lse(self, config, q, k, v, aux, sequences):
-            told.append((config, q.shape, aux, sequences))
+            calls.append((config, q.shape, aux, sequences))
             return q, jnp.zeros((q.shape[0], q.shape[2], q.shape[1]))
 
         def vjp(self, config, q, k, v, out, lse, out_grad, lse_grad, aux, sequences):
-            told.append((config, q.shape, aux, sequences))
+            calls.append((config, q.shape, aux, sequences))
             assert lse_grad is None and out_grad.shape == out.shape == q.shape
             return q, k, v
 
@@ -167,8 +167,8 @@ def test_what_its_backend_is_told(monkeypatch, options, expected):
     back = spec.backward(case.backward_options())
     fa4.backward(back, SM90, to_jax({x: operands[x] for x in poisoned(back, operands)}))
     # Forward head dims are multiples of 8, backward those that its kernels are compiled for.
-    assert [shape[-1] for _, shape, _, _ in told] == [136, 192]
-    for config, _, aux, sequences in told:
+    assert [shape[-1] for _, shape, _, _ in calls] == [136, 192]
+    for config, _, aux, sequences in calls:
         found = (config.causal, config.local, config.window)
         assert found == expected and config.scale == spec.meaning.scale
         assert config.backend == "cute" and (config.mask, config.varlen) == (None, False)

@@ -41,7 +41,7 @@ def test_a_huge_file_is_not_read(tmp_path):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_is_no_file(tmp_path, kept, monkeypatch):
-    """Neither waits: a pipe that nobody writes to is empty, a device has no end."""
+    """Neither waits: a pipe without a writer is empty, and a device has no end."""
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(reading, "SECONDS", 0.1)
     with pytest.raises(IsADirectoryError, match="expected a file, got a folder"):
@@ -243,7 +243,7 @@ def test_a_child_that_was_forked_meanwhile_does_not_keep_it(tmp_path):
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "dangling", "pipe", "folder", "device"])
 def test_what_is_no_lock(tmp_path, kind):
-    """Another user's link must not make this process touch a file of its own user's."""
+    """Another user's link must not make this process touch a file of this user."""
     lock, precious = tmp_path / "lock", tmp_path / "precious"
     precious.write_text("precious")
     made = {

@@ -89,7 +89,7 @@ def check_passes(case: Case, device: Device) -> None:
 
 @pytest.mark.parametrize("case", [x for x in RUN if takes_two(x)], ids=str)
 def test_results_and_gradients_of_flash_attention_2(monkeypatch, case: Case):
-    """Of its custom calls, with what these leave to XLA in earnest."""
+    """The custom calls are NumPy's; XLA really computes what they leave to it."""
     monkeypatch.undo()
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
     monkeypatch.setattr(kernels, "_run", flash_in_numpy.run_two)

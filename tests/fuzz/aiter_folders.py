@@ -46,8 +46,12 @@ def draw(seed: int) -> str:
         assert lines and all(x.startswith("AITER") for x in lines), lines
         if found.is_usable:
             return "used as it is" if not changes else "used"
-        assert changes and 0 < len(found.unusable) < _MOST_CHARACTERS and "\n" not in found.unusable
-        assert str(folder) in found.unusable or "build-aiter" in found.unusable
+        assert (
+            changes
+            and 0 < len(found.unusable_reason) < _MOST_CHARACTERS
+            and "\n" not in found.unusable_reason
+        )
+        assert str(folder) in found.unusable_reason or "build-aiter" in found.unusable_reason
     words = (
         "not built",
         "cannot be read",
@@ -57,7 +61,7 @@ def draw(seed: int) -> str:
         "has AITER",
         "ASM kernels",
     )
-    return next((x for x in words if x in found.unusable), "the library")
+    return next((x for x in words if x in found.unusable_reason), "the library")
 
 
 def _load(path: Path, arch: str) -> None:

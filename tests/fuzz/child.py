@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from attn_dispatch.cudnn.helper import Helper, HelperEnded
+from attn_dispatch.cudnn.helper_process import Helper, HelperEnded
 from tests.support.repository import ROOT
 
 DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_FUZZ", "0"))

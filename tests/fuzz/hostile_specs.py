@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from attn_dispatch.cudnn import library as cudnn_library
-from attn_dispatch.devices import native as native_libraries
+from attn_dispatch.devices import native_libraries
 from attn_dispatch.devices.target import parse
 from tests.support.cudnn_calls import cudnn_attributes
 

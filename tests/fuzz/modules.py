@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 import attn_dispatch
 from attn_dispatch import cudnn, mods
-from attn_dispatch.devices import native as native_libraries
+from attn_dispatch.devices import native_libraries
 from tests.fuzz import custom_calls
 from tests.fuzz.cudnn_specs import Attributes, changed
 from tests.fuzz.hostile_specs import FORWARD

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attn_dispatch.cudnn import library as cudnn_library
-from attn_dispatch.cudnn.planning import PlanningProcess
+from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.devices.target import parse
 from tests.support.cudnn_calls import cudnn_attributes
 

@@ -9,7 +9,7 @@ import pytest
 
 from attn_dispatch.cudnn import arrays, rules
 from attn_dispatch.cudnn.call import variants_of
-from attn_dispatch.devices import native as native_libraries
+from attn_dispatch.devices import native_libraries
 from attn_dispatch_tools.verify import draws
 from tests.fuzz.child import DRAWS, outcomes
 from tests.support.backend import backward_spec, forward_spec, needs_cudnn

@@ -28,6 +28,7 @@ FLOORS = {
             "api",
             "public_names",
             "implementation",
+            "inspection",
             "integrations",
             "mods",
             "public_call",
@@ -122,7 +123,16 @@ def test_semantics_imports_only_what_a_call_is():
         assert rooms <= {"semantics", "call", "programs", "reason"}, path.name
 
 
-_OF_ANY_VENDOR = ("core", "api", "public_call", "paged", "devices", "semantics", "call")
+_OF_ANY_VENDOR = (
+    "core",
+    "api",
+    "inspection",
+    "public_call",
+    "paged",
+    "devices",
+    "semantics",
+    "call",
+)
 
 
 def test_only_the_choice_names_the_implementations():

@@ -266,7 +266,7 @@ def steps_of(kind: str, x: np.ndarray, masks: list[Any], function: Any) -> np.nd
     "options", [{"local_window_size": (1, 0)}, {"alibi_slopes": np.linspace(0.1, 2.0, N)}]
 )
 def test_what_goes_by_the_place_of_a_query_in_a_cache(kind: str, options: dict[str, Any]):
-    """Its place is not told, so it is asked for; with it, steps are the rows of a whole call."""
+    """Flax does not pass the position, so it is required; then steps equal a whole call's rows."""
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     masks = [None] * T
     (name,) = options
@@ -312,7 +312,7 @@ def test_a_mod_in_a_step_of_decoding_is_said():
 
 
 def test_one_query_outside_of_a_cache():
-    """Where the query stands is said, or of no account."""
+    """The query's position is given, or does not matter."""
     query, mask = Q[:, :1], np.ones((B, 1, 1, S), bool)
     for options in (
         {"local_window_size": (None, None)},

@@ -181,8 +181,8 @@ def test_grouped_queries_of_a_layer_with_its_own_call():
 @pytest.mark.parametrize(
     "layer", [keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention]
 )
-def test_masks_of_layers_are_not_told_of(layer: Any, rate: float):
-    """Keras makes them, up to 3.14 of use_causal_mask too: nobody can write them otherwise."""
+def test_masks_of_layers_do_not_warn(layer: Any, rate: float):
+    """Keras makes these masks, up to 3.14 from use_causal_mask too: users cannot avoid them."""
     arguments = (N, 4) if layer is keras.layers.MultiHeadAttention else (4, N, 2)
     x = _rng.standard_normal((1, 128, 8)).astype(np.float32)
     pairs = np.tri(128, dtype=bool)[None]

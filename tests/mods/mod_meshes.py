@@ -1,6 +1,6 @@
 """Calls with mods whose arrays are sharded over eight CPU devices, beside the same on one; JSON.
 
-A script of its own, because the number of devices is fixed when a process starts.
+This is a separate script, because the number of devices is fixed when a process starts.
 
 usage: python -m tests.mods.mod_meshes
 """
@@ -131,7 +131,7 @@ CAPTURED = {
 
 
 def captured_and_sharded() -> dict[str, Any]:
-    """Of each call what is said of it, or its error."""
+    """The warnings of each call, or its error."""
     mesh, x = make_mesh((2,), "Explicit"), drawn((2,))
     specs = qkv(P("x")) | {"table": P(None, "x"), "lengths": P()}
 
@@ -169,7 +169,7 @@ def _with_table(mod: Callable[..., Any], is_captured: bool, x: Arrays) -> jax.Ar
 
 
 def under_shard_map() -> dict[str, float]:
-    """Whose calls are calls like any others, so that b and n count from 0 on each device."""
+    """Under shard_map each device makes its own call, in which b and n count from 0."""
     x, found = drawn((4,)), {}
     for name, spec in {"all axes": P("x", None, "y"), "one axis": P("x")}.items():
         for kind in ("Auto", "Explicit"):

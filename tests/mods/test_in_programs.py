@@ -401,7 +401,7 @@ def test_what_a_mod_may_be(name: str):
 
 @pytest.mark.parametrize("answer", [True, np.bool_(False)])
 def test_a_mask_mod_with_one_answer(answer: Any):
-    """Where nothing may be attended all is 0, whatever score_mod makes of it."""
+    """If no pair may attend, all results are 0, whatever score_mod returns."""
     got = with_gradients(lambda *x: captured(*x, mask_mod=lambda b, n, t, s: answer), Q, TABLE)
     expected = with_gradients(written_out, Q, TABLE)
     assert_same(got, expected if answer else jax.tree.map(jnp.zeros_like, expected))

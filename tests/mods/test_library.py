@@ -184,7 +184,7 @@ def test_chunked_window(chunk: int):
 
 
 PARENTS = np.array([-1, 0, 0, 1, 2, -1, 5, 1, 4])
-"""Of T tokens: two trees behind the cache."""
+"""The parents of T tokens: two trees behind the cache."""
 
 
 def seen_in_tree(parents: Any, cache: int) -> np.ndarray:
@@ -201,7 +201,7 @@ def seen_in_tree(parents: Any, cache: int) -> np.ndarray:
 
 @pytest.mark.parametrize("cache", [0, 2, 4])
 def test_tree_mask(cache: int):
-    """With cache 2, two keys are left behind the tree that nobody attends."""
+    """With cache 2, two keys come after the tree, and no token attends to them."""
     assert_masks(mods.tree_mask(PARENTS, cache), seen_in_tree(PARENTS, cache))
 
 

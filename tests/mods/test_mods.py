@@ -75,7 +75,7 @@ def block_bytes(request, monkeypatch):
 @pytest.mark.usefixtures("block_bytes")
 @pytest.mark.parametrize("causality", ["is_causal", "mask_mod", "lengths too"])
 def test_values_and_gradients(causality: str):
-    """Of query, key, value and an array; log1p is NaN or infinite where a pair may not attend."""
+    """Gradients of query, key, value and an array; log1p is NaN or infinite in masked pairs."""
     _, _, t, s = indices()
     mask = s <= t
     options: dict[str, Any] = {"is_causal": True}

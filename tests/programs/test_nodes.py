@@ -89,7 +89,7 @@ def test_nodes_compute_what_the_function_does(case: Case):
 
 
 def array_of(case: Case, made: NodeArray, length: int) -> np.ndarray:
-    """What XLA makes of the case's arrays, for one batch row whose sequence is that long."""
+    """The array that nodes read, for one batch row whose sequence has this length."""
     if isinstance(made, HeadSlopes):
         return case.operands()["alibi_slopes"][:1, :, None, None].astype(np.float64)
     if isinstance(made, RowKeys):
@@ -245,7 +245,7 @@ def test_equal_masks_of_calls_of_different_lengths():
 
 
 def test_a_masks_border_and_the_lengths_are_one_array():
-    """Of arrays by row a backward pass has room for few."""
+    """A backward pass has room for few arrays by row."""
 
     def prefix(b: Any, n: Any, t: Any, s: Any, x: Any) -> Any:
         return (s <= t) | (s < x[b])

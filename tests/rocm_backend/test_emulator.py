@@ -160,7 +160,7 @@ def test_a_buffer_that_is_too_small(emulator, name):
         ("dq points into no buffer", lambda b: setattr(b, "dq", b.dq + (1 << 40))),
         ("0 in group mode", lambda b: setattr(b.call, "batch_stride_q", 8)),
         ("together", lambda b: setattr(b.call, "seqlen_q", None)),
-        ("longest was said to be 2", lambda b: setattr(b.call, "max_seq_len_q", 2)),
+        ("more than max_seq_len 2", lambda b: setattr(b.call, "max_seq_len_q", 2)),
         ("there are 7 rows", lambda b: setattr(b.call, "seq_len_q", 7)),
         ("seqlen_q and seqlen_k", lambda b: setattr(b.call, "use_asm", 1)),
         ("CK does not know", lambda b: setattr(b, "accumulator", 1)),

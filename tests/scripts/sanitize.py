@@ -2,7 +2,7 @@
 
 AddressSanitizer and UndefinedBehaviorSanitizer: the CUDA library under the tests that plan, the
 handlers for AMD and the emulator under theirs, the fuzz tests on both. ThreadSanitizer: the caches,
-visits to cuDNN, and eight threads that load, plan and end (tests/cuda_backend). cuDNN and Python
+CudnnScope, and eight threads that load, plan and end (tests/cuda_backend). cuDNN and Python
 are not instrumented, so leaks are not looked for: CPython keeps what it allocates at import.
 
 usage: python -m tests.scripts.sanitize [--quick] [--write]
@@ -139,7 +139,7 @@ def rocm_tests(*, quick: bool) -> Iterable[Outcome]:
 def thread_checks() -> Iterable[Outcome]:
     checks = TESTS / "cuda_backend"
     yield from thread_check("cache", [checks / "once_cache.cc", BACKEND / "cudnn_failure.cc"])
-    yield from thread_check("visits", [checks / "visits.cc", BACKEND / "cudnn_scope.cc"])
+    yield from thread_check("scopes", [checks / "cudnn_scope.cc", BACKEND / "cudnn_scope.cc"])
 
 
 def planning_threads() -> Iterable[Outcome]:

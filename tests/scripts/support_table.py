@@ -23,24 +23,24 @@ REFUSALS = TESTS / "cudnn" / "planned"
 AMD = ("gfx942", "gfx950")
 
 _WHY_NOT = """\
-Each reason, and what helps: a rewrite, by which the call runs, or what it would take."""
+Each reason, and what helps: the rewrite by which the call runs, or what would be needed."""
 _TITLE = "# Every option and reason"
 _INTRO = """\
-This is what kernels run as they are. `F` stands for the forward pass and `B` for the backward pass.
-A letter that is struck out does not run there, and the number behind it is that of the reason, at
-the end of the page. The backward pass is of every gradient there is, unless the row says otherwise;
-where it is refused, XLA differentiates what cuDNN computed.
+The calls that kernels run without rewrites. `F` stands for the forward pass and `B` for the
+backward pass. A letter that is struck out does not run there; the number after it is that of the
+reason, at the end of the page. The backward pass computes all gradients, unless the row says
+otherwise. If it does not run, XLA differentiates the results of the forward pass.
 
-Much of what kernels refuse runs rewritten ([design.md](design.md#rewrites)): `explain`
-says by which rewrite, and tests/scripts/refusals.py counts what is left.
+Many of the other calls run rewritten ([design.md](design.md#rewrites)): `explain` names the
+rewrites, and tests/scripts/refusals.py counts the calls that are left.
 
-The page is made by tests/scripts/support_table.py, which asks the real rules and has the real cuDNN
-{version} plan every call below, without a GPU. `make test` compares the two.
+tests/scripts/support_table.py writes this page. It applies the real rules and has the real cuDNN
+{version} plan every call below, without a GPU. `make test` checks that the page is up to date.
 
-Calls are bfloat16 and have 8 query heads, 2 kv heads and head dim 64, if the row does not say
+Calls are bfloat16 and have 8 query heads, 2 kv heads and head dim 64, unless the row says
 otherwise; segment ids and cu_seqlens are on 32,768 tokens, with 2 query heads and 1 kv head. sm80
-is an A100, sm90 an H100 or H200, sm100 a B200, sm120 an RTX 5090. Only an H200 and an H100 have
-run any of it, and no AMD GPU has.
+is an A100, sm90 an H100 or H200, sm100 a B200, sm120 an RTX 5090. Only an H200 and an H100 have run
+any of these calls, and no AMD GPU has.
 """
 
 
@@ -49,11 +49,14 @@ _TAKES = "*would take* "
 _AS_MASK = _REWRITTEN + "as a mask over pairs of queries and keys, up to 2^27 of them"
 _OTHER_DIMS = (
     _REWRITTEN
-    + "zeros up to a head dim that there is, or a call for some of the value dims at a time"
+    + "zeros up to a head dim that a kernel has, or calls for some of the value dims each"
 )
 _SCORE_PROGRAM = _TAKES + "score functions traced to the vendor's own terms"
 _ANSWERS = (
-    (r"needs float16 or bfloat16", _TAKES + "kernels for other dtypes: the vendors have none"),
+    (
+        r"needs float16 or bfloat16",
+        _TAKES + "kernels for other dtypes; the vendors have none",
+    ),
     (r"hidden_dim.* when d_qk != d_v", _OTHER_DIMS),
     (
         r"hidden_dim.* 128 .* of 8 \(",
@@ -98,7 +101,7 @@ _ANSWERS = (
     (r"Backward activations", _SCORE_PROGRAM),
     (r"^sinks: |^sinks beside", _REWRITTEN + "put into out and lse afterwards"),
     (
-        r"dropout keep mask as a result|dropout mask is not read back",
+        r"dropout keep mask as a result|does not return the dropout mask",
         _REWRITTEN + "read from what the kernel makes of known values",
     ),
     (r"dropout: cuDNN has one key|several dropout keys", _REWRITTEN + "a call for each key"),

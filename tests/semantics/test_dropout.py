@@ -90,7 +90,7 @@ RATE = 0.4
 KEY = jax.random.key(11)
 Q = np.random.default_rng(0).standard_normal((2, 5, 4, 8), np.float32)
 K = np.random.default_rng(1).standard_normal((2, 7, 2, 8), np.float32)
-# Each key has a column of its own, so that the output holds the probabilities.
+# Each key has a separate value column, so that the output holds the probabilities.
 V = np.broadcast_to(np.eye(7, dtype=np.float32)[:, None], (2, 7, 2, 7))
 
 

@@ -19,7 +19,7 @@ from attn_dispatch.semantics.positions import Positions
 from attn_dispatch.xla.blocks import Block
 from attn_dispatch_tools.verify.reference import Operands, segment_ids
 from attn_dispatch_tools.verify.reference import allowed as reference_allowed
-from attn_dispatch_tools.verify.reference import invalid_queries as wrong_by_reference
+from attn_dispatch_tools.verify.reference import invalid_queries as invalid_by_reference
 from tests.support.option_parts import options_with, with_facts
 
 BATCH = 2
@@ -37,13 +37,15 @@ def mask_of(options: AttentionOptions, operands: Operands, start: int, size: int
     return np.broadcast_to(True if mask is None else np.asarray(mask), shape)
 
 
-def wrong_of(options: AttentionOptions, operands: Operands) -> np.ndarray:
-    """Whose results the library makes NaN, bool [B, T]."""
+def invalid_of(options: AttentionOptions, operands: Operands) -> np.ndarray:
+    """bool [B, T]: the queries whose results the library sets to NaN."""
     arrays = {name: jnp.asarray(x) for name, x in operands.items()}
     spec = AttentionSpec.of([arrays[name] for name in options.operands], options)
     with jax.numpy_rank_promotion("raise"):
-        wrong = invalid_queries(spec, arrays)
-    return np.broadcast_to(False if wrong is None else np.asarray(wrong), (BATCH, spec.seq_len_q))
+        invalid = invalid_queries(spec, arrays)
+    return np.broadcast_to(
+        False if invalid is None else np.asarray(invalid), (BATCH, spec.seq_len_q)
+    )
 
 
 def by_hand(options: AttentionOptions, query_ids: list[int], key_ids: list[int]) -> np.ndarray:
@@ -73,7 +75,7 @@ def example(t: int, s: int, **more: Any) -> Operands:
 
 @st.composite
 def calls(draw) -> tuple[AttentionOptions, Operands]:
-    """Any lengths, segments, window and alignment; wrong ones among them."""
+    """Any lengths, segments, window and alignment; invalid ones among them."""
     # Few shapes, so that few are compiled.
     t, s = draw(st.sampled_from([(5, 8), (8, 5)]))
 
@@ -131,8 +133,8 @@ def test_any_lengths_segments_windows(call, data):
     size = data.draw(st.sampled_from([2, t]))
     start = data.draw(st.integers(0, t - size))
     mask = mask_of(options, operands, start, size)
-    wrong = np.array([wrong_by_reference(options, operands, row) for row in range(BATCH)])
-    np.testing.assert_array_equal(wrong_of(options, operands), wrong)
+    invalid = np.array([invalid_by_reference(options, operands, row) for row in range(BATCH)])
+    np.testing.assert_array_equal(invalid_of(options, operands), invalid)
     for batch_row in range(BATCH):
         query_ids, key_ids = (x.tolist() for x in segment_ids(options, operands, batch_row))
         window = options.meaning.window
@@ -195,9 +197,9 @@ def test_positions_are_counted_inside_segments():
     assert drawing(options, operands) == [".....", "x....", "..xx.", "..xxx", "....."]
 
 
-def wrong_drawing(options: AttentionOptions, operands: Operands) -> str:
-    """Which queries of the first batch row are wrong, as 'x' and '.'."""
-    return "".join(".x"[int(x)] for x in wrong_of(options, operands)[0])
+def invalid_drawing(options: AttentionOptions, operands: Operands) -> str:
+    """Which queries of the first batch row are invalid, as 'x' and '.'."""
+    return "".join(".x"[int(x)] for x in invalid_of(options, operands)[0])
 
 
 def test_ids_in_any_order():
@@ -205,7 +207,7 @@ def test_ids_in_any_order():
     operands = example(4, 4, **ids)
     options = options_of(operands)
     assert drawing(options, operands) == ["x..x", "....", "x..x", "..x."]
-    assert wrong_drawing(options, operands) == "...."
+    assert invalid_drawing(options, operands) == "...."
     causal = with_facts(options, is_causal=True)
     assert drawing(causal, operands) == ["x...", "....", "x..x", "..x."]
 
@@ -215,11 +217,11 @@ def test_with_max_segments_an_id_out_of_order_is_wrong_wherever_it_stands():
     operands = example(4, 4, **ids)
     options = options_of(operands, max_segments=4)
     assert drawing(options, operands) == ["....", "....", "....", "...x"]
-    assert wrong_drawing(options, operands) == "xxx."
+    assert invalid_drawing(options, operands) == "xxx."
     ids["query_segment_ids"] = [[1, 3, 3, 4]] * 2
     operands = example(4, 4, **ids) | {"key_value_segment_ids": np.array([[1, 4, 3, 0]] * 2)}
     assert drawing(options, operands) == ["x...", "....", "....", ".x.."]
-    assert wrong_drawing(options, operands) == ".xx."
+    assert invalid_drawing(options, operands) == ".xx."
 
 
 def test_ids_above_max_segments_are_wrong():
@@ -227,7 +229,7 @@ def test_ids_above_max_segments_are_wrong():
     operands = example(3, 4, **ids)
     options = options_of(operands, max_segments=2)
     assert drawing(options, operands) == [".x..", "....", "..x."]
-    assert wrong_drawing(options, operands) == ".x."
+    assert invalid_drawing(options, operands) == ".x."
 
 
 @pytest.mark.parametrize("most", [None, 4])
@@ -236,17 +238,17 @@ def test_ids_below_zero_are_wrong_and_0_is_not(most):
     operands = example(4, 4, **ids)
     options = options_of(operands, is_causal=True, max_segments=most)
     assert drawing(options, operands) == ["....", "..x.", "..xx", "...."]
-    assert wrong_drawing(options, operands) == "x..."
+    assert invalid_drawing(options, operands) == "x..."
 
 
 def test_what_stands_past_a_length_is_not_wrong_and_a_length_past_the_array_is():
     ids = {"query_segment_ids": [[1, 1, -1]] * 2, "key_value_segment_ids": [[1, 1, 1]] * 2}
     for lengths, expected in (((2, 2), "..."), ((3, 2), "..x"), ((4, 2), "xxx"), ((-1, 2), "xxx")):
         operands = example(3, 3, **ids, query_seq_lengths=lengths)
-        assert wrong_drawing(options_of(operands, max_segments=2), operands) == expected
+        assert invalid_drawing(options_of(operands, max_segments=2), operands) == expected
         operands = example(3, 3, key_value_seq_lengths=lengths)
         expected = expected if "." not in expected else "..."
-        assert wrong_drawing(options_of(operands), operands) == expected
+        assert invalid_drawing(options_of(operands), operands) == expected
 
 
 def test_a_segment_that_is_too_long_is_wrong():
@@ -259,4 +261,4 @@ def test_a_segment_that_is_too_long_is_wrong():
         ((1, 1), ".xxx"),
     ):
         options = options_of(operands, max_segments=3, max_seq_lens=longest)
-        assert wrong_drawing(options, operands) == expected
+        assert invalid_drawing(options, operands) == expected

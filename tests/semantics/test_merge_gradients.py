@@ -14,7 +14,7 @@ from attn_dispatch.semantics.merge import merged_parts, shares
 
 INF, NAN = np.inf, np.nan
 LSE = np.array([[-INF, -INF, 1, 2, -200, 90], [-INF, 3, -INF, 1, 200, 91]], np.float32)
-"""Of two parts: both dead, one dead, and both alive with lse close and far apart."""
+"""The lse of two parts: both without keys, one without, and both with keys, close and far apart."""
 
 
 def written_out(out: Any, lse: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""SequenceRanges: what kernels are told of packed sequences, whatever the caller has given."""
+"""SequenceRanges: the ranges that kernels get, however the caller describes the sequences."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_segment_ids():
         "starts_q": [[1, 5, 5, 9], [0, 3, 6, 6]], "lengths_q": [[2, 0, 3, 0], [3, 3, 0, 3]],
         "starts_kv": [[0, 0, 3, 7], [12, 12, 12, 12]], "lengths_kv": [[0, 3, 4, 3], [0, 0, 0, 0]],
     }  # fmt: skip
-    # Ids above max_segments have no range, and neither has what stands past a length.
+    # Ids above max_segments have no range, and neither have places past a length.
     ranges = ranges_of(ids | {"query_seq_lengths": [7, 5]}, max_segments=3)
     assert as_lists(ranges)["lengths_q"] == [[2, 0, 2], [3, 2, 0]]
     assert as_lists(ranges)["lengths_kv"] == [[0, 3, 4], [0, 0, 0]]

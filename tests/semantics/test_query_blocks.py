@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import api, paged, paged_attention
+from attn_dispatch import inspection, paged, paged_attention
 from attn_dispatch.semantics.query_blocks import QueryBlocks, block_size, fits_query_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
 from attn_dispatch_tools.verify.dice import Dice
@@ -117,7 +117,9 @@ def test_which_calls_go_in_blocks():
         arrays = {"page_table": struct((b, 4), jnp.int32)}
         arrays |= {x: struct((b,), jnp.int32)
                    for x in ("key_value_seq_lengths", "query_seq_lengths")}  # fmt: skip
-        return api.spec_of(query=struct((b, t, n, 16), jnp.bfloat16), **pools, **arrays, **options)
+        return inspection.spec_of(
+            query=struct((b, t, n, 16), jnp.bfloat16), **pools, **arrays, **options
+        )
 
     slopes: dict[str, Any] = {"alibi_slopes": struct((4,), jnp.float32)}
     assert fits_query_blocks(spec()) and fits_query_blocks(spec(is_causal=False))
@@ -141,7 +143,7 @@ def test_both_calls_are_explained_and_planned(tmp_path):
     file.write_text(json.dumps([call]))
     (_, singles), (_, blocks) = calls_in(file)
     assert (singles.batch, singles.seq_len_q, blocks.seq_len_q) == (33, 1, 32)
-    ((_, found),) = each_of(file, partial(api.explain, target="sm90"))
+    ((_, found),) = each_of(file, partial(inspection.explain, target="sm90"))
     assert found.single_queries is not None
     assert (found.single_queries.call, found.call) == (singles, blocks)
     assert str(found).count("chosen    forward") == 2

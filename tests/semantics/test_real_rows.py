@@ -37,18 +37,18 @@ EDGES = (
 def test_live_rows(case: Case):
     operands: dict[str, Any] = case.operands()
     options = case.forward_options()
-    live = RealRows.of(spec_of(options, operands), {x: jnp.asarray(y) for x, y in operands.items()})
+    real = RealRows.of(spec_of(options, operands), {x: jnp.asarray(y) for x, y in operands.items()})
     may = allowed(options, operands)
     is_sure = each_query_attends(spec_of(options, operands))
     if "bias" in operands:
         may = may & (operands["bias"] != -np.inf)
     queries = may.any(axis=3)
     assert queries.all() or not is_sure
-    got = True if live.queries is None else np.asarray(live.queries)
+    got = True if real.queries is None else np.asarray(real.queries)
     assert (np.broadcast_to(got, queries.shape) == queries).all()
     ids = [segment_ids(options, operands, row) for row in range(case.b)]
     keys = np.array([(of_key > 0) & np.isin(of_key, of_query) for of_query, of_key in ids])
-    assert keys.all() if live.keys is None else (np.asarray(live.keys) == keys).all()
+    assert keys.all() if real.keys is None else (np.asarray(real.keys) == keys).all()
 
 
 def test_most_kinds_are_looked_at():
@@ -77,14 +77,14 @@ def test_whether_all_rows_attend_is_known_of_plain_calls(case: Case, is_sure: bo
 
 
 def test_a_row_of_nan_biases_is_live():
-    """NaN has to come out, and rows that are not live become 0."""
+    """NaN has to come out, and padding rows become 0."""
     case = Case("bias_nan", bias=(1, 4, 10, 14))
     operands = dict(case.operands())
     bias = np.array(operands["bias"])
     bias[0, 1, 3], bias[0, 2, 4] = np.nan, -np.inf
     operands["bias"] = bias
-    live = RealRows.of(
+    real = RealRows.of(
         spec_of(case.forward_options(), operands), {x: jnp.asarray(y) for x, y in operands.items()}
     )
-    assert live.queries is not None
-    assert np.argwhere(~np.asarray(live.queries)[0]).tolist() == [[2, 4]]
+    assert real.queries is not None
+    assert np.argwhere(~np.asarray(real.queries)[0]).tolist() == [[2, 4]]

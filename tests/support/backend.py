@@ -9,7 +9,7 @@ from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch_tools.verify.case import Case, spec_of
 
 needs_cudnn = pytest.mark.skipif(
-    not cudnn_library.find().is_usable, reason=f"cuDNN: {cudnn_library.find().unusable}"
+    not cudnn_library.find().is_usable, reason=f"cuDNN: {cudnn_library.find().unusable_reason}"
 )
 """Planning, and so lowering for cuda, needs attn_dispatch._cuda and cuDNN, and no GPU."""
 

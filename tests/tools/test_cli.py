@@ -102,7 +102,9 @@ def test_cudnn_version_and_path(info):
 
 
 def test_without_cudnn_the_reason_is_told(info, monkeypatch):
-    lost = CudnnLibrary(None, path="/lost/libcudnn.so.9", unusable="cuDNN could not be loaded")
+    lost = CudnnLibrary(
+        None, path="/lost/libcudnn.so.9", unusable_reason="cuDNN could not be loaded"
+    )
     monkeypatch.setattr(cudnn_library, "find", lambda: lost)
     assert "  cuDNN: cuDNN could not be loaded\n      [/lost/libcudnn.so.9]" in "\n".join(info())
 

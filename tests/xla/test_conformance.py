@@ -35,7 +35,7 @@ def smallest(cases: Sequence[Case]) -> list[Case]:
 
 
 def feature_of(case: Case) -> str:
-    """What XLA has code of its own for: cases are named alike up to their sizes.
+    """The feature of a case that XLA has separate code for: cases differ in sizes otherwise.
 
     Beside a cache that is whether there are pages and whether there is more than one query. Heads
     that come first are turned around before anything else is done, so that options do not meet

@@ -50,7 +50,7 @@ def test_a_seed_draws_the_same_cases_again():
 
 
 def test_shapes_are_known_without_drawing():
-    """Of operands, which take long to draw where they are large."""
+    """Large operands take long to draw, so their shapes must be known without drawing."""
     small = [case for case in CASES if case.b * case.n * case.t * case.s <= 2**16]
     for case in (*draws.examples(150, 3, draws.SMALL), *small):
         drawn = {name: (x.shape, x.dtype) for name, x in case.operands().items()}
@@ -59,7 +59,7 @@ def test_shapes_are_known_without_drawing():
 
 
 def digest(count: int = 40) -> str:
-    """Of drawn calls and their arrays."""
+    """A digest of drawn calls and their arrays."""
     cases = draws.examples(count, seed=7, sizes=draws.SMALL)
     text = json.dumps([case.to_json() for case in cases], sort_keys=True)
     arrays = [x for case in cases for x in (case.operands() | case.cotangents()).values()]

@@ -101,7 +101,7 @@ def test_compiled_memory(direction):
     ],
 )
 def test_no_more_memory_than_chunks_of_rows(direction, b, before):
-    """Those were of the whole batch: 16 rows of a batch of 32, where blocks have 128."""
+    """Chunks had rows of the whole batch: 16 rows of a batch of 32, where blocks have 128."""
     function, arrays = call(direction, b)
     memory = jax.jit(function).lower(arrays).compile().memory_analysis()
     assert memory is not None and memory.temp_size_in_bytes <= before

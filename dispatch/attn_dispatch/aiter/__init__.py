@@ -90,7 +90,7 @@ def version() -> tuple[str, str]:
 
 def library_lines() -> list[str]:
     """One line for each architecture that AITER is built for here, or the folder searched."""
-    lines = []
+    lines: list[str] = []
     for arch in aiter_folder.ARCHS:
         folder = aiter_folder.folder(arch)
         try:
@@ -174,7 +174,7 @@ def register(arch: str) -> None:
     """
     library = aiter_library.find(arch)
     if library.backend is None:
-        raise RuntimeError(library.unusable)
+        raise RuntimeError(library.unusable_reason)
     register_handlers(library.backend, "ROCM")
 
 
@@ -200,7 +200,11 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
             "lowering, or ATTN_DISPATCH_TARGET=gfx942 in the environment."
         )
     reasons = aiter_kernels.unsupported_arch(device.arch)
-    if device.is_present and not reasons and (why := aiter_library.find(device.arch).unusable):
+    if (
+        device.is_present
+        and not reasons
+        and (why := aiter_library.find(device.arch).unusable_reason)
+    ):
         return (reason_from_sentence("aiter/library", why),)
     return reasons
 

@@ -8,7 +8,6 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import platformdirs
 
@@ -105,15 +104,16 @@ def read(folder: Path) -> AiterBuild | None:
         ) from error
 
 
-def _build_of(facts: Any) -> AiterBuild:
+def _build_of(facts: object) -> AiterBuild:
     fields = {x.name: x.type for x in dataclasses.fields(AiterBuild)}
-    if not isinstance(facts, dict) or facts.keys() != fields.keys():
-        got = ", ".join(map(repr, facts))[:200] if isinstance(facts, dict) else type(facts).__name__
+    given = reading.as_object(facts)
+    if given is None or given.keys() != fields.keys():
+        got = type(facts).__name__ if given is None else ", ".join(map(repr, given))[:200]
         raise ValueError(f"expected an object with {', '.join(fields)}, got {got or 'none'}")
     for name, kind in fields.items():
-        if type(facts[name]).__name__ != kind:
-            raise ValueError(f"expected {kind} as {name}, got {str(facts[name])[:80]!r}")
-    return AiterBuild(**facts)
+        if type(given[name]).__name__ != kind:
+            raise ValueError(f"expected {kind} as {name}, got {str(given[name])[:80]!r}")
+    return AiterBuild(**given)
 
 
 def forget(folder: Path) -> None:

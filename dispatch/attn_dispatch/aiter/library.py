@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import ModuleType
 
 from attn_dispatch.aiter import folder as aiter_folder
-from attn_dispatch.devices import native as native_libraries
+from attn_dispatch.devices import native_libraries
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class AiterLibrary:
     backend: ModuleType | None
     """`_rocm`, with AITER loaded; None if it is not usable."""
     path: str = ""
-    unusable: str = ""
+    unusable_reason: str = ""
+    """Why it cannot be used; empty if it can."""
 
     @property
     def is_usable(self) -> bool:
@@ -38,7 +39,7 @@ def find(arch: str) -> AiterLibrary:
 
 class _NotLoaded(Exception):
     def __init__(self, library: AiterLibrary) -> None:
-        super().__init__(library.unusable)
+        super().__init__(library.unusable_reason)
         self.library = library
 
 
@@ -47,9 +48,9 @@ def _load(arch: str) -> AiterLibrary:
     try:
         backend = native_libraries.load(native_libraries.ROCM)
     except ModuleNotFoundError as error:
-        return AiterLibrary(None, unusable=str(error))
+        return AiterLibrary(None, unusable_reason=str(error))
     except ImportError as error:
-        raise _NotLoaded(AiterLibrary(None, unusable=str(error))) from error
+        raise _NotLoaded(AiterLibrary(None, unusable_reason=str(error))) from error
     library = load(backend, arch)
     if not library.is_usable:
         raise _NotLoaded(library)

@@ -76,7 +76,7 @@ def splits_of(call: AiterCall, arch: str) -> int:
     at_once, blocks = 2 * _COMPUTE_UNITS[arch], -(-call.seq_len_kv // _KEYS_OF_A_TILE)
     if workgroups >= 0.8 * at_once:
         return 1
-    efficiency = {}
+    efficiency: dict[int, float] = {}
     for splits in range(1, min(_MAX_SPLITS, at_once, blocks) + 1):
         # Skips numbers with as many blocks per split as one split fewer: the last would be empty.
         if splits == 1 or -(-blocks // splits) != -(-blocks // (splits - 1)):

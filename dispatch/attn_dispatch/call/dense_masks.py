@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import numpy as np
 
+from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.conventions import say
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.shapes import CallShape
@@ -33,27 +33,25 @@ def untold() -> Iterator[None]:
         _are_told.reset(before)
 
 
-def warn_of_dense_mask(
-    arrays: Mapping[str, Any], shape: CallShape, options: AttentionOptions
-) -> None:
+def warn_of_dense_mask(arguments: Arguments, shape: CallShape, options: AttentionOptions) -> None:
     """Warn of a mask, where its values are known, for which the call has cheaper arguments.
 
     Args:
-      arrays: the arrays of the call as the caller gave them, by name.
+      arguments: those of the call, arrays as the caller gave them.
       shape: of query and key.
       options: those of the call.
     """
-    given = arrays.get("mask")
+    given = arguments.mask
     if given is None or not _are_told.get():
         return
-    if any(arrays.get(x) is not None for x in _OTHER_COUNTS):
+    if not arguments.arrays.keys().isdisjoint(_OTHER_COUNTS):
         return
     sizes = (shape.seq_len_q, shape.seq_len_kv)
     if not all(isinstance(x, int) for x in sizes) or sizes[0] * sizes[1] < _LEAST_PAIRS:
         return
     if np.size(given) > _MOST or (mask := known_values(given)) is None:
         return
-    instead = _as_causal(mask, arrays, shape, options) or _as_lengths(mask, arrays, shape)
+    instead = _as_causal(mask, arguments, shape, options) or _as_lengths(mask, arguments, shape)
     if instead:
         say(
             f"mask: {list(mask.shape)} says no more than {instead}, by which kernels skip what is "
@@ -62,7 +60,7 @@ def warn_of_dense_mask(
 
 
 def _as_causal(
-    mask: np.ndarray, arrays: Mapping[str, Any], shape: CallShape, options: AttentionOptions
+    mask: np.ndarray, arguments: Arguments, shape: CallShape, options: AttentionOptions
 ) -> str | None:
     t, s = shape.seq_len_q, shape.seq_len_kv
     if mask.shape[-2:] != (t, s):
@@ -70,7 +68,8 @@ def _as_causal(
     mask = mask.reshape(-1, t, s)
     if options.meaning.causal_alignment == "top_left" and _is_diagonal(mask, 0):
         return "is_causal=True"
-    has_lengths = any(arrays.get(f"{x}_seq_lengths") is not None for x in ("query", "key_value"))
+    given = arguments.query_seq_lengths, arguments.key_value_seq_lengths
+    has_lengths = any(x is not None for x in given)
     is_free = (
         options.meaning.window == (None, None) and not options.meaning.is_causal and not has_lengths
     )
@@ -87,9 +86,9 @@ def _is_diagonal(mask: np.ndarray, offset: int) -> bool:
     return bool((mask == np.tri(*mask.shape[1:], k=offset, dtype=bool)).all())
 
 
-def _as_lengths(mask: np.ndarray, arrays: Mapping[str, Any], shape: CallShape) -> str | None:
+def _as_lengths(mask: np.ndarray, arguments: Arguments, shape: CallShape) -> str | None:
     """Whether it is alike for all heads and queries, and keys are hidden at the end alone."""
-    if arrays.get("key_value_seq_lengths") is not None or mask.ndim < 2:
+    if arguments.key_value_seq_lengths is not None or mask.ndim < 2:
         return None
     if mask.shape[-1] != shape.seq_len_kv or (mask.ndim > 2 and mask.shape[-3] != 1):
         return None

@@ -6,17 +6,17 @@ two. So the order says how arrays lie in memory, and nothing is copied.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import TypeVar, get_args
 
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from attn_dispatch.call.static_arguments import check_choice
+from attn_dispatch.call.arguments import Arguments
+from attn_dispatch.call.static_arguments import KvLayout, QkvLayout, check_choice
 
-QkvLayout = Literal["BTNH", "BNTH"]
-"""Of query, key, value and the output; jax.nn's words for it inside."""
-KvLayout = Literal["NHD", "HND"]
-"""Of a page, [page, K, H] or [K, page, H]; FlashInfer's words."""
+Given = TypeVar("Given", ArrayLike, ArrayLike | None)
 
 _FOREIGN = {
     "bshd": "BTNH", "bshd_bshd_bshd": "BTNH", "bsnh": "BTNH", "bhsd": "BNTH",
@@ -26,7 +26,7 @@ _FOREIGN = {
 _LEAST_DIMS = 3
 
 
-def rows_first(arguments: dict[str, Any]) -> dict[str, Any]:
+def rows_first(arguments: Arguments) -> Arguments:
     """The arguments of a call with query, key and value as [..., length, heads, dim].
 
     `qkv_layout` is replaced by what it means: heads_first_q and heads_first_kv.
@@ -34,14 +34,20 @@ def rows_first(arguments: dict[str, Any]) -> dict[str, Any]:
     Raises:
       ValueError: there is no such layout.
     """
-    layout = arguments.pop("qkv_layout", "BTNH")
+    layout = arguments.qkv_layout
     if isinstance(layout, str) and layout not in get_args(QkvLayout) and (hint := _hint(layout)):
         raise ValueError(f"qkv_layout: expected one of {get_args(QkvLayout)}, got {layout!r}{hint}")
     if check_choice("qkv_layout", layout, get_args(QkvLayout)) == "BTNH":
         return arguments
-    names = ("query", "key", "value")
-    swapped = {name: _swapped(arguments[name], _LEAST_DIMS) for name in names}
-    return arguments | swapped | {"heads_first_q": True, "heads_first_kv": True}
+    return replace(
+        arguments,
+        query=_swapped(arguments.query, _LEAST_DIMS),
+        key=_swapped(arguments.key, _LEAST_DIMS),
+        value=_swapped(arguments.value, _LEAST_DIMS),
+        qkv_layout="BTNH",
+        heads_first_q=True,
+        heads_first_kv=True,
+    )
 
 
 def _hint(layout: str) -> str:
@@ -56,7 +62,7 @@ def _hint(layout: str) -> str:
     return ""
 
 
-def pages_apart(arguments: dict[str, Any]) -> dict[str, Any]:
+def pages_apart(arguments: Arguments) -> Arguments:
     """The arguments of a paged call with pages [P, page, K, ·] of keys and of values.
 
     `kv_layout` is replaced by what it means, heads_first_kv. Of one pool [P, 2, ...] with both,
@@ -66,8 +72,8 @@ def pages_apart(arguments: dict[str, Any]) -> dict[str, Any]:
     Raises:
       ValueError: there is no such layout, or the pool is another.
     """
-    layout = check_choice("kv_layout", arguments.pop("kv_layout", "NHD"), get_args(KvLayout))
-    keys, values, value_page = arguments["key_pages"], arguments["value_pages"], 0
+    layout = check_choice("kv_layout", arguments.kv_layout, get_args(KvLayout))
+    keys, values, value_page = arguments.key_pages, arguments.value_pages, 0
     if keys is not None and values is None:
         keys = _both_in_one(keys, layout)
         values, value_page = keys, 1
@@ -75,11 +81,17 @@ def pages_apart(arguments: dict[str, Any]) -> dict[str, Any]:
         is_one = values is keys
         keys = _swapped(keys, 4)
         values = keys if is_one else _swapped(values, 4)
-    pages = {"key_pages": keys, "value_pages": values, "value_page": value_page}
-    return arguments | pages | {"heads_first_kv": layout == "HND"}
+    return replace(
+        arguments,
+        key_pages=keys,
+        value_pages=values,
+        value_page=value_page,
+        kv_layout="NHD",
+        heads_first_kv=layout == "HND",
+    )
 
 
-def _both_in_one(pool: ArrayLike, layout: str) -> Any:
+def _both_in_one(pool: ArrayLike, layout: KvLayout) -> jax.Array:
     """[P, 2, …] as [2 · P, …]."""
     pool = jnp.asarray(pool)
     if pool.ndim != 5 or pool.shape[1] != 2:
@@ -91,6 +103,6 @@ def _both_in_one(pool: ArrayLike, layout: str) -> Any:
     return pool.reshape(-1, *pool.shape[2:])
 
 
-def _swapped(x: ArrayLike | None, least: int) -> Any:
+def _swapped(x: Given, least: int) -> Given | jax.Array:
     """x with length and heads swapped; what has too few dims is wrong, and said to be elsewhere."""
     return x if x is None or jnp.ndim(x) < least else jnp.swapaxes(jnp.asarray(x), -3, -2)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.static_arguments import check_positive_int
 from attn_dispatch.call.values import as_int32, check_cu_seqlens_q
 
 
-def check_ragged(
-    arguments: Mapping[str, Any], cu_seqlens_q: ArrayLike, max_seqlen_q: int | None
-) -> tuple[jax.Array, int]:
+def check_ragged(arguments: Arguments, cu_seqlens_q: ArrayLike) -> tuple[jax.Array, int]:
     """cu_seqlens_q [B + 1] int32 of a paged call, and the most queries of a sequence.
 
     Raises:
       ValueError: with expected and got.
     """
-    if arguments["query_seq_lengths"] is not None:
+    if arguments.query_seq_lengths is not None:
         raise ValueError("query_seq_lengths: expected None beside cu_seqlens_q, got an array")
-    shape, table = jnp.shape(arguments["query"]), jnp.shape(arguments["page_table"])
+    shape, table = _shape(arguments.query), _shape(arguments.page_table)
     if len(shape) != 3:
         raise ValueError(f"query: expected [tokens, N, H] with cu_seqlens_q, got {list(shape)}")
     cu_seqlens, rows = jnp.asarray(cu_seqlens_q), table[0] if table else 0
@@ -33,7 +31,9 @@ def check_ragged(
             f"{cu_seqlens.dtype.name}{list(cu_seqlens.shape)}"
         )
     tokens = shape[0]
-    longest = tokens if max_seqlen_q is None else check_positive_int("max_seqlen_q", max_seqlen_q)
+    longest = tokens
+    if arguments.max_seqlen_q is not None:
+        longest = check_positive_int("max_seqlen_q", arguments.max_seqlen_q)
     check_cu_seqlens_q(cu_seqlens_q, tokens, longest)
     longest = max(min(longest, tokens), 1)
     return as_int32(cu_seqlens), longest
@@ -47,20 +47,31 @@ def first_of_both(page_table: jax.Array, pages: int) -> jax.Array:
     return 2 * jnp.clip(page_table, -1, pages // 2)
 
 
-def cut_table(page_table: ArrayLike, key_pages: ArrayLike, max_seqlen_kv: int) -> ArrayLike:
-    """The columns of a page table that so many keys need.
+def with_cut_table(arguments: Arguments) -> Arguments:
+    """The page table cut to the columns that max_seqlen_kv keys need, if that is given.
 
     Raises:
-      ValueError: there are not as many.
+      ValueError: the table has fewer columns.
     """
-    longest, shape = check_positive_int("max_seqlen_kv", max_seqlen_kv), jnp.shape(page_table)
-    pages = jnp.shape(key_pages)
-    if len(shape) != 2 or len(pages) != 4 or not pages[1]:
-        return page_table  # what is wrong with them is said elsewhere
+    if arguments.max_seqlen_kv is None:
+        return arguments
+    longest = check_positive_int("max_seqlen_kv", arguments.max_seqlen_kv)
+    arguments = replace(arguments, max_seqlen_kv=None)
+    table, shape, pages = (
+        arguments.page_table,
+        _shape(arguments.page_table),
+        _shape(arguments.key_pages),
+    )
+    if table is None or len(shape) != 2 or len(pages) != 4 or not pages[1]:
+        return arguments  # what is wrong with them is refused later
     columns = -(-longest // pages[1])
     if columns > shape[1]:
         raise ValueError(
             f"max_seqlen_kv: expected at most {shape[1] * pages[1]}, which page_table "
             f"{list(shape)} has room for with pages of {pages[1]}, got {longest}"
         )
-    return jnp.asarray(page_table)[:, :columns]
+    return replace(arguments, page_table=jnp.asarray(table)[:, :columns])
+
+
+def _shape(x: ArrayLike | None) -> tuple[int, ...]:
+    return () if x is None else jnp.shape(x)

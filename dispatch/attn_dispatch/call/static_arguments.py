@@ -8,11 +8,18 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
 from jax.core import Tracer
+
+QkvLayout = Literal["BTNH", "BNTH"]
+"""Of query, key, value and the output; jax.nn's words for it inside."""
+KvLayout = Literal["NHD", "HND"]
+"""Of a page, [page, K, H] or [K, page, H]; FlashInfer's words."""
+
+Choice = TypeVar("Choice", bound=str)
 
 Side = int | jax.Array | None
 Window = int | jax.Array | Sequence[Side] | None
@@ -52,13 +59,13 @@ def check_scale(scale: Any, head_dim: int, dtype: Any) -> float:
     return scale
 
 
-def check_bool(name: str, value: Any) -> bool:
+def check_bool(name: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}: expected True or False, got {value!r}")
     return bool(value)
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> Any:
+def check_choice(name: str, value: Choice, choices: tuple[str, ...]) -> Choice:
     if value not in choices:
         raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
     return value
@@ -80,14 +87,14 @@ def check_window(window: Window) -> tuple[Side, Side]:
     return left, right
 
 
-def _window_side(side: Any) -> Side:
-    is_traced = isinstance(side, Tracer)
-    if is_traced and side.ndim == 0 and np.issubdtype(side.dtype, np.integer):
-        return side
+def _window_side(side: Side) -> Side:
+    if isinstance(side, jax.Array) and isinstance(side, Tracer):
+        if side.ndim == 0 and np.issubdtype(side.dtype, np.integer):
+            return side
     return None if side is None else operator.index(side)
 
 
-def wrong_window(got: Any) -> ValueError:
+def wrong_window(got: object) -> ValueError:
     return ValueError(
         "local_window_size: expected a non-negative int or a pair (left, right) of non-negative "
         "ints or None (also int arrays []), both ends seen and None, not -1, where a side is open, "

@@ -27,7 +27,7 @@ from attn_dispatch.call.options import AttentionOptions, both_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import jax_compat, select
 from attn_dispatch.core.explicit import with_auto_axes
-from attn_dispatch.core.jax_compat import ad, batching, mlir
+from attn_dispatch.core.jax_compat import Context, ad, batching, mlir
 from attn_dispatch.devices.target import device_for
 
 SAVED_NAME = "context"
@@ -60,7 +60,9 @@ def chosen_as_in_training(options: AttentionOptions) -> AttentionOptions:
     return options.returning(replace(options.wanted, partner=backward))
 
 
-def _forward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, options):
+def _forward_jvp(
+    primitive: Primitive, operands: Arrays, tangents: Arrays, *, options: AttentionOptions
+) -> tuple[Arrays, Arrays]:
     """attn_fwd, which keeps its lse, and attn_jvp of the tangents that are not 0 for certain."""
     if "page_table" in options.operands and not all(map(_is_zero, tangents)):
         raise NotImplementedError(
@@ -74,15 +76,17 @@ def _forward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, op
         if name in options.differentiable and not _is_zero(tangent)
     }
     if not along:
-        results = primitive.bind(*operands, options=options)
+        results: list[jax.Array] = primitive.bind(*operands, options=options)
         return results, [_no_tangent(x) for x in results]
     wanted = tuple(along)
     forward, _ = both_options(options, wanted, has_lse_grad=options.wanted.needs_lse)
-    out, lse, *others = primitive.bind(*operands, options=forward)
+    results: list[jax.Array] = primitive.bind(*operands, options=forward)
+    out, lse, *others = results
     out, lse = checkpoint_name(out, SAVED_NAME), checkpoint_name(lse, SAVED_NAME)
-    out_tangent, lse_tangent = attn_jvp_p.bind(
+    moved: list[jax.Array] = attn_jvp_p.bind(
         *operands, out, lse, *along.values(), options=options, wanted=wanted
     )
+    out_tangent, lse_tangent = moved
     # row_max and keep have no gradient.
     no_tangents = [_no_tangent(x) for x in others]
     if not options.wanted.needs_lse:
@@ -91,8 +95,12 @@ def _forward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, op
 
 
 def _transpose(
-    backward: Primitive, cotangents: Arrays, *arrays: Any, options: AttentionOptions, wanted
-):
+    backward: Primitive,
+    cotangents: Arrays,
+    *arrays: Any,
+    options: AttentionOptions,
+    wanted: tuple[str, ...],
+) -> Arrays:
     """attn_bwd: the gradients of the operands that attn_jvp takes tangents of."""
     known, tangents = arrays[: -len(wanted)], arrays[-len(wanted) :]
     *_, out, lse = known
@@ -106,7 +114,7 @@ def _transpose(
         lse_grads = [g for g in lse_grads if not _is_zero(g)]
     out_grad = jnp.zeros_like(out) if _is_zero(out_grad) else out_grad
     _, options = both_options(options, wanted, has_lse_grad=bool(lse_grads))
-    gradients = backward.bind(*known, out_grad, *lse_grads, options=options)
+    gradients: list[jax.Array] = backward.bind(*known, out_grad, *lse_grads, options=options)
     return [None] * len(known) + [
         gradient if ad.is_undefined_primal(tangent) else None
         for gradient, tangent in zip(gradients, tangents, strict=True)
@@ -114,8 +122,12 @@ def _transpose(
 
 
 def _forward_transpose(
-    forward: Primitive, backward: Primitive, cotangents: Arrays, *operands: Any, options
-):
+    forward: Primitive,
+    backward: Primitive,
+    cotangents: Arrays,
+    *operands: Any,
+    options: AttentionOptions,
+) -> Arrays:
     """attn_fwd is linear in value alone, and value's gradient is that for any value."""
     unknown = [
         name
@@ -134,18 +146,21 @@ def _forward_transpose(
         jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else x for x in operands
     ]
     first, second = both_options(options, ("value",), has_lse_grad=False)
-    out, lse, *_ = forward.bind(*known, options=first)
-    (gradient,) = backward.bind(*known, out, lse, out_grad, options=second)
-    return [gradient if name == "value" else None for name in options.operands]
+    results: list[jax.Array] = forward.bind(*known, options=first)
+    out, lse, *_ = results
+    gradients: list[jax.Array] = backward.bind(*known, out, lse, out_grad, options=second)
+    return [gradients[0] if name == "value" else None for name in options.operands]
 
 
-def _backward_jvp(primitive: Primitive, operands: Arrays, tangents: Arrays, *, options):
+def _backward_jvp(
+    primitive: Primitive, operands: Arrays, tangents: Arrays, *, options: AttentionOptions
+) -> tuple[Arrays, Arrays]:
     """attn_bwd, and the derivative of what it computes by formulas.
 
     out and lse are what the forward pass makes of the operands, so that their tangents say nothing
     that those of the operands do not.
     """
-    gradients = primitive.bind(*operands, options=options)
+    gradients: list[jax.Array] = primitive.bind(*operands, options=options)
     inputs = [i for i, name in enumerate(options.operands) if name not in ("out", "lse")]
     moving = [i for i in inputs if not _is_zero(tangents[i])]
     if not moving:
@@ -171,7 +186,10 @@ def _along(
         now = dict(zip(moving, moved, strict=True))
         return function(*(now.get(i, x) for i, x in enumerate(arrays)))
 
-    return jax.jvp(of_moving, [arrays[i] for i in moving], [tangents[i] for i in moving])[1]
+    derivative: list[jax.Array] = jax.jvp(
+        of_moving, [arrays[i] for i in moving], [tangents[i] for i in moving]
+    )[1]
+    return derivative
 
 
 def _gradients(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Array]:
@@ -186,7 +204,9 @@ def _gradients(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Ar
     return list(pull((arrays["out_grad"], arrays.get("lse_grad", jnp.zeros_like(lse)))))
 
 
-def _tangents(*arrays: Any, options: AttentionOptions, wanted, derivative: str) -> list[jax.Array]:
+def _tangents(
+    *arrays: Any, options: AttentionOptions, wanted: tuple[str, ...], derivative: str
+) -> list[jax.Array]:
     """What attn_jvp computes: the tangents of out and lse."""
     by_name = dict(zip(options.operands, arrays, strict=False))
     function = _formula(options, by_name, wanted, derivative, has_lse_grad=options.wanted.needs_lse)
@@ -219,12 +239,14 @@ def _formula(
     return function
 
 
-def _second_jvp(primals: Arrays, tangents: Arrays, **params: Any):
+def _second_jvp(
+    primals: Arrays, tangents: Arrays, *, options: AttentionOptions, wanted: tuple[str, ...]
+) -> tuple[Arrays, Arrays]:
     """attn_jvp, and the derivative of what it computes by formulas."""
-    results = attn_jvp_p.bind(*primals, **params)
+    results: list[jax.Array] = attn_jvp_p.bind(*primals, options=options, wanted=wanted)
     moving = [i for i, tangent in enumerate(tangents) if not _is_zero(tangent)]
 
-    function = partial(_tangents, **params, derivative=SECOND_ORDER)
+    function = partial(_tangents, options=options, wanted=wanted, derivative=SECOND_ORDER)
     return results, _along(function, primals, tangents, moving, results)
 
 
@@ -236,7 +258,13 @@ def _no_tangent(x: Any) -> Any:
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
-def _batch_jvp(arrays: Arrays, dims: Sequence[Any], *, options: AttentionOptions, wanted):
+def _batch_jvp(
+    arrays: Arrays,
+    dims: Sequence[int | None],
+    *,
+    options: AttentionOptions,
+    wanted: tuple[str, ...],
+) -> tuple[Arrays, list[int]]:
     # Formulas are mapped as such: where tangents alone are mapped, as by jax.jacfwd, what does not
     # depend on them is computed once.
     function = partial(_tangents, options=options, wanted=wanted, derivative=FORWARD_MODE)
@@ -246,8 +274,10 @@ def _batch_jvp(arrays: Arrays, dims: Sequence[Any], *, options: AttentionOptions
     return mapped(*arrays), [0, 0]
 
 
-def _lower_jvp(ctx, *arrays, **params):
-    function = partial(_tangents, **params, derivative=FORWARD_MODE)
+def _lower_jvp(
+    ctx: Context, *arrays: Any, options: AttentionOptions, wanted: tuple[str, ...]
+) -> Any:
+    function = partial(_tangents, options=options, wanted=wanted, derivative=FORWARD_MODE)
     return jax_compat.lower_as(function, ctx, arrays)
 
 
@@ -257,7 +287,7 @@ def _make_jvp_primitive() -> Primitive:
     primitive.multiple_results = True
     jax_compat.run_eagerly(primitive)
 
-    def types(*avals, options: AttentionOptions, wanted):
+    def types(*avals: Any, options: AttentionOptions, wanted: tuple[str, ...]) -> tuple[Any, ...]:
         del wanted
         n = len(options.operands)
         return avals[n : n + 2]
@@ -273,9 +303,16 @@ def _make_gate() -> Primitive:
     """Its operand, if formulas may compute what `spec` says where it is lowered; else an error."""
     primitive = Primitive("attn_by_formula")
     jax_compat.run_eagerly(primitive)
-    primitive.def_abstract_eval(lambda x, **_: x)
 
-    def lower(ctx, x, *, spec: AttentionSpec, platform: str | None = None):
+    def type_of(x: Any, *, spec: AttentionSpec) -> Any:
+        del spec
+        return x
+
+    primitive.def_abstract_eval(type_of)
+
+    def lower(
+        ctx: Context, x: Any, *, spec: AttentionSpec, platform: str | None = None
+    ) -> list[Any]:
         select.allow_formula(spec, device_for(platform or jax_compat.platforms_of(ctx)[0]))
         return [x]
 
@@ -283,11 +320,13 @@ def _make_gate() -> Primitive:
     for platform in ("cuda", "rocm"):
         mlir.register_lowering(primitive, partial(lower, platform=platform), platform=platform)
 
-    def jvp(primals: Arrays, tangents: Arrays, **params: Any):
-        return primitive.bind(*primals, **params), tangents[0]
+    def jvp(primals: Arrays, tangents: Arrays, *, spec: AttentionSpec) -> tuple[Any, Any]:
+        return primitive.bind(*primals, spec=spec), tangents[0]
 
-    def batch(operands: Arrays, dims: Sequence[Any], **params: Any):
-        return primitive.bind(*operands, **params), dims[0]
+    def batch(
+        operands: Arrays, dims: Sequence[int | None], *, spec: AttentionSpec
+    ) -> tuple[Any, int | None]:
+        return primitive.bind(*operands, spec=spec), dims[0]
 
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch

@@ -30,19 +30,22 @@ def is_explicit(mesh: Any) -> bool:
     return AxisType.Explicit in kinds and AxisType.Auto not in kinds
 
 
-def explicit_lowering(bind: Bind, ctx: Any, operands: Any, options: AttentionOptions) -> Any:
+def explicit_lowering(
+    bind: Bind, ctx: jax_compat.Context, operands: Sequence[Any], options: AttentionOptions
+) -> Any:
     """Lower a call whose operands' types say how it is split; results are sharded as theirs say.
 
     Around it there may be a shard_map over other axes of the mesh.
     """
-    mesh = ctx.avals_in[0].sharding.mesh
+    types = jax_compat.types_of(ctx)
+    mesh = types[0].sharding.mesh
     axes = {
         name: mesh.shape[name]
         for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
         if kind == AxisType.Explicit
     }
-    whole = LeadingCall.of(ctx.avals_in, options)
-    by_name = dict(zip(options.operands, ctx.avals_in, strict=True))
+    whole = LeadingCall.of(types, options)
+    by_name = dict(zip(options.operands, types, strict=True))
     query, key = (by_name[name].sharding.spec for name in ("query", of_keys(whole)))
     shards = Shards.of(whole, axes, query, key)
     say_unsplit(whole.spec, shards.unused)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,7 +67,11 @@ try:
 except ImportError as error:
     raise UnsupportedJax("jax.experimental.custom_partitioning") from error
 
+Context = mlir.LoweringRuleContext
+"""What a lowering rule is given beside the operands."""
+
 __all__ = [
+    "Context",
     "UnsupportedJax",
     "ad",
     "batching",
@@ -84,6 +89,7 @@ __all__ = [
     "run_eagerly",
     "set_xla_metadata",
     "sharded_like",
+    "types_of",
     "varying_axes",
     "with_devices",
 ]
@@ -108,32 +114,37 @@ def sharded_like(x: jax.ShapeDtypeStruct, sharding: NamedSharding, aval: Any) ->
     return ShapedArray(x.shape, x.dtype, sharding=sharding, manual_axis_type=manual)
 
 
-def platforms_of(context: Any) -> tuple[str, ...]:
+def platforms_of(context: Context) -> tuple[str, ...]:
     """The platforms that a lowering rule's context lowers for."""
     return tuple(context.platforms or context.module_context.platforms)
 
 
-def lower_as(function: Any, context: Any, operands: Any) -> Any:
+def lower_as(function: Callable[..., Any], context: Context, operands: Sequence[Any]) -> Any:
     """Lower a primitive as this JAX function of its operands.
 
     Shardings that are part of types (Explicit mesh axes, shard_map's varying axes) end here: what
     follows is the partitioner's business.
     """
-    plain = [ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
+    plain = [ShapedArray(x.shape, x.dtype) for x in types_of(context)]
     return mlir.lower_fun(function)(context.replace(avals_in=plain), *operands)
 
 
-def is_export(context: Any) -> bool:
+def types_of(context: Context) -> tuple[ShapedArray, ...]:
+    """The types of the operands of the primitive that is lowered."""
+    return tuple(x for x in context.avals_in if isinstance(x, ShapedArray))
+
+
+def is_export(context: Context) -> bool:
     """Whether a lowering rule's context lowers for `jax.export`."""
     return bool(context.module_context.lowering_parameters.for_export)
 
 
-def number_of_devices(context: Any) -> int:
+def number_of_devices(context: Context) -> int:
     """The number of devices that a lowering rule's context lowers for."""
     return int(getattr(context.module_context.axis_context, "num_devices", 1))
 
 
-def with_devices(context: Any, mesh: Any) -> Any:
+def with_devices(context: Context, mesh: Any) -> Context | None:
     """A lowering rule's context that names devices, which custom_partitioning asks for.
 
     JAX names them only to primitives that it does not lower under an AbstractMesh at all. The
@@ -173,7 +184,7 @@ def _mesh_of_program(module: Any, count: int) -> AbstractMesh | None:
     return None
 
 
-def lower_typed_as(function: Any, context: Any, operands: Any) -> Any:
+def lower_typed_as(function: Callable[..., Any], context: Context, operands: Sequence[Any]) -> Any:
     """Lower a primitive as this JAX function of its operands, types as they are."""
     return mlir.lower_fun(function)(context, *operands)
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -21,7 +23,7 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import ahead, jax_compat, select
-from attn_dispatch.core.batching import batch_call
+from attn_dispatch.core.batching import Dims, batch_call
 from attn_dispatch.core.derivatives import (
     attn_jvp_p,
     by_formula_p,
@@ -30,7 +32,7 @@ from attn_dispatch.core.derivatives import (
 )
 from attn_dispatch.core.explicit import explicit_lowering, is_explicit
 from attn_dispatch.core.interpreters import make_interpretable
-from attn_dispatch.core.jax_compat import batching, mlir
+from attn_dispatch.core.jax_compat import Context, batching, mlir
 from attn_dispatch.core.partitioning import partitioned
 from attn_dispatch.core.shards import Bind, whole_call
 from attn_dispatch.core.tuning import contest
@@ -59,7 +61,7 @@ def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     )
 
 
-def _abstract_eval(*avals, options: AttentionOptions, **_):
+def _types(*avals: ShapedArray, options: AttentionOptions) -> list[ShapedArray]:
     call = LeadingCall.of(avals, options)
     # `_vary_alike` has made the operands agree on the varying axes of a surrounding shard_map.
     return [
@@ -68,7 +70,14 @@ def _abstract_eval(*avals, options: AttentionOptions, **_):
     ]
 
 
-def _result_shardings(spec: AttentionSpec, avals) -> list[NamedSharding]:
+def _types_of_shard(
+    *avals: ShapedArray, options: AttentionOptions, surroundings: settings.Settings
+) -> list[ShapedArray]:
+    del surroundings
+    return _types(*avals, options=options)
+
+
+def _result_shardings(spec: AttentionSpec, avals: Sequence[ShapedArray]) -> list[NamedSharding]:
     """Results are sharded as their operands are: gradients alike, the others as query."""
     by_name = dict(zip(spec.options.operands, avals, strict=True))
     if spec.is_backward:
@@ -85,7 +94,9 @@ def _result_shardings(spec: AttentionSpec, avals) -> list[NamedSharding]:
     return [NamedSharding(sharding.mesh, specs[name]) for name in spec.result_names]
 
 
-def _compute(*operands: jax.Array, options: AttentionOptions, platform: str):
+def _compute(
+    *operands: jax.Array, options: AttentionOptions, platform: str
+) -> tuple[jax.Array, ...]:
     """The call as the chosen implementation computes it on this platform."""
     spec = AttentionSpec.of(operands, options)
     device = device_for(platform)
@@ -114,23 +125,25 @@ def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
 
 
 def _lower(
-    ctx,
-    *operands,
+    ctx: Context,
+    *operands: Any,
     options: AttentionOptions,
     surroundings: settings.Settings,
     platform: str | None = None,
-):
+) -> Any:
     # The default rule serves whatever platform has no rule of its own; ctx knows which.
     platform = platform or jax_compat.platforms_of(ctx)[0]
     surroundings = replace(surroundings, is_exporting=jax_compat.is_export(ctx))
     with settings.restored(surroundings):
         if surroundings.tuning_seconds is not None:
-            contest.hold(AttentionSpec.of(ctx.avals_in, options), device_for(platform))
+            contest.hold(AttentionSpec.of(jax_compat.types_of(ctx), options), device_for(platform))
         compute = partial(_compute, options=options, platform=platform)
         return jax_compat.lower_as(compute, ctx, operands)
 
 
-def _batch(primitive: Primitive, operands: Sequence[jax.Array], dims, *, options: AttentionOptions):
+def _batch(
+    primitive: Primitive, operands: Sequence[jax.Array], dims: Dims, *, options: AttentionOptions
+) -> tuple[list[jax.Array], list[int]]:
     return batch_call(_bind(primitive, options), operands, dims, options)
 
 
@@ -148,14 +161,14 @@ def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[...
     return bind
 
 
-def _lower_partitioned(ctx, *operands, bind: Bind, options: AttentionOptions):
-    mesh = ctx.avals_in[0].sharding.mesh
+def _lower_partitioned(ctx: Context, *operands: Any, bind: Bind, options: AttentionOptions) -> Any:
+    mesh = jax_compat.types_of(ctx)[0].sharding.mesh
     if is_explicit(mesh):
         return explicit_lowering(bind, ctx, operands, options)
 
     # Inside a shard_map, of some axes or all, this is what one device computes.
     is_one = AxisType.Manual in mesh.axis_types or jax_compat.number_of_devices(ctx) == 1
-    whole = LeadingCall.of(ctx.avals_in, options)
+    whole = LeadingCall.of(jax_compat.types_of(ctx), options)
     found = None
     if not is_one:
         # An export cannot hold the Python function that partitions a call.
@@ -163,7 +176,7 @@ def _lower_partitioned(ctx, *operands, bind: Bind, options: AttentionOptions):
         if found is None:
             say_left_to_xla(whole.spec, is_export=jax_compat.is_export(ctx))
 
-    def call(*operands):
+    def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return (partitioned if found else whole_call)(bind, whole, operands)
 
     return jax_compat.lower_as(call, found or ctx, operands)
@@ -173,7 +186,7 @@ def _make_shard_primitive(name: str) -> Primitive:
     """The call on one device: chosen and computed for the platform it is lowered for."""
     primitive = Primitive(name)
     primitive.multiple_results = True
-    primitive.def_abstract_eval(_abstract_eval)
+    primitive.def_abstract_eval(_types_of_shard)
     mlir.register_lowering(primitive, _lower)
     for platform in ("cuda", "rocm"):
         mlir.register_lowering(primitive, partial(_lower, platform=platform), platform=platform)
@@ -185,7 +198,7 @@ def _make_primitive(name: str) -> Primitive:
     primitive, shard = Primitive(name), _make_shard_primitive(f"{name}_shard")
     primitive.multiple_results = True
     jax_compat.run_eagerly(primitive)
-    primitive.def_abstract_eval(_abstract_eval)
+    primitive.def_abstract_eval(_types)
     batching.primitive_batchers[primitive] = partial(_batch, primitive)
     mlir.register_lowering(primitive, partial(_lower_partitioned, bind=partial(_bind_shard, shard)))
     return primitive

@@ -21,7 +21,7 @@ from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import CudnnCall, variants_of
-from attn_dispatch.cudnn.planning import PlanningProcess
+from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device
 from attn_dispatch.devices.implementation import Plan, device_reason
 from attn_dispatch.devices.target import local_nvidia_ordinals
@@ -84,7 +84,7 @@ def library_lines() -> list[str]:
     library = cudnn_library.find()
     path = library.path or "not looked for"
     if not library.is_usable:
-        return [f"cuDNN: {library.unusable} [{path}]"]
+        return [f"cuDNN: {library.unusable_reason} [{path}]"]
     driver = "with a driver" if library.can_run else "no CUDA driver here: can plan, cannot run"
     return [f"cuDNN {library.version_text}, {driver} [{path}]"]
 
@@ -138,12 +138,12 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
             'target to plan for. Name one: `with attn_dispatch.target("sm90"):` around the '
             "lowering, or ATTN_DISPATCH_TARGET=sm90 in the environment."
         )
-    reasons = []
+    reasons: list[Reason] = []
     if int(device.arch[2:]) < _OLDEST_SM:
         needs = f"needs compute capability sm{_OLDEST_SM} or newer, and this is {device}"
         reasons.append(device_reason("arch", device, needs))
-    if unusable := cudnn_library.find().unusable:
-        reasons.append(reason_from_sentence("cudnn/library", unusable))
+    if why := cudnn_library.find().unusable_reason:
+        reasons.append(reason_from_sentence("cudnn/library", why))
     return tuple(reasons)
 
 
@@ -229,7 +229,7 @@ def _workspace_limit(spec: AttentionSpec) -> int:
 def _backend() -> ModuleType | PlanningProcess:
     library = cudnn_library.find()
     if library.backend is None:
-        raise RuntimeError(library.unusable)
+        raise RuntimeError(library.unusable_reason)
     return library.backend
 
 
@@ -247,7 +247,12 @@ def _run(
 
 
 def _ffi_attributes(call: CudnnCall) -> dict[str, bool | str | np.generic]:
-    widths = {int: np.int64, float: np.float32}
-    return {
-        name: widths.get(type(value), lambda x: x)(value) for name, value in asdict(call).items()
-    }
+    attributes: dict[str, bool | int | float | str] = asdict(call)
+    return {name: _as_attribute(value) for name, value in attributes.items()}
+
+
+def _as_attribute(value: bool | int | float | str) -> bool | str | np.generic:
+    """In the width of the handler's field."""
+    if isinstance(value, bool | str):
+        return value
+    return np.int64(value) if isinstance(value, int) else np.float32(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 
 import jax
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from attn_dispatch.call.operands import Operands
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.cudnn.call import (
     CudnnCall,
@@ -33,8 +33,6 @@ from attn_dispatch.semantics.real_rows import RealRows, each_query_attends
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
-
-Operands = Mapping[str, jax.Array]
 
 _NO_WEIGHT = 1e30
 """The lse of a padding row in the backward pass: exp(score - lse) is 0 for every score."""
@@ -178,15 +176,15 @@ def _row_flags(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list
     invalid = invalid_queries(spec, operands)
     if invalid is not None and not spec.is_backward:
         flags = jnp.where(invalid, jnp.uint8(_INVALID), flags)
-    flags = _of_each_head(flags, call.num_heads if call.head_rows_q else 1)
+    flags = _repeated_by_head(flags, call.num_heads if call.head_rows_q else 1)
     if not spec.is_backward:
         return [flags]
     assert real.keys is not None
     of_keys = real.keys.astype(jnp.uint8)
-    return [flags, _of_each_head(of_keys, call.num_kv_heads if call.head_rows_kv else 1)]
+    return [flags, _repeated_by_head(of_keys, call.num_kv_heads if call.head_rows_kv else 1)]
 
 
-def _of_each_head(flags: jax.Array, heads: int) -> jax.Array:
+def _repeated_by_head(flags: jax.Array, heads: int) -> jax.Array:
     """[B, L] as [B · heads · L]."""
     return jnp.repeat(flags, heads, axis=0).reshape(-1)
 
@@ -282,7 +280,7 @@ def _statistic(call: CudnnCall) -> jax.ShapeDtypeStruct:
 
 
 def _options(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
-    arrays = []
+    arrays: list[jax.Array] = []
     if call.has_lengths:
         arrays += _lengths_and_offsets(spec, call, operands)
     if call.page_size:

@@ -28,7 +28,7 @@ def similar_engines(text: str, found: str) -> tuple[str, ...]:
 def _neighbours(text: str, knobs: dict[str, dict[str, list[int]]]) -> list[str]:
     engine, *choices = text.split()
     chosen = dict(choice.split("=") for choice in choices)
-    found = []
+    found: list[str] = []
     for knob, (least, most, step) in sorted(knobs.get(engine, {}).items()):
         for value in range(least, most + 1, max(step, 1)):
             if chosen.get(knob) != str(value):

@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from attn_dispatch.cudnn.planning import PlanningProcess
-from attn_dispatch.devices import native as native_libraries
+from attn_dispatch.cudnn.planning_process import PlanningProcess
+from attn_dispatch.devices import native_libraries
 from attn_dispatch.devices.device import Device
 
 SONAME = "libcudnn.so.9"
@@ -30,7 +30,8 @@ class CudnnLibrary:
     version: int = 0
     """91900 for 9.19.0."""
     path: str = ""
-    unusable: str = ""
+    unusable_reason: str = ""
+    """Why it cannot be used; empty if it can."""
 
     @property
     def is_usable(self) -> bool:
@@ -62,7 +63,7 @@ def find() -> CudnnLibrary:
     try:
         return _load()
     except _NotLoaded as failure:
-        return CudnnLibrary(None, path=failure.path, unusable=str(failure))
+        return CudnnLibrary(None, path=failure.path, unusable_reason=str(failure))
 
 
 class _NotLoaded(Exception):
@@ -76,7 +77,7 @@ def _load() -> CudnnLibrary:
     try:
         native = native_libraries.load(native_libraries.CUDA)
     except ModuleNotFoundError as error:
-        return CudnnLibrary(None, unusable=str(error))
+        return CudnnLibrary(None, unusable_reason=str(error))
     except ImportError as error:
         raise _NotLoaded(str(error)) from error
     name = _locate()

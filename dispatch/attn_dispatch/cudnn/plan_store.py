@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attn_dispatch.cudnn.planning import PlanningProcess
+from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.files import writing
 from attn_dispatch.settings import TRUST_PLANS, cache_path, flag
 

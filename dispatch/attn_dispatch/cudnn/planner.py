@@ -2,10 +2,10 @@
 
 usage: planner.py CUDA_LIBRARY
 
-planning.py starts it where there is no CUDA driver. cuDNN then plans with stand-ins, which have the
-names of real libraries and would conflict with those in the user's process. Each line of JSON on
-stdin, [function of CUDA_LIBRARY, arguments], is answered by a line on stdout: {"value": …}, or
-{"error": name of the exception, "message": …, "code": …}.
+planning_process.py starts it where there is no CUDA driver. cuDNN then plans with stand-ins, which
+have the names of real libraries and would conflict with those in the user's process. Each line of
+JSON on stdin, [function of CUDA_LIBRARY, arguments], is answered by a line on stdout: {"value": …},
+or {"error": name of the exception, "message": …, "code": …}.
 
 It imports nothing from this package, and nothing slow, so that it starts in milliseconds.
 """
@@ -15,9 +15,11 @@ import os
 import sys
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
+from types import ModuleType
+from typing import Any
 
 
-def load(path):
+def load(path: str) -> ModuleType:
     """The extension module at this path, without the package that it belongs to."""
     loader = ExtensionFileLoader("_cuda", path)
     module = module_from_spec(ModuleSpec("_cuda", loader, origin=path))
@@ -25,7 +27,7 @@ def load(path):
     return module
 
 
-def answer(backend, line):
+def answer(backend: ModuleType, line: str | bytes) -> dict[str, Any]:
     try:
         function, arguments = json.loads(line)
         return {"value": getattr(backend, function)(*arguments)}

@@ -40,11 +40,15 @@ above it has none. cuDNN refuses too many arrays of floats, but does not count a
 and then reads wrong numbers (H200, 9.19, 9.28)."""
 
 
-def _as_another_mask(spec: AttentionSpec) -> str:
+def _remedy_other_mask(spec: AttentionSpec) -> str:
     """A remedy: another mask with the same meaning. Both corners coincide where T == S."""
     if spec.seq_len_q == spec.seq_len_kv and not has_runtime_lengths(spec):
         return "the top-left mask is the same where T == S"
     return "" if is_packed(spec) else "pass the mask as mask"
+
+
+def _sums_a_row_bias(spec: AttentionSpec) -> bool:
+    return ROW_BIAS_GRADIENT.applies(spec) and spec.seq_len_kv > 1
 
 
 _RULES = (
@@ -111,7 +115,7 @@ _RULES = (
         "alibi_slopes: cuDNN has one for each head",
         "pass [N], or make a call per batch row",
     ),
-    replace(ROW_BIAS_GRADIENT, applies=lambda s: ROW_BIAS_GRADIENT.applies(s) and s.seq_len_kv > 1),
+    replace(ROW_BIAS_GRADIENT, applies=_sums_a_row_bias),
     replace(DROPOUT_KEYS, text="dropout: cuDNN has one key for each call"),
     feature_rule("the gradient of alibi_slopes", "the gradient of alibi_slopes"),
     Rule[AttentionSpec](
@@ -124,7 +128,7 @@ _RULES = (
         "cudnn/bottom_right",
         lambda s: band_of(s) is None,
         "cuDNN has no such bottom-right mask together with a bias, a mask, ALiBi or dropout",
-        _as_another_mask,
+        _remedy_other_mask,
     ),
     DTYPE,
 )

@@ -92,7 +92,7 @@ class Extra:
         reasons += tuple(
             reason_from_sentence(self.NAME, x) if isinstance(x, str) else x for x in own
         )
-        return reasons or self._without_plan(spec, device)
+        return reasons or self._planning_reasons(spec, device)
 
     def unusable_reason(self, device: Device) -> str:
         if self._failure:
@@ -106,7 +106,7 @@ class Extra:
         is_text = isinstance(reason, str)
         return reason if is_text else f"{self.NAME}: unusable_reason: expected str, got {reason!r}"
 
-    def _without_plan(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
+    def _planning_reasons(self, spec: AttentionSpec, device: Device) -> tuple[Reason, ...]:
         """The reason against a call that cannot be planned; empty if it can."""
         try:
             plan = self._module.plan(spec, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 
 import jax
 
@@ -65,8 +66,8 @@ def _reported(device: Device) -> int:
     if not device.is_present or device.platform not in ("cuda", "rocm"):
         return 0
     try:
-        here = jax.local_devices(backend=device.platform)
-        stats = here[0].memory_stats() if here else None
+        here: list[jax.Device] = jax.local_devices(backend=device.platform)
+        stats: Mapping[str, int] | None = here[0].memory_stats() if here else None
     except (RuntimeError, NotImplementedError):
         return 0
     return int((stats or {}).get("bytes_limit", 0))

@@ -89,7 +89,7 @@ def parse(name: str) -> Device:
         raise ValueError(f"target: expected a name like 'h100', got {name!r}")
     if name.lstrip().startswith("{"):
         return _nvidia(name)
-    if name.endswith(".json") and (properties := _in_file(name)) is not None:
+    if name.endswith(".json") and (properties := _properties_in_file(name)) is not None:
         return _nvidia(properties, f"{name} with ")
     known = _known_nvidia()
     arch, product = resolve(name)
@@ -132,7 +132,7 @@ def _known_nvidia() -> dict[str, Path]:
     return {file.stem: file for file in sorted(files, key=lambda f: int(f.stem[2:]))}
 
 
-def _in_file(name: str) -> str | None:
+def _properties_in_file(name: str) -> str | None:
     """The text of the file; None if it does not exist."""
     try:
         return reading.text(Path(name))
@@ -148,17 +148,18 @@ _OLDEST, _NEWEST = 10, 99_999
 
 def _nvidia(properties: str, where: str = "") -> Device:
     try:
-        facts: Any = reading.json_value(properties)
-        if not isinstance(facts, dict):
-            raise ValueError(f"expected an object, got {type(facts).__name__}")
-        version: Any = facts.get("deviceVer")
+        value = reading.json_value(properties)
+        facts = reading.as_object(value)
+        if facts is None:
+            raise ValueError(f"expected an object, got {type(value).__name__}")
+        version = facts.get("deviceVer")
         name = facts.get("deviceName", "NVIDIA GPU")
         if not _is_count(version) or not _OLDEST <= version <= _NEWEST:
             raise ValueError(f"expected a whole number like 900 as deviceVer, got {version!r}")
         if not isinstance(name, str) or not name.isprintable():
             raise ValueError(f"expected a name as deviceName, got {name!r}")
         for key, value in facts.items():
-            counts = value if isinstance(value, list) else [value]
+            counts: list[Any] = value if isinstance(value, list) else [value]
             if key != "deviceName" and not all(map(_is_count, counts)):
                 raise ValueError(f"expected whole numbers from 0 to 2^63 as {key}, got {value!r}")
     except ValueError as error:
@@ -193,7 +194,7 @@ def _present_amd() -> Device:
     return Device("rocm", arch, device.device_kind)
 
 
-def _local_devices(backend: str) -> list[Any]:
+def _local_devices(backend: str) -> list[jax.Device]:
     """JAX's devices in this process; empty if JAX has no such backend."""
     try:
         return jax.local_devices(backend=backend)

@@ -79,7 +79,7 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if device.platform != "cuda":
         why = f"FlashAttention runs on NVIDIA GPUs, and this is {device}"
         return (device_reason("platform", device, why),)
-    reasons = []
+    reasons: list[Reason] = []
     if device.arch not in _ARCHS:
         why = f"runs on {' and '.join(_ARCHS)} in this version, and this is {device}"
         reasons.append(device_reason("arch", device, why))

@@ -9,7 +9,7 @@ import select
 import stat
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 MAX_BYTES = 2**24
 """The largest file of calls, device properties or a report that is read."""
@@ -110,18 +110,23 @@ def json_value(content: str) -> Any:
         raise ValueError("nothing")
     too_deep = f"more than {_MAX_LEVELS} levels of brackets"
     try:
-        value = json.loads(content, object_pairs_hook=_once_each)
+        value = json.loads(content, object_pairs_hook=_unique_names)
     except RecursionError:
         raise ValueError(too_deep) from None
     level = [value]
     for _ in range(_MAX_LEVELS):
-        level = [y for x in level if isinstance(x, list | dict) for y in _inside(x)]
+        level = [y for x in level if isinstance(x, list | dict) for y in _items(x)]
         if not level:
             return value
     raise ValueError(too_deep)
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def as_object(value: object) -> dict[str, Any] | None:
+    """A JSON value that is an object, by names; None if it is something else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -130,5 +135,5 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _inside(x: list[Any] | dict[str, Any]) -> Any:
+def _items(x: list[Any] | dict[str, Any]) -> Any:
     return x.values() if isinstance(x, dict) else x

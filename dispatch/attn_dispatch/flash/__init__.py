@@ -113,7 +113,8 @@ def _register(device: Device) -> None:
 
 def _archs_here() -> set[str]:
     """The archs of the GPUs in this process."""
-    gpus = (x for x in jax.local_devices() if hasattr(x, "compute_capability"))
+    devices: list[jax.Device] = jax.local_devices()
+    gpus = (x for x in devices if hasattr(x, "compute_capability"))
     return {f"sm{x.compute_capability.replace('.', '')}" for x in gpus}
 
 
@@ -125,7 +126,8 @@ def _call(spec: AttentionSpec, device: Device) -> FlashCall:
 def _multiprocessors(device: Device) -> int:
     if device.properties is not None:
         return json.loads(device.properties)[_MULTIPROCESSORS]
-    here = (x for x in jax.local_devices() if x.local_hardware_id == device.ordinal)
+    devices: list[jax.Device] = jax.local_devices()
+    here = (x for x in devices if x.local_hardware_id == device.ordinal)
     return next((x.core_count for x in here if hasattr(x, "core_count")), 1)
 
 
@@ -137,7 +139,7 @@ def _device_reasons(device: Device) -> tuple[Reason, ...]:
     if device.platform != "cuda":
         why = f"FlashAttention runs on NVIDIA GPUs, and this is {device}"
         return (device_reason("platform", device, why),)
-    reasons = []
+    reasons: list[Reason] = []
     if device.arch not in ARCHS:
         why = f"runs on {', '.join(sorted(ARCHS))} in this version, and this is {device}"
         reasons.append(device_reason("arch", device, why))

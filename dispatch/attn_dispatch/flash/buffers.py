@@ -65,7 +65,7 @@ def splits(call: FlashCall) -> int:
     slots = 2 * call.multiprocessors
     if blocks >= _LEAST_FULL * slots:
         return 1
-    shares = {}
+    shares: dict[int, float] = {}
     for count in range(1, min(128, slots, tiles) + 1):
         if count == 1 or -(-tiles // count) != -(-tiles // (count - 1)):
             waves = blocks * count / slots

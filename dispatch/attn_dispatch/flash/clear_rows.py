@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.devices import native as native_libraries
+from attn_dispatch.devices import native_libraries
 from attn_dispatch.semantics.invalid_values import invalid_queries
 
 TARGET = "attn_dispatch_clear_rows"

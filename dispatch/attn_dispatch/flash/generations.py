@@ -46,7 +46,7 @@ class Generation:
     apart."""
     widest: int = 256
     """The largest head dim."""
-    widest_backward: dict[str, int] = field(default_factory=dict)
+    widest_backward: dict[str, int] = field(default_factory=dict[str, int])
     """The largest head dim of the backward pass, by arch, where it is smaller."""
     blocks_limit_forward: bool = False
     """Whether batch (or sequences) and heads are axes of the launch grid in every pass, rather than

@@ -37,7 +37,7 @@ def backward(
     if _has_lse_by_sequence(call):
         lse = _lse_by_sequence(lse, offsets[0], call.longest_q)
     dq, dk, dv, *_ = _run(call, backward_results(call), (*arrays, lse, *offsets), scale)
-    return dq, _of_kv_heads(call, dk), _of_kv_heads(call, dv)
+    return dq, _summed_to_kv_heads(call, dk), _summed_to_kv_heads(call, dv)
 
 
 def workspace_bytes(call: FlashCall) -> int:
@@ -57,7 +57,7 @@ def _run(
 
 
 def _attributes(call: FlashCall, target: FfiTarget, scale: float) -> dict[str, bool | np.generic]:
-    attributes = {
+    attributes: dict[str, bool | np.generic] = {
         "softmax_scale": target.scale(scale),
         "is_causal": call.is_causal,
         "window_size_left": np.int64(call.window_left),
@@ -86,7 +86,7 @@ def _lse_by_sequence(lse: jax.Array, offsets: jax.Array, longest: int) -> jax.Ar
     return jnp.swapaxes(lse[:, jnp.minimum(row, lse.shape[1] - 1)], 0, 1)
 
 
-def _of_kv_heads(call: FlashCall, x: jax.Array) -> jax.Array:
+def _summed_to_kv_heads(call: FlashCall, x: jax.Array) -> jax.Array:
     """Gradients [..., K, H]; if the kernel has one per query head, summed."""
     if x.shape[-2] == call.num_kv_heads:
         return x

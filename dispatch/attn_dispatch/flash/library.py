@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from attn_dispatch.devices.native import cuda_majors
+from attn_dispatch.devices.native_libraries import cuda_majors
 from attn_dispatch.devices.packages import unknown_version, version_of
 from attn_dispatch.flash.generations import ALL, Generation
 

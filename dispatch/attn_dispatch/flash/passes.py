@@ -22,20 +22,23 @@ from attn_dispatch.semantics.padding import padded_bytes
 from attn_dispatch.semantics.real_rows import each_query_attends
 from attn_dispatch.semantics.scaled_query import positive_scale, scaled_query
 
-Arrays = tuple[jax.Array, ...]
+Offsets = tuple[jax.Array, ...]
+"""Offsets of queries and of keys; empty if the call is not packed."""
+Results = tuple[jax.Array, ...]
+"""The results of a call, in the order of its spec."""
 
 
 class Kernels(Protocol):
     """The kernels of a package: flash/kernels.py and fa4/kernels.py."""
 
     def forward(
-        self, call: FlashCall, qkv: Sequence[jax.Array], offsets: Arrays, scale: float
+        self, call: FlashCall, qkv: Sequence[jax.Array], offsets: Offsets, scale: float
     ) -> tuple[jax.Array, jax.Array]:
         """out and lse: [B, T, N, H] and [B, N, T], or packed [rows, N, H] and [N, rows]."""
         ...
 
     def backward(
-        self, call: FlashCall, operands: Sequence[jax.Array], offsets: Arrays, scale: float
+        self, call: FlashCall, operands: Sequence[jax.Array], offsets: Offsets, scale: float
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The gradients of query, key and value, from (out_grad, query, key, value, out, lse)."""
         ...
@@ -52,7 +55,7 @@ def copies_bytes(spec: AttentionSpec, call: FlashCall) -> int:
 
 def forward(
     spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array], kernels: Kernels
-) -> Arrays:
+) -> Results:
     sequences = Sequences.of(spec, call, operands)
     real = sequences.real_queries
     qkv = (
@@ -74,7 +77,7 @@ def forward(
 
 def backward(
     spec: AttentionSpec, call: FlashCall, operands: Mapping[str, jax.Array], kernels: Kernels
-) -> Arrays:
+) -> Results:
     sequences = Sequences.of(spec, call, operands)
     of_queries, of_keys = sequences.real_queries, sequences.real_keys
     out, out_grad = operands["out"], operands["out_grad"]

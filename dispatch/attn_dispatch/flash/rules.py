@@ -83,7 +83,11 @@ def not_supported_reasons(
     )
 
 
-_MAX_SEGMENTS = replace(MAX_SEGMENTS, applies=lambda s: is_packed(s) and most_sequences(s) is None)
+def _lacks_max_segments(spec: AttentionSpec) -> bool:
+    return is_packed(spec) and most_sequences(spec) is None
+
+
+_MAX_SEGMENTS = replace(MAX_SEGMENTS, applies=_lacks_max_segments)
 
 _SCALE = Rule[AttentionSpec](
     "flash/scale",
@@ -95,10 +99,10 @@ _SCALE = Rule[AttentionSpec](
 
 def _width(call: _KernelCall) -> dict[str, Any]:
     spec, widest = call.spec, call.widest
-    is_less = widest < call.generation.widest
+    is_narrower = widest < call.generation.widest
     return {
         "widest": widest,
-        "where": f" in the backward pass on {call.arch}" if is_less else "",
+        "where": f" in the backward pass on {call.arch}" if is_narrower else "",
         "width": head_dim(spec),
         "lse": ", those for the gradient of lse included" if spec.has("lse_grad") else "",
     }

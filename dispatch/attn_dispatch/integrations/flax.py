@@ -101,11 +101,11 @@ def attention_fn(
     einsums = (einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
     has_einsums = any(x is not None for x in einsums)
     if module is not None or has_einsums:
-        asked = "another einsum" if has_einsums else "sow_weights"
+        cause = "another einsum" if has_einsums else "sow_weights"
         if options:
-            raise ValueError(f"{asked}: expected no options of attn_dispatch, got {list(options)}")
+            raise ValueError(f"{cause}: expected no options of attn_dispatch, got {list(options)}")
         warn_of_difference(
-            f"{asked}: Flax's own attention computes this call, because kernels return no weights"
+            f"{cause}: Flax's own attention computes this call, because kernels return no weights"
             + (", nor take an einsum" if has_einsums else "")
         )
         theirs: dict[str, Any] = {
@@ -135,7 +135,7 @@ def attention_fn(
             "broadcast_dropout: each pair of query and key is dropped independently here, in every "
             "batch row and head, as with broadcast_dropout=False"
         )
-    if _asks_for_more(precision) and jnp.finfo(query.dtype).bits > 16:
+    if _is_not_default(precision) and jnp.finfo(query.dtype).bits > 16:
         warn_of_difference(
             f"precision: no counterpart for {precision}; jax.default_matmul_precision around the "
             "program is honoured"
@@ -203,6 +203,6 @@ def _with_causal(mask: Any, query: Any, key: Any) -> jax.Array:
     return pairs if mask is None else as_bool(mask) & pairs
 
 
-def _asks_for_more(precision: Any) -> bool:
+def _is_not_default(precision: Any) -> bool:
     each = cast(tuple[Any, ...], precision if isinstance(precision, tuple) else (precision,))
     return any(x not in _DEFAULT for x in each)

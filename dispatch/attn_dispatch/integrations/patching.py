@@ -29,11 +29,11 @@ class Patch:
     def start(self) -> Patch:
         with _lock:
             for (owner, name), _ in self.replacements.items():
-                if not any(_has(patch, owner, name) for patch in _started):
+                if not any(_replaces(patch, owner, name) for patch in _started):
                     _originals[id(owner), name] = getattr(owner, name)
             _started.append(self)
             self._started += 1
-            self._settle()
+            self._apply_latest()
         return self
 
     def stop(self) -> None:
@@ -48,7 +48,7 @@ class Patch:
             latest = max(i for i, patch in enumerate(_started) if patch is self)
             del _started[latest]
             self._started -= 1
-            self._settle()
+            self._apply_latest()
 
     def __enter__(self) -> Patch:
         return self.start()
@@ -56,10 +56,10 @@ class Patch:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _settle(self) -> None:
+    def _apply_latest(self) -> None:
         """Set each attribute to the replacement of its latest patch."""
         for owner, name in self.replacements:
-            patches = [patch for patch in _started if _has(patch, owner, name)]
+            patches = [patch for patch in _started if _replaces(patch, owner, name)]
             if patches:
                 setattr(owner, name, patches[-1].replacements[owner, name])
             else:
@@ -72,5 +72,5 @@ def original(owner: Any, name: str) -> Any:
         return _originals.get((id(owner), name)) or getattr(owner, name)
 
 
-def _has(patch: Patch, owner: Any, name: str) -> bool:
+def _replaces(patch: Patch, owner: Any, name: str) -> bool:
     return (owner, name) in patch.replacements

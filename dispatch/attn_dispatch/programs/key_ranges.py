@@ -144,7 +144,9 @@ class _Reading:
                     known = self._known(out, depends)
                     self._values[out] = _with_span(known, equation, given)
             else:
-                self._values |= dict.fromkeys(equation.outvars, self._of_keys(equation, given))
+                self._values |= dict.fromkeys(
+                    equation.outvars, self._dependent_on_s(equation, given)
+                )
         return self._as_range(self._body.jaxpr.outvars[0])
 
     def _value(self, x: Var | Literal) -> _Value:
@@ -166,7 +168,7 @@ class _Reading:
         assert isinstance(x, Var)
         return KeyRange(rest=(self._alone(x),))
 
-    def _of_keys(self, equation: JaxprEqn, given: list[_Value]) -> _Value:
+    def _dependent_on_s(self, equation: JaxprEqn, given: list[_Value]) -> _Value:
         name = equation.primitive.name
         if name in ("convert_element_type", "copy"):
             keeps = isinstance(given[0], _Position) and _holds_positions(equation)
@@ -346,7 +348,7 @@ def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number
             made = _combined(
                 jnp.maximum if equation.primitive.name == "max" else jnp.minimum, *numbers
             )
-        case "rem" if numbers[1].span[0] == numbers[1].span[1] > 0 and _is_position(numbers[0]):
+        case "rem" if numbers[1].span[0] == numbers[1].span[1] > 0 and _is_nonnegative(numbers[0]):
             made = replace(known, span=(0, numbers[1].span[1] - 1))
         case _:
             return known
@@ -364,7 +366,7 @@ def _may_overflow(x: Number) -> bool:
     return any(_FAR < abs(bound) < inf for bound in x.span)
 
 
-def _is_position(x: Number) -> bool:
+def _is_nonnegative(x: Number) -> bool:
     """Whether the number is known not to be negative; t is not."""
     return x.of_t >= 0 and x.span[0] >= 0
 

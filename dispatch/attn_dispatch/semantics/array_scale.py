@@ -13,26 +13,31 @@ scale.
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import TypeGuard
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from attn_dispatch.call.arguments import Arguments
 
 
-def with_number_as_scale(arguments: dict[str, Any]) -> dict[str, Any]:
+def with_number_as_scale(arguments: Arguments) -> Arguments:
     """The arguments of a call; if scale is an array, with scale and query replaced.
 
     Raises:
       ValueError: with expected and got, if scale is not floating, or neither [] nor [N].
     """
-    scale, query = arguments["scale"], arguments["query"]
+    scale, query = arguments.scale, arguments.query
     if not _is_array(scale):
         return arguments
-    no_scale = arguments | {"scale": None}
+    arguments = replace(arguments, scale=None)
     if query is None or jnp.ndim(query) < 3:
-        return no_scale  # such a query is refused later, whatever the scale
-    query = jnp.asarray(query)
+        return arguments  # such a query is refused later, whatever the scale
+    query, scale = jnp.asarray(query), jnp.asarray(scale)
     num_heads, head_dim = query.shape[-2:]
     if scale.shape not in ((), (num_heads,)):
         raise ValueError(
@@ -43,11 +48,11 @@ def with_number_as_scale(arguments: dict[str, Any]) -> dict[str, Any]:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
     wide = np.promote_types(query.dtype, np.float32)
-    by_head = jnp.asarray(scale).astype(wide).reshape((1,) * (query.ndim - 2) + (-1, 1))
+    by_head = scale.astype(wide).reshape((1,) * (query.ndim - 2) + (-1, 1))
     factor = by_head * math.sqrt(max(head_dim, 1))
-    return no_scale | {"query": (factor * query.astype(wide)).astype(query.dtype)}
+    return replace(arguments, query=(factor * query.astype(wide)).astype(query.dtype))
 
 
-def _is_array(scale: Any) -> bool:
+def _is_array(scale: ArrayLike | None) -> TypeGuard[jax.Array | np.ndarray]:
     """Whether the scale is traced or has axes. A known number stays static, which is exact."""
     return isinstance(scale, Tracer) or getattr(scale, "ndim", 0) > 0

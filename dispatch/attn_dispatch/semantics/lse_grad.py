@@ -30,7 +30,7 @@ def with_lse_grad(
     outs, grads = [out], [out_grad]
     for weight in _WEIGHTS:
         # Not astype and back: XLA may remove a pair of conversions that loses bits.
-        part = lax.reduce_precision(left / weight, facts.nexp, facts.nmant)
+        part = lax.reduce_precision(left / weight, int(facts.nexp), int(facts.nmant))
         left = left - part * weight
         outs.append(jnp.full(part.shape, -weight, out.dtype))
         grads.append(part.astype(out_grad.dtype))

@@ -31,7 +31,7 @@ def may_attend(
     program: ModProgram, indices: PairIndices, arrays: Sequence[jax.Array], axes: str = "bnts"
 ) -> jax.Array:
     """The mask of a mask_mod, bool [1|B, 1|N, 1|T, 1|S]; length 1 along axes not in `axes`."""
-    return _of_pairs(program.jaxpr, _pairs(indices, axes), indices, arrays)
+    return _values_of_pairs(program.jaxpr, _pairs(indices, axes), indices, arrays)
 
 
 def added(
@@ -53,7 +53,9 @@ def added(
     has_copies = is_learned and reads_by_key(program)
     by_distance = not is_packed and {"t", "s"} <= {*axes} and depends_on_distance_alone(program)
     pairs = _distances(indices, axes) if by_distance else _pairs(indices, axes)
-    found = _of_pairs(program.jaxpr, (nothing, *pairs), indices, arrays, has_copies=has_copies)
+    found = _values_of_pairs(
+        program.jaxpr, (nothing, *pairs), indices, arrays, has_copies=has_copies
+    )
     found = found.astype(jnp.float32)
     if by_distance:
         return _along_diagonals(found, indices.t.shape[1], indices.s.shape[1])
@@ -85,7 +87,9 @@ def modified(
         pairs = (*others, jnp.where(may_attend, keys, jnp.take_along_axis(keys, first, axis=-1)))
         score = jnp.where(may_attend, score, 0)
     has_copies = is_learned and reads_by_key(program)
-    result = _of_pairs(program.jaxpr, (score, *pairs), indices, arrays, has_copies=has_copies)
+    result = _values_of_pairs(
+        program.jaxpr, (score, *pairs), indices, arrays, has_copies=has_copies
+    )
     return jnp.broadcast_to(result.astype(score.dtype), score.shape)
 
 
@@ -128,10 +132,10 @@ def _along_diagonals(x: jax.Array, queries: int, keys: int) -> jax.Array:
 
 def xla_array(array: XlaArray, indices: PairIndices, arrays: Sequence[jax.Array]) -> jax.Array:
     """The values of an array that a kernel reads, [1|B, 1|N, 1|T, 1|S]."""
-    return _of_pairs(array.body, _pairs(indices, array.axes), indices, arrays)
+    return _values_of_pairs(array.body, _pairs(indices, array.axes), indices, arrays)
 
 
-def _of_pairs(
+def _values_of_pairs(
     body: ClosedJaxpr,
     pairs: tuple[jax.Array, ...],
     indices: PairIndices,
@@ -166,8 +170,8 @@ def _of_pairs(
             rows[i] = jnp.broadcast_to(x, (*x.shape[:axis], keys, *x.shape[axis + 1 :]))
 
     def of_one(*inputs: jax.Array) -> jax.Array:
-        (result,) = jaxpr_as_fun(body)(*inputs)
-        return result
+        results: list[jax.Array] = jaxpr_as_fun(body)(*inputs)
+        return results[0]
 
     function: Callable[..., jax.Array] = with_wide_reads(body) if has_copies else of_one
     mapped = []

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.operands import Operands
 from attn_dispatch.call.spec import AttentionSpec, Operand
-
-Operands = Mapping[str, jax.Array]
 
 _IN_PAGES = ("key_pages", "value_pages", "page_table")
 

@@ -10,13 +10,13 @@ bounds the number of blocks; unused blocks have no keys and cost a kernel nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
+from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
 
@@ -26,8 +26,6 @@ _TILE = 128
 
 MAX_UNCUT_QUERIES = 16
 """Sequences of so many queries or fewer are padded: kernels take them as heads of one query."""
-
-_BY_ROW = ("alibi_slopes", "sinks")
 
 
 def fits_query_blocks(spec: AttentionSpec) -> bool:
@@ -84,41 +82,50 @@ class QueryBlocks:
         ends = jnp.cumsum(blocks, dtype=jnp.int32)
         block = jnp.arange(number, dtype=jnp.int32)
         row = (ends[None] <= block[:, None]).sum(axis=1, dtype=jnp.int32)
-        is_one, row = row < rows, jnp.minimum(row, rows - 1)
+        is_used, row = row < rows, jnp.minimum(row, rows - 1)
         first = (block - (ends - blocks)[row]) * size
-        count = jnp.where(is_one, jnp.clip(lengths[row] - first, 0, size), 0)
-        first = jnp.where(is_one, first, 0)
+        count = jnp.where(is_used, jnp.clip(lengths[row] - first, 0, size), 0)
+        first = jnp.where(is_used, first, 0)
         return QueryBlocks(ragged, row, first, count, ends - blocks, lengths == 1, size)
 
     def calls(
-        self, arguments: Mapping[str, Any], is_invalid: jax.Array, *, is_causal: bool
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        self, arguments: Arguments, is_invalid: jax.Array, *, is_causal: bool
+    ) -> tuple[Arguments, Arguments]:
         """The arguments of the call of single queries and of the call of blocks.
 
         Args:
-          arguments: the ragged call's arguments by name, without cu_seqlens_q and max_seqlen_q.
+          arguments: the ragged call's, without cu_seqlens_q and max_seqlen_q.
           is_invalid: bool [B], the rows whose results are NaN; their keys are not read.
           is_causal: whether queries of a row see different keys.
         """
-        query = jnp.asarray(arguments["query"])
-        table = jnp.asarray(arguments["page_table"])
-        keys = jnp.where(is_invalid, 0, jnp.asarray(arguments["key_value_seq_lengths"]))
-        single, blocks = dict(arguments), dict(arguments)
-        single["query"] = jnp.take(query, self.ragged.starts[:, None], axis=0, mode="clip")
-        single["key_value_seq_lengths"] = jnp.where(self.is_single, keys, 0)
+        query, table = jnp.asarray(arguments.query), jnp.asarray(arguments.page_table)
+        keys = jnp.where(is_invalid, 0, jnp.asarray(arguments.key_value_seq_lengths))
+        single = replace(
+            arguments,
+            query=jnp.take(query, self.ragged.starts[:, None], axis=0, mode="clip"),
+            key_value_seq_lengths=jnp.where(self.is_single, keys, 0),
+        )
         places = (self.ragged.starts[self.row] + self.first)[:, None] + jnp.arange(self.size)
-        blocks["query"] = jnp.take(query, places, axis=0, mode="clip")
-        blocks["page_table"] = table[self.row]
+        block_queries = jnp.take(query, places, axis=0, mode="clip")
+        block_table = table[self.row]
         seen = keys[self.row]
         if is_causal:
             seen -= self.ragged.lengths[self.row] - self.first - self.count
-        is_one = (self.count > 0) & ~is_invalid[self.row]
-        blocks["key_value_seq_lengths"] = jnp.where(is_one, jnp.maximum(seen, 0), 0)
-        blocks["query_seq_lengths"] = self.count
-        for name in _BY_ROW:
-            if arguments[name] is not None and jnp.ndim(arguments[name]) > 1:
-                blocks[name] = jnp.asarray(arguments[name])[self.row]
+        is_computed = (self.count > 0) & ~is_invalid[self.row]
+        blocks = replace(
+            arguments,
+            query=block_queries,
+            page_table=block_table,
+            key_value_seq_lengths=jnp.where(is_computed, jnp.maximum(seen, 0), 0),
+            query_seq_lengths=self.count,
+            alibi_slopes=self._by_row(arguments.alibi_slopes),
+            sinks=self._by_row(arguments.sinks),
+        )
         return single, blocks
+
+    def _by_row(self, x: ArrayLike | None) -> ArrayLike | None:
+        """[N], or [B, N] as that of each block's row."""
+        return x if x is None or jnp.ndim(x) < 2 else jnp.asarray(x)[self.row]
 
     def packed(
         self, single: jax.Array, blocks: jax.Array, is_invalid: jax.Array, padding: float
@@ -143,5 +150,5 @@ class QueryBlocks:
             each(self.is_single[row]), single[row, 0], blocks[block, within % self.size]
         )
         found = jnp.where(each(is_invalid[row]), jnp.asarray(jnp.nan, found.dtype), found)
-        is_of_one = each(self.ragged.sequence >= 0)
-        return jnp.where(is_of_one, found, jnp.asarray(padding, found.dtype))
+        has_sequence = each(self.ragged.sequence >= 0)
+        return jnp.where(has_sequence, found, jnp.asarray(padding, found.dtype))

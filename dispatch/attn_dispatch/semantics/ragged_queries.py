@@ -31,9 +31,9 @@ class RaggedQueries:
         is_invalid_row = is_invalid | (lengths > longest)
         places = jnp.arange(tokens, dtype=jnp.int32)[None]
         index = search(repaired[None], places, "right")[0] - 1
-        is_of_one = index < repaired.shape[0] - 1
+        has_sequence = index < repaired.shape[0] - 1
         # With invalid cu_seqlens every token is given to a sequence, so that all of them are NaN.
-        sequence = jnp.where(is_of_one & (index >= 0), index, jnp.where(is_invalid, 0, -1))
+        sequence = jnp.where(has_sequence & (index >= 0), index, jnp.where(is_invalid, 0, -1))
         return RaggedQueries(
             repaired[:-1], jnp.where(is_invalid_row, -1, lengths), sequence, longest
         )
@@ -51,5 +51,5 @@ class RaggedQueries:
         tokens = jnp.arange(self.sequence.shape[0], dtype=jnp.int32)
         within = jnp.clip(tokens - self.starts[sequence], 0, self.longest - 1)
         found = x[sequence, within]
-        is_of_one = (self.sequence >= 0).reshape(-1, *(1,) * (found.ndim - 1))
-        return jnp.where(is_of_one, found, jnp.asarray(padding, x.dtype))
+        has_sequence = (self.sequence >= 0).reshape(-1, *(1,) * (found.ndim - 1))
+        return jnp.where(has_sequence, found, jnp.asarray(padding, x.dtype))

@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attn_dispatch.call.operands import Operands
 from attn_dispatch.call.options import AttentionOptions, Meaning, Promises
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.pages import lacks_pages
-
-Operands = Mapping[str, jax.Array]
 
 SIDES = ("query", "key")
 
@@ -59,7 +58,10 @@ class RowIds:
     def of(spec: AttentionSpec, operands: Operands) -> RowIds:
         """The ids of a call with lengths, segment ids or cu_seqlens."""
         names = [name for name in _ID_OPERANDS if spec.has(name)]
-        return RowIds(*_row_ids(_ids_spec(spec), {name: operands[name] for name in names}))
+        found: tuple[jax.Array, jax.Array, jax.Array | None] = _row_ids(
+            _ids_spec(spec), {name: operands[name] for name in names}
+        )
+        return RowIds(*found)
 
     def of_side(self, side: str) -> jax.Array:
         return self.query if side == "query" else self.key
@@ -89,9 +91,9 @@ def _row_ids(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The fields of `RowIds`, from a spec of `_ids_spec`."""
     if spec.has("cu_seqlens_q"):
-        return _of_cu_seqlens(spec, operands)
+        return _from_cu_seqlens(spec, operands)
     if spec.has("query_segment_ids"):
-        return _of_segment_ids(spec, operands)
+        return _from_segment_ids(spec, operands)
     invalid = _invalid_rows(spec, operands)
     query, key = (_is_inside(spec, operands, side, invalid).astype(jnp.int32) for side in SIDES)
     return query, key, invalid
@@ -183,14 +185,14 @@ def _is_inside(
     return _iota(full_length(spec, side)) < lengths[:, None]
 
 
-def _of_segment_ids(
+def _from_segment_ids(
     spec: AttentionSpec, operands: Operands
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     given = {side: operands[_SEGMENT_IDS[side]] for side in SIDES}
     of_row = _invalid_rows(spec, operands)
     is_inside = {side: _is_inside(spec, operands, side, of_row) for side in SIDES}
     largest = spec.meaning.max_segments
-    ids = {}
+    ids: dict[str, jax.Array] = {}
     for side, x in given.items():
         is_id = is_inside[side] & (x > 0)
         ids[side] = jnp.where(is_id if largest is None else is_id & (x <= largest), x, 0)
@@ -228,7 +230,7 @@ def _out_of_order(ids: jax.Array, longest: int) -> jax.Array:
     return (ids > 0) & is_out
 
 
-def _of_cu_seqlens(
+def _from_cu_seqlens(
     spec: AttentionSpec, operands: Operands
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     repaired = _cu_seqlens(spec, operands)

@@ -67,8 +67,8 @@ def write(
     slots, least = tables.lengths.shape[0], tables.references.shape[0]
     axis = _KEYS_AXIS[check_choice("kv_layout", kv_layout, get_args(KvLayout))]
     is_pool = pages.ndim == 5 and pages.shape[1] == 2
-    is_either = is_pool or pages.ndim == 4
-    if not is_either or pages.shape[axis] != tables.page_size or pages.shape[0] < least:
+    has_valid_axes = is_pool or pages.ndim == 4
+    if not has_valid_axes or pages.shape[axis] != tables.page_size or pages.shape[0] < least:
         axes = "page, K" if kv_layout == "NHD" else "K, page"
         raise ValueError(
             f"pages: expected [P, {axes}, H] or [P, 2, {axes}, H] as tables have them, {least} or "

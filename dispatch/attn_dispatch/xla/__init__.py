@@ -184,7 +184,10 @@ def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax
         operands["query"] = jnp.where(real, operands["query"], 0)
 
     def rows_again(call: BlockedCall, block: Block, q: jax.Array) -> Results:
-        return jax.checkpoint(lambda: _rows(call, block, q, is_differentiated=True))()
+        rows: Callable[[], Results] = jax.checkpoint(
+            lambda: _rows(call, block, q, is_differentiated=True)
+        )
+        return rows()
 
     out, lse = _forward(spec, CPU, operands, rows_again)
     return out, lse

@@ -6,16 +6,16 @@ So the memory beside the pages is that of a few rows' keys, not a second copy of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
+from attn_dispatch.call.operands import Operands
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.pages import flat_pages, flat_table, gathered, gathered_spec
 
-Operands = Mapping[str, jax.Array]
 Forward = Callable[[AttentionSpec, Operands], tuple[jax.Array, ...]]
 
 GATHERED_BYTES = 2**27
@@ -44,7 +44,8 @@ def forward_of_pages(
         operands = of_rows | shared
         return forward(part, gathered(_paged(spec, operands), operands))
 
-    return tuple(x.reshape(spec.batch, *x.shape[2:]) for x in jax.lax.map(step, split))
+    results: tuple[jax.Array, ...] = jax.lax.map(step, split)
+    return tuple(x.reshape(spec.batch, *x.shape[2:]) for x in results)
 
 
 def spec_of_part(spec: AttentionSpec) -> AttentionSpec:

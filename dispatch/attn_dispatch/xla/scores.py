@@ -174,7 +174,10 @@ class Scores:
             return modified(program, score, indices, read, safe, is_learned=is_learned)
 
         def pull(grad: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-            _, back = jax.vjp(lambda x, y: function(x, y, may_attend), score, moving)
+            def masked(score: jax.Array, moving: dict[str, jax.Array]) -> jax.Array:
+                return function(score, moving, may_attend)
+
+            back: ScoreGradient = jax.vjp(masked, score, moving)[1]
             score_grad, read = back(grad)
             return through_cap(score_grad), read
 

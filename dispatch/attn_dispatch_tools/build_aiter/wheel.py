@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attn_dispatch
 from attn_dispatch.aiter.folder import WHEEL_VERSION
-from attn_dispatch.devices import native as native_libraries
+from attn_dispatch.devices import native_libraries
 from attn_dispatch_tools.build_aiter.errors import BuildError
 
 # Without --no-deps pip would bring pandas and more, which only AITER's Python part needs.

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.api import explain
 from attn_dispatch.core import select
 from attn_dispatch.core.explanation import Explanation
+from attn_dispatch.inspection import explain
 from attn_dispatch.text import error_text
 from attn_dispatch.warning import AttentionConventionWarning
 from attn_dispatch_tools.terminal import look

@@ -11,7 +11,7 @@ from attn_dispatch import settings
 from attn_dispatch._version import __version__
 from attn_dispatch.core import select
 from attn_dispatch.devices.device import Device
-from attn_dispatch.devices.native import cuda_majors
+from attn_dispatch.devices.native_libraries import cuda_majors
 from attn_dispatch.devices.target import device_for, parse, platform_of
 from attn_dispatch_tools.terminal import look
 from attn_dispatch_tools.terminal.help import Commands, add_command

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.api import dot_product_attention
-from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, normalise
+from attn_dispatch.call.arguments import ARRAY_ARGUMENTS, Arguments
 from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.normal_form import normalise
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.mods import arrays_of, modified
 from attn_dispatch.semantics.positions import Positions
@@ -60,7 +61,7 @@ class Panel:
     def _parts(self, arguments: dict[str, Any]) -> dict[str, jax.Array | None]:
         bound = inspect.signature(dot_product_attention).bind(**arguments)
         bound.apply_defaults()
-        call = normalise(**bound.arguments, known_implementations=("xla",))
+        call = normalise(Arguments(**bound.arguments), ("xla",))
         whole = LeadingCall.of(call.operands, call.options)
         operands = whole.fold(dict(zip(call.options.operands, call.operands, strict=True)))
         spec = whole.spec

@@ -31,7 +31,7 @@ def environment() -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "platform": jax.devices()[0].client.platform_version.splitlines()[0],
         "driver": _driver(),
-        "cudnn": library.version_text if library.is_usable else library.unusable,
+        "cudnn": library.version_text if library.is_usable else library.unusable_reason,
         "cudnn_path": _in_its_package(library.path),
         "aiter": _aiter(),
         "jax": jax.__version__,

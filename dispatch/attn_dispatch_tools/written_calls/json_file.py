@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import jax
 
-from attn_dispatch.api import specs_of
 from attn_dispatch.call.arguments import ARRAY_ARGUMENTS
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.files import reading
+from attn_dispatch.inspection import specs_of
 from attn_dispatch_tools.written_calls.notation import array
 
 T = TypeVar("T")

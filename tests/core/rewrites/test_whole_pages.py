@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attn_dispatch import api, explain
+from attn_dispatch import explain, inspection
 from attn_dispatch.core.rewrites.cache import whole_pages
 from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
 from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
@@ -199,7 +199,7 @@ def test_pages_behind_a_window_need_not_be_there(compute, t):
     arrays = dict(zip(names, (jnp.asarray(x, "float16") for x in (query, *pools)), strict=True))
     arrays |= {"page_table": jnp.asarray(table), "key_value_seq_lengths": jnp.asarray(lengths)}
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
-    spec = api.spec_of(**given, local_window_size=(window, 0))
+    spec = inspection.spec_of(**given, local_window_size=(window, 0))
     operands = arrays | {x: arrays[x][None] for x in names[1:]}
     assert WholePages().inner(spec) is not None
     found = WholePages().compute(spec, operands, Calls(compute, by_xla, compute))["out"]

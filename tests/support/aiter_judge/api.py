@@ -24,7 +24,7 @@ def split_kv_struct() -> Any:
 
 
 class Library:
-    """judge.so or capture.so, on a GPU of the kind it is told."""
+    """judge.so or capture.so, with the GPUs that a test sets."""
 
     def __init__(self, path: Path):
         self._library = ctypes.CDLL(str(path))

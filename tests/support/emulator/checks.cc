@@ -163,7 +163,7 @@ std::string wrong_side(const char* side, const int32_t* starts, const int32_t* l
     }
     if (length > max_length) {
       return "sequence " + text(i) + " has length " + text(length) + " in " + seqstart +
-             " and the longest was said to be " + text(max_length);
+             ", more than max_seq_len " + text(max_length);
     }
   }
   if (starts[batch] > rows) {

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import attn_dispatch
-from attn_dispatch import api, settings
+from attn_dispatch import inspection, settings
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch_tools.cli import main
 from attn_dispatch_tools.written_calls.json_file import calls_in
@@ -54,12 +54,12 @@ def array(*shape: int) -> jax.ShapeDtypeStruct:
 def test_a_call_is_what_it_would_be_in_python(file):
     file.write_text(json.dumps([DENSE, RAGGED]))
     (_, dense), (_, ragged) = calls_in(file)
-    assert dense == api.spec_of(
+    assert dense == inspection.spec_of(
         query=array(2, 256, 4, 64), key=array(2, 256, 2, 64), value=array(2, 256, 2, 64),
         is_causal=True, local_window_size=(127, 0),
     )  # fmt: skip
     ends = jax.ShapeDtypeStruct((5,), jnp.int32)
-    assert ragged == api.spec_of(
+    assert ragged == inspection.spec_of(
         query=array(512, 4, 64), key=array(512, 2, 64), value=array(512, 2, 64),
         cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=256, max_seqlen_kv=256,
     )  # fmt: skip

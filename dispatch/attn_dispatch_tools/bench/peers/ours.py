@@ -9,9 +9,10 @@ from typing import Any
 import jax
 
 from attn_dispatch._version import __version__
-from attn_dispatch.api import dot_product_attention, explain, ragged_dot_product_attention
+from attn_dispatch.api import dot_product_attention, ragged_dot_product_attention
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import default_device
+from attn_dispatch.inspection import explain
 from attn_dispatch_tools.bench.arrays import BATCH, PADDED, ROW, ROWS, Arrays
 from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer

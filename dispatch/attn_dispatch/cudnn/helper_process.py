@@ -97,22 +97,22 @@ class Helper:
         _close(self._process, self._stderr)
 
     def _answer(self, line: bytes, timeout: float) -> bytes:
-        asked, answers = self._process.stdin, self._process.stdout
-        assert asked is not None and answers is not None
+        questions, answers = self._process.stdin, self._process.stdout
+        assert questions is not None and answers is not None
         deadline = time.monotonic() + timeout
         waiting = select.poll()
         answer = bytearray()
         try:
             waiting.register(answers, select.POLLIN)
-            waiting.register(asked, select.POLLOUT)
+            waiting.register(questions, select.POLLOUT)
             while not answer.endswith(b"\n"):
                 left = deadline - time.monotonic()
                 if left <= 0 or not (ready := waiting.poll(left * 1000)):
                     raise HelperSilent(f"did not answer in {timeout:g} s")
-                if (asked.fileno(), select.POLLOUT) in ready:
-                    line = line[asked.write(line[:_PART]) or 0 :]
+                if (questions.fileno(), select.POLLOUT) in ready:
+                    line = line[questions.write(line[:_PART]) or 0 :]
                     if not line:
-                        waiting.unregister(asked)
+                        waiting.unregister(questions)
                     continue
                 if not (part := answers.read(_PART)):
                     raise HelperEnded(self._how_it_ended())

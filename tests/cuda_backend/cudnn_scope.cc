@@ -1,5 +1,5 @@
 // Tests of CudnnScope: threads are inside cuDNN when the process ends or forks. Prints "ok", or the
-// first condition that does not hold. usage: visits [stay]; with `stay` a thread never comes back,
+// first condition that does not hold. usage: cudnn_scope [stay]; with `stay` a thread never comes back,
 // and the exit status is 3.
 #include <sys/wait.h>
 #include <unistd.h>

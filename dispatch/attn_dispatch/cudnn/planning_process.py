@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from attn_dispatch.cudnn.helper import Helper, HelperEnded, HelperSilent
+from attn_dispatch.cudnn.helper_process import Helper, HelperEnded, HelperSilent
+from attn_dispatch.files import reading
 
 PLANNER = Path(__file__).with_name("planner.py")
 
@@ -141,9 +142,10 @@ def _read(line: bytes) -> dict[str, Any]:
         answer = json.loads(line)
     except ValueError:
         answer = None
-    if not isinstance(answer, dict):
+    found = reading.as_object(answer)
+    if found is None:
         raise HelperEnded(f"answered a line that is no answer: {line[:80]!r}")
-    return answer
+    return found
 
 
 _ALL: weakref.WeakSet[PlanningProcess] = weakref.WeakSet()

@@ -85,10 +85,10 @@ def _imported(native: Native, package: str, folder: Path) -> ModuleType:
     try:
         return importlib.import_module(f"{package}.{native.name}")
     except ImportError as error:
-        raise type(error)(_why_not(native, folder, error)) from error
+        raise type(error)(_import_failure(native, folder, error)) from error
 
 
-def _why_not(native: Native, folder: Path, error: ImportError) -> str:
+def _import_failure(native: Native, folder: Path, error: ImportError) -> str:
     """Why the library is missing, or is not for this Python."""
     others = [x.name.split(".")[1] for x in folder.glob(f"{native.name}.*.so")]
     this = importlib.machinery.EXTENSION_SUFFIXES[0].split(".")[1]

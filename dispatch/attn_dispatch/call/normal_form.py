@@ -1,0 +1,236 @@
+"""From the arguments of a call to its one normal form, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attn_dispatch.call.arguments import Arguments
+from attn_dispatch.call.conventions import warn_of_conventions
+from attn_dispatch.call.dense_masks import warn_of_dense_mask
+from attn_dispatch.call.masks_as_windows import with_window
+from attn_dispatch.call.operand_checks import cu_seqlens, key_data, operand
+from attn_dispatch.call.options import (
+    AttentionOptions,
+    CausalAlignment,
+    Meaning,
+    Wanted,
+    mod_operands,
+)
+from attn_dispatch.call.paged_arguments import first_of_both
+from attn_dispatch.call.shapes import PAGED, CallShape, check_paged, check_qkv
+from attn_dispatch.call.static_arguments import (
+    Side,
+    check_bool,
+    check_choice,
+    check_dropout,
+    check_implementation,
+    check_positive_int,
+    check_scale,
+    check_soft_cap,
+    check_window,
+)
+from attn_dispatch.call.values import Limits, as_int32, check_pages, check_values
+from attn_dispatch.programs.program import ModProgram
+from attn_dispatch.programs.tracing import trace
+
+
+@dataclass(frozen=True)
+class Call:
+    """The options and, in the order of options.operands, the arrays of one attention call."""
+
+    options: AttentionOptions
+    operands: tuple[jax.Array, ...]
+    """Each with as many leading dims as query was given with; see leading.py."""
+
+
+def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> Call:
+    """Check a call and bring it to normal form; spec.py has the shapes.
+
+    Args:
+      arguments: the arrays brought to the order of spec.py (layouts.py), and the scale a number
+        (array_scale.py).
+      known_implementations: what there is to choose from.
+
+    Raises:
+      ValueError: with expected and got, for whatever does not fit together.
+    """
+    a = arguments
+    arrays = a.arrays
+    given = {name: jnp.asarray(x) for name, x in arrays.items()}
+    needed = PAGED if "page_table" in given else ("query", "key", "value")
+    for name in needed:
+        if name not in given:
+            raise ValueError(f"{name}: expected an array, got None")
+    checked = [given[name] for name in needed]
+    if "page_table" in given:
+        shape = check_paged(*checked)
+    else:
+        shape = check_qkv(*checked, heads_first=a.heads_first_q)
+    _complete_segment_ids(given, shape)
+    max_segments, max_seq_lens = _check_longest(a, has_ids="query_segment_ids" in given)
+    left, right = check_window(a.local_window_size)
+    window, sides = _static_window(left, right)
+
+    operands = {name: given[name] for name in needed}
+    for name, x in given.items():
+        if name in ("cu_seqlens_q", "cu_seqlens_kv"):
+            operands[name] = cu_seqlens(name, x, given["cu_seqlens_q"].shape)
+        elif name == "page_table":
+            operands[name] = as_int32(x)
+            if a.value_page:
+                operands[name] = first_of_both(operands[name], given["key_pages"].shape[0])
+        elif name != "dropout_key":
+            operands[name] = operand(name, x, shape)
+    if sides is not None:
+        operands["window"] = shape.shared(sides)
+    lengths = shape.seq_len_q, shape.seq_len_kv
+    limits = Limits(lengths, max_segments, max_seq_lens)
+    check_values(arrays if sides is None else {**arrays, "local_window_size": sides}, limits)
+    if "page_table" in given:
+        pages, page_size = given["key_pages"].shape[:2]
+        least_left = window[0] if sides is None else 0
+        check_pages(arrays, pages // (1 + a.value_page), page_size, shape.seq_len_q, least_left)
+    dropout_rate = check_dropout(a.dropout_rate, "dropout_key" in given)
+    dropout_impl = None
+    if "dropout_key" in given and dropout_rate > 0:
+        words, dropout_impl = key_data(given["dropout_key"])
+        operands["dropout_key"] = shape.shared(words)
+
+    programs = _add_mods(operands, a, shape, given["query"].dtype)
+
+    options = AttentionOptions(
+        operands=tuple(operands),
+        meaning=Meaning(
+            scale=check_scale(a.scale, shape.head_dim, given["query"].dtype),
+            is_causal=check_bool("is_causal", a.is_causal),
+            causal_alignment=check_choice(
+                "causal_alignment", a.causal_alignment, get_args(CausalAlignment)
+            ),
+            window=window,
+            logits_soft_cap=check_soft_cap(a.logits_soft_cap, given["query"].dtype),
+            max_segments=max_segments,
+            max_seq_lens=max_seq_lens,
+            same_lengths=a.same_lengths and shape.seq_len_q == shape.seq_len_kv,
+            dropout_rate=dropout_rate,
+            dropout_impl=dropout_impl,
+            deterministic_backward=check_bool("deterministic_backward", a.deterministic_backward),
+            score_mod=programs.get("score_mod"),
+            mask_mod=programs.get("mask_mod"),
+            heads_first_q=a.heads_first_q,
+            heads_first_kv=a.heads_first_kv,
+            value_page=a.value_page,
+            implementation=check_implementation(a.implementation, known_implementations),
+        ),
+        wanted=Wanted(
+            needs_lse=check_bool("return_residual", a.return_residual)
+            | check_bool("return_lse", a.return_lse)
+            | check_bool("return_max_logits", a.return_max_logits),
+            needs_max=bool(a.return_max_logits),
+            needs_keep=a.needs_keep,
+        ),
+    )
+    options, operands = with_window(options, operands)
+    warn_of_conventions(
+        given,
+        shape,
+        longest=max_seq_lens if max_seq_lens and "cu_seqlens_kv" in given else lengths,
+        is_causal=options.meaning.is_causal,
+        has_window=left is not None or right is not None,
+        is_top_left=options.meaning.causal_alignment == "top_left",
+        has_soft_cap=options.meaning.logits_soft_cap is not None,
+    )
+    warn_of_dense_mask(arguments, shape, options)
+    return Call(options, tuple(operands.values()))
+
+
+def _complete_segment_ids(given: dict[str, jax.Array], shape: CallShape) -> None:
+    """In self attention one array of segment ids serves both sides."""
+    sides = ("query_segment_ids", "key_value_segment_ids")
+    present = [name for name in sides if name in given]
+    if len(present) != 1:
+        return
+    if shape.seq_len_q != shape.seq_len_kv:
+        raise ValueError(
+            f"segment ids: expected both {sides[0]} and {sides[1]} where query and key differ in "
+            f"length ({shape.seq_len_q} and {shape.seq_len_kv}), got only {present[0]}"
+        )
+    ids = given.pop(present[0])
+    given.update(dict.fromkeys(sides, ids))
+
+
+def _check_longest(a: Arguments, *, has_ids: bool) -> tuple[int | None, tuple[int, int] | None]:
+    """The largest segment id, and the longest sequence of queries and of keys."""
+    max_segments = None
+    if a.max_segments is not None:
+        max_segments = _check_max_segments(a.max_segments, has_ids)
+    if a.max_segment_len is not None:
+        return max_segments, _check_max_segment_len(a.max_segment_len, max_segments)
+    if a.max_seqlen_q is None or a.max_seqlen_kv is None:
+        return max_segments, None
+    return max_segments, (a.max_seqlen_q, a.max_seqlen_kv)
+
+
+def _check_max_segments(value: Any, has_ids: bool) -> int:
+    number = check_positive_int("max_segments", value)
+    if not has_ids:
+        raise ValueError(
+            "max_segments: expected query_segment_ids or key_value_segment_ids with "
+            f"max_segments={number}, got neither"
+        )
+    return number
+
+
+def _check_max_segment_len(value: Any, max_segments: int | None) -> tuple[int, int]:
+    """As AttentionOptions.max_seq_lens: of queries and of keys."""
+    longest = check_positive_int("max_segment_len", value)
+    if max_segments is None:
+        raise ValueError(
+            f"max_segment_len: expected max_segments as well with max_segment_len={longest}, got "
+            "None"
+        )
+    return longest, longest
+
+
+def _static_window(
+    left: Side, right: Side
+) -> tuple[tuple[int | None, int | None], jax.Array | None]:
+    """The window as it is static; else an open one, and both sides as int32 [2]."""
+    if not isinstance(left, jax.Array) and not isinstance(right, jax.Array):
+        return (left, right), None
+    most = jnp.iinfo(jnp.int32).max
+    sides = [
+        as_int32(side)
+        if isinstance(side, jax.Array)
+        else jnp.int32(most if side is None else min(side, most))
+        for side in (left, right)
+    ]
+    return (None, None), jnp.stack(sides)
+
+
+def _add_mods(
+    operands: dict[str, jax.Array], a: Arguments, shape: CallShape, dtype: np.dtype
+) -> dict[str, ModProgram]:
+    """The programs of the mods by name; what they read becomes operands."""
+    functions = (
+        ("score_mod", a.score_mod, a.score_mod_args),
+        ("mask_mod", a.mask_mod, a.mask_mod_args),
+    )
+    programs: dict[str, ModProgram] = {}
+    for name, function, arguments in functions:
+        if function is None:
+            if len(arguments):
+                raise ValueError(f"{name}_args: expected none without {name}, got {arguments!r}")
+            continue
+        # NumPy's, because JAX's promotion may be strict.
+        mod = trace(name, function, arguments, np.promote_types(dtype, np.float32).name)
+        programs[name] = mod.program
+        names = mod_operands(name, len(mod.arrays))
+        operands |= zip(names, map(shape.shared, mod.arrays), strict=True)
+    if programs:
+        operands["mods_start"] = shape.shared(jnp.zeros(2, jnp.int32))
+    return programs

@@ -1,0 +1,137 @@
+"""The arrays of a call beside query, key and value: checked, and in the shapes of spec.py.
+
+They have the leading dims of query, or 1 along a dim that they are shared along (leading.py).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from attn_dispatch.call.shapes import CallShape, swapped
+from attn_dispatch.call.values import as_int32
+
+
+def operand(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
+    """The array that was given as the argument of this name, as an operand.
+
+    Raises:
+      ValueError: with expected and got, if it does not fit the call.
+    """
+    if name in ("bias", "mask"):
+        return _score_shaped(name, x, shape)
+    if name in ("query_seq_lengths", "key_value_seq_lengths"):
+        return _lengths(name, x, shape)
+    if name in ("query_segment_ids", "key_value_segment_ids"):
+        return _segment_ids(name, x, shape)
+    if name in ("alibi_slopes", "sinks"):
+        return _per_head(name, x, shape)
+    if name in ("key_pages", "value_pages"):
+        return shape.shared(x)
+    return x
+
+
+def _score_shaped(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
+    """bias or mask as [..., 1|N, 1|T, 1|S]; lower ranks extend to the left, as in numpy."""
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    if name == "mask" and x.dtype != jnp.bool_:
+        raise ValueError(
+            f"mask: expected dtype bool (True = attend), got {x.dtype.name}; of 0 and 1 pass "
+            "mask != 0, and what is added to scores as bias"
+        )
+    if name == "bias" and not floating:
+        raise ValueError(f"bias: expected a floating dtype, got {x.dtype.name}")
+    full = (*shape.leading, shape.num_heads, shape.seq_len_q, shape.seq_len_kv)
+    rank = max(len(full), 4)
+    full = (1,) * (rank - len(full)) + full
+    if x.ndim > rank or any(
+        got not in (1, expected) for got, expected in zip(x.shape[::-1], full[::-1], strict=False)
+    ):
+        raise ValueError(
+            f"{name}: expected a shape that broadcasts to [batch, heads, queries, keys] "
+            f"{list(full)}, got {list(x.shape)}"
+            + (_of_batch_and_keys(name, x, full) or swapped(shape, x.shape))
+        )
+    x = x.reshape((1,) * (rank - x.ndim) + x.shape)
+    return x if shape.leading else x[0]
+
+
+def _of_batch_and_keys(name: str, x: jax.Array, full: tuple[int, ...]) -> str:
+    if x.shape == (full[-4], *full[-2:]):
+        return f"; of [batch, queries, keys] pass {name}[:, None]"
+    if x.shape != (full[-4], full[-1]):
+        return ""
+    return f"; of [batch, keys] pass {name}[:, None, None, :]"
+
+
+def _lengths(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
+    """[...] int32."""
+    _check_integer(name, x)
+    allowed = [shape.leading] if shape.leading else [(), (1,)]
+    if x.shape not in allowed:
+        raise ValueError(
+            f"{name}: expected the batch dims {list(allowed[-1])}, got {list(x.shape)}"
+        )
+    return as_int32(x.reshape(shape.leading))
+
+
+def _segment_ids(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
+    """[..., T] or [..., S] int32."""
+    _check_integer(name, x)
+    length = shape.seq_len_q if name.startswith("query") else shape.seq_len_kv
+    if x.shape != (*shape.leading, length):
+        raise ValueError(f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}")
+    ids, most = as_int32(x), jnp.iinfo(jnp.int32).max
+    # One that int32 does not hold is wrong, not the largest that it does.
+    return jnp.where(x > most, -1, ids) if jnp.iinfo(x.dtype).max > most else ids
+
+
+def cu_seqlens(name: str, x: jax.Array, expected: tuple[int, ...]) -> jax.Array:
+    """[M + 1] int32."""
+    _check_integer(name, x)
+    if x.ndim != 1 or x.shape[0] < 2:
+        raise ValueError(
+            f"{name}: expected shape [sequences + 1] for one sequence or more, got {list(x.shape)}"
+        )
+    if x.shape != expected:
+        raise ValueError(
+            f"{name}: expected cu_seqlens_q's shape {list(expected)}, got {list(x.shape)}"
+        )
+    return as_int32(x)
+
+
+def _check_integer(name: str, x: jax.Array) -> None:
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise ValueError(f"{name}: expected an integer dtype, got {x.dtype.name}")
+
+
+def _per_head(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
+    """[..., N]."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"{name}: expected a floating dtype, got {x.dtype.name}")
+    shapes = dict.fromkeys([(shape.num_heads,), (*shape.leading, shape.num_heads)])
+    if x.shape not in shapes:
+        expected = " or ".join(str(list(x)) for x in shapes)
+        raise ValueError(f"{name}: expected shape {expected}, got {list(x.shape)}")
+    return x if x.ndim > 1 else shape.shared(x)
+
+
+def key_data(key: jax.Array) -> tuple[jax.Array, str]:
+    """Key data [words] uint32, and the name of the PRNG it belongs to."""
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        impl, data = str(jax.random.key_impl(key)), jax.random.key_data(key)
+    elif key.dtype == jnp.uint32 and key.ndim == 1:
+        try:  # a raw key counts as one of JAX's default PRNG, as it does in jax.random
+            impl, data = str(jax.random.key_impl(key)), key
+        except TypeError as error:
+            raise ValueError(
+                "dropout_key: expected the words of a key of JAX's default PRNG, got "
+                f"{key.shape[0]} words"
+            ) from error
+    else:
+        raise ValueError(
+            f"dropout_key: expected a single JAX PRNG key, got {key.dtype.name}{list(key.shape)}"
+        )
+    if data.ndim != 1:
+        raise ValueError(f"dropout_key: expected a single key, got keys of shape {key.shape}")
+    return data, impl

@@ -1,0 +1,163 @@
+"""What there is to know of a public call without computing it: who runs it, its spec, its mask."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+from attn_dispatch import settings
+from attn_dispatch.api import dot_product_attention, ragged_call, ragged_dot_product_attention
+from attn_dispatch.call.arguments import Arguments, holds_structs, with_same_lengths
+from attn_dispatch.call.foreign_names import check_names
+from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.normal_form import Call
+from attn_dispatch.call.options import AttentionOptions
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.explanation import Explanation, explain_call
+from attn_dispatch.core.mask_share import mask_share
+from attn_dispatch.core.primitive import attention
+from attn_dispatch.devices.target import default_device
+from attn_dispatch.devices.target import target as target_block
+from attn_dispatch.paged import paged_attention, paged_calls
+from attn_dispatch.programs.tracing import Mod, trace
+from attn_dispatch.public_call import normal_form
+
+
+def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
+    """The dropout mask of a call: what the implementation that runs it draws.
+
+    For tests, and for computing the same attention elsewhere. The mask is as large as the scores.
+
+    Args:
+      *args: the arguments of the call: those of `dot_product_attention`, or with `cu_seqlens_q`
+        those of `ragged_dot_product_attention`. The `return_…` arguments are ignored.
+      **kwargs: the same, by name.
+
+    Returns:
+      bool [B, N, T, S], for packed sequences [N, T, S]: True where a probability is kept, which is
+      everywhere if dropout_rate is 0. Unspecified where the query may not attend to the key.
+
+    Raises:
+      ValueError: the call is wrong.
+      NotImplementedError: the implementation that runs the call cannot return its mask.
+    """
+    public_call = _public_call(args, kwargs)
+    call = public_call.calls_of(replace(public_call.arguments, needs_keep=True))[-1]
+    return attention(call.options, call.operands)[-1]
+
+
+def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation:
+    """Which implementation would run a call, and why each of the others would not.
+
+    Nothing is computed, and neither the arrays nor the device need to exist:
+
+        q = jax.ShapeDtypeStruct((2, 4096, 32, 128), jnp.bfloat16)
+        print(explain(q, q, q, is_causal=True, target="h100"))
+
+    Args:
+      *args: the arguments of the call: those of `dot_product_attention`, or with `cu_seqlens_q`
+        those of `ragged_dot_product_attention`, or with `page_table=` those of `paged_attention`. A
+        `jax.ShapeDtypeStruct` can stand for an array. For a window that is traced in the real call,
+        give a struct as that side; an array whose values are known counts as static.
+      **kwargs: the same, by name.
+      target: the device to explain for, as in `attn_dispatch.target`; it need not be present. None
+        means the target in force if there is one, otherwise JAX's default device.
+
+    Returns:
+      An `Explanation`, which prints as a table. `paged_attention` with `cu_seqlens_q` may run as
+      two calls; the one for sequences with a single query is in `single_queries`. If the call has a
+      mask_mod whose arrays are not traced, `mask` has the shares of pairs that attend and that
+      kernels compute; for long calls these are estimates.
+
+    Raises:
+      ValueError: the call is wrong, the target is unknown, or it is None and several are in force.
+    """
+    if target is not None:
+        with target_block(target):
+            return explain(*args, **kwargs)
+    if len(targets := settings.current().targets) > 1:
+        raise ValueError(f"explain: expected target= with {targets} in force, got None")
+    call = _public_call(args, kwargs)
+    explained = partial(
+        explain_call, device=default_device(), has_lse_grad=call.arguments.return_lse
+    )
+    *singles, spec = _specs(call)
+    found = explained(spec)
+    if singles:
+        found = replace(found, single_queries=explained(singles[0]))
+    mask_mod = _known_mask_mod(call.arguments)
+    return found if mask_mod is None else replace(found, mask=mask_share(spec, mask_mod))
+
+
+def spec_of(**kwargs: Any) -> AttentionSpec:
+    """The spec of a call with these arguments, structs for arrays as in `explain`.
+
+    Raises:
+      TypeError, ValueError: the call is wrong.
+    """
+    return specs_of(**kwargs)[-1]
+
+
+def specs_of(**kwargs: Any) -> tuple[AttentionSpec, ...]:
+    """The specs of all that computes the call, most often of one; that of `spec_of` last.
+
+    Raises:
+      TypeError, ValueError: the call is wrong.
+    """
+    return _specs(_public_call((), kwargs))
+
+
+@dataclass(frozen=True)
+class _PublicCall:
+    """One of the public calls, as a user made it."""
+
+    arguments: Arguments
+    calls_of: Callable[[Arguments], tuple[Call, ...]]
+    """The calls that compute it, most often one; that of most queries last."""
+
+
+def _public_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _PublicCall:
+    """The public call that a user's arguments are of, by their names."""
+    function: Callable[..., Any] = dot_product_attention
+    if "key_pages" in kwargs or "page_table" in kwargs:
+        function, kwargs = paged_attention, {"value_pages": None} | kwargs
+    elif "cu_seqlens_q" in kwargs:
+        function = ragged_dot_product_attention
+    check_names(function, kwargs)
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return _PublicCall(with_same_lengths(Arguments(**bound.arguments)), _CALLS_OF[function])
+
+
+_CALLS_OF: dict[Callable[..., Any], Callable[[Arguments], tuple[Call, ...]]] = {
+    dot_product_attention: lambda arguments: (normal_form(arguments),),
+    ragged_dot_product_attention: lambda arguments: (ragged_call(arguments),),
+    paged_attention: lambda arguments: paged_calls(arguments)[0],
+}
+
+
+def _specs(call: _PublicCall) -> tuple[AttentionSpec, ...]:
+    options: list[AttentionOptions] = []
+
+    def operands(traced: dict[str, Any]) -> tuple[tuple[jax.Array, ...], ...]:
+        calls = call.calls_of(replace(call.arguments, **traced))
+        options.extend(x.options for x in calls)
+        return tuple(x.operands for x in calls)
+
+    avals = jax.eval_shape(operands, call.arguments.traceable)
+    return tuple(LeadingCall.of(x, y).spec for x, y in zip(avals, options, strict=True))
+
+
+def _known_mask_mod(arguments: Arguments) -> Mod | None:
+    """The call's mask_mod, if what it reads has values."""
+    function, read = arguments.mask_mod, arguments.mask_mod_args
+    if function is None or holds_structs(read):
+        return None
+    mod = trace("mask_mod", function, read, "float32")
+    return None if any(isinstance(x, Tracer) for x in mod.arrays) else mod
