@@ -11,7 +11,7 @@
 # make sanitize-quick    a small part of that, in minutes
 # make docs    the docs as a site, in build/site; a warning is an error
 # make lint    ruff, pyright, clang-format
-# make support-page, reports-page, lowered, command-outputs, mesh-table, integrations-table, judged,
+# make support-page, models-page, reports-page, lowered, command-outputs, mesh-table, integrations-table, judged,
 #              mutate-rocm, refusals, flash-calls, mask-pictures, notebook: each makes again what
 #              CONTRIBUTING.md says of it
 # make wheels    the package and its libraries as wheels, in build/release/dist
@@ -49,7 +49,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
 .PHONY: demo serve train finetune check quick-tests test test-older soak sanitize sanitize-quick docs lint \
-  wheels release-check support-page reports-page lowered command-outputs mesh-table integrations-table \
+  wheels release-check support-page models-page reports-page lowered command-outputs mesh-table integrations-table \
   judged mutate-rocm refusals flash-calls mask-pictures notebook clean
 
 ifeq ($(HAS_NVIDIA),yes)
@@ -115,7 +115,7 @@ lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages $(VENV)/f
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
-	$(BIN)/pyright --project tests/pyright_public.json --pythonpath $(BIN)/python
+	$(BIN)/pyright --project tests/pyright_strict.json --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run --Werror $(shell find *_backend tests -name '*.h' -o -name '*.cc')
 
 # What is kept in the repository and made by a script: CONTRIBUTING.md says when.
@@ -124,6 +124,9 @@ SCRIPT = JAX_PLATFORMS=cpu $(VENDORS) $(BIN)/python -m tests.scripts
 REPORTS ?= build/prove
 support-page: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12
 	$(SCRIPT).support_table
+
+models-page: $(VENV)/cuda-library $(VENV)/test-packages
+	$(SCRIPT).models_table
 
 reports-page: $(VENV)/pure-python
 	$(SCRIPT).keep_reports $(REPORTS)

@@ -12,12 +12,12 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import dot_product_attention, dropout_mask, explain, paged_attention, serving
-from attn_dispatch.api import spec_of
 from attn_dispatch.core.rewrites.cache.blocks import Blocks
 from attn_dispatch.core.tuning.winners import described
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import parse
+from attn_dispatch.inspection import spec_of
 from attn_dispatch_tools.written_calls.notation import arguments
 from tests.support.backend import needs_cudnn
 from tests.support.cudnn_calls import cudnn_attributes

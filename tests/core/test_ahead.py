@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch import dot_product_attention, settings
-from attn_dispatch.api import spec_of
 from attn_dispatch.core import ahead, select
 from attn_dispatch.devices.device import Device
+from attn_dispatch.inspection import spec_of
 
 QUERY = jax.ShapeDtypeStruct((1, 8, 2, 16), jnp.bfloat16)
 SPEC = spec_of(query=QUERY, key=QUERY, value=QUERY)

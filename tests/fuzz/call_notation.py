@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from attn_dispatch.api import explain
 from attn_dispatch.cudnn import plan_store
+from attn_dispatch.inspection import explain
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.written_calls import notation
 from attn_dispatch_tools.written_calls.json_file import calls_in, each_of

@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.api import explain
 from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.target import default_device, parse
+from attn_dispatch.inspection import explain
 from tests.fuzz import mutations, strange_files
 
 _Q = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)

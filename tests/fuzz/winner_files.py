@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.api import explain, spec_of
 from attn_dispatch.core import select
 from attn_dispatch.core.tuning import winners
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.target import CPU
+from attn_dispatch.inspection import explain, spec_of
 from tests.fuzz import mutations, strange_files
 
 _Q = jax.ShapeDtypeStruct((2, 48, 4, 16), jnp.float32)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from attn_dispatch import cudnn, dot_product_attention, tuning
-from attn_dispatch.api import spec_of
 from attn_dispatch.core import select
 from attn_dispatch.core.tuning import winners
 from attn_dispatch.core.tuning.operands import made_for
 from attn_dispatch.devices.target import device_for
+from attn_dispatch.inspection import spec_of
 
 Q, K, V = (
     jax.random.normal(jax.random.key(i), (2, 1024, heads, 128), jnp.bfloat16)

@@ -61,7 +61,7 @@ def test_a_name_that_is_not_there():
     [
         "import attn_dispatch; attn_dispatch.settings.override",
         "from attn_dispatch import mods, settings",
-        "from attn_dispatch.api import explain",
+        "from attn_dispatch.inspection import explain",
         "from attn_dispatch.devices import target",
         "import attn_dispatch.core.select",
         "import attn_dispatch.xla, attn_dispatch.implementation",

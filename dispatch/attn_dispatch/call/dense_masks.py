@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -24,7 +24,7 @@ _are_told = ContextVar("dense masks are told of", default=True)
 
 
 @contextmanager
-def untold() -> Iterator[None]:
+def untold() -> Generator[None]:
     """Nothing is said of the masks of calls inside, which a layer has made and not its caller."""
     before = _are_told.set(False)
     try:

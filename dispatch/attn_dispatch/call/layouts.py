@@ -72,7 +72,7 @@ def pages_apart(arguments: Arguments) -> Arguments:
     Raises:
       ValueError: there is no such layout, or the pool is another.
     """
-    layout = check_choice("kv_layout", arguments.kv_layout, get_args(KvLayout))
+    layout: KvLayout = check_choice("kv_layout", arguments.kv_layout, get_args(KvLayout))
     keys, values, value_page = arguments.key_pages, arguments.value_pages, 0
     if keys is not None and values is None:
         keys = _both_in_one(keys, layout)

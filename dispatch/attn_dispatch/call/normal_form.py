@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.arguments import Arguments
+from attn_dispatch.call.array_arguments import cu_seqlens, key_data, operand
 from attn_dispatch.call.conventions import warn_of_conventions
 from attn_dispatch.call.dense_masks import warn_of_dense_mask
 from attn_dispatch.call.masks_as_windows import with_window
-from attn_dispatch.call.operand_checks import cu_seqlens, key_data, operand
 from attn_dispatch.call.options import (
     AttentionOptions,
     CausalAlignment,

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
-from jax.core import Tracer
+
+from attn_dispatch.typed_jax import is_tracer
 
 QkvLayout = Literal["BTNH", "BNTH"]
 """Of query, key, value and the output; jax.nn's words for it inside."""
@@ -27,7 +28,7 @@ Window = int | jax.Array | Sequence[Side] | None
 
 def _static_float(name: str, value: Any, expected: str = "a static number") -> float:
     try:
-        if isinstance(value, str | bytes | bool | np.bool_):
+        if isinstance(value, str | bytes) or _is_bool(value):
             raise TypeError
         return float(value)
     except OverflowError as error:
@@ -59,8 +60,12 @@ def check_scale(scale: Any, head_dim: int, dtype: Any) -> float:
     return scale
 
 
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool | np.bool_)
+
+
 def check_bool(name: str, value: object) -> bool:
-    if not isinstance(value, bool | np.bool_):
+    if not _is_bool(value):
         raise ValueError(f"{name}: expected True or False, got {value!r}")
     return bool(value)
 
@@ -88,7 +93,7 @@ def check_window(window: Window) -> tuple[Side, Side]:
 
 
 def _window_side(side: Side) -> Side:
-    if isinstance(side, jax.Array) and isinstance(side, Tracer):
+    if isinstance(side, jax.Array) and is_tracer(side):
         if side.ndim == 0 and np.issubdtype(side.dtype, np.integer):
             return side
     return None if side is None else operator.index(side)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +126,8 @@ def _check_ids(
     line: Line | None,
 ) -> None:
     """Ids [..., L] before the ends [...] of their rows."""
-    ids = np.where(np.arange(given.shape[-1]) < ends[..., None], given, 0)
+    is_inside = cast("np.ndarray", np.arange(given.shape[-1]) < ends[..., None])
+    ids = np.where(is_inside, given, 0)
     if (ids < 0).any():
         raise ValueError(
             f"{name}: expected ids of 0 (padding) and above, got {ids.min()}; where -1 is padding "
@@ -197,8 +198,9 @@ def check_pages(
     table, lengths = (known_values(arrays[x]) for x in ("page_table", "key_value_seq_lengths"))
     if table is None or lengths is None:
         return
-    begins, ends = page_size * np.arange(table.shape[1]), lengths.reshape(-1, 1)
-    is_read, reach = begins < ends, ""
+    begins = cast("np.ndarray", page_size * np.arange(table.shape[1]))
+    ends, reach = lengths.reshape(-1, 1), ""
+    is_read = begins < ends
     if left is not None:
         number = known_values(arrays.get("query_seq_lengths"))
         if number is None:

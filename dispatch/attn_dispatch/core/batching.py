@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import SHAREABLE
 from attn_dispatch.call.options import AttentionOptions, is_mod_operand
+from attn_dispatch.typed_jax import mapped
 
 Dims = Sequence[int | None]
 Bound = Callable[..., list[jax.Array]]
@@ -80,10 +81,12 @@ def _map_calls(
     bind: Bound, operands: Sequence[jax.Array], dims: Dims
 ) -> tuple[list[jax.Array], list[int]]:
     """A call after the other, each with its slice of the operands that are mapped."""
-    mapped = {i: jnp.moveaxis(operands[i], dim, 0) for i, dim in enumerate(dims) if dim is not None}
+    slices_of = {
+        i: jnp.moveaxis(operands[i], dim, 0) for i, dim in enumerate(dims) if dim is not None
+    }
 
     def one(slices: dict[int, jax.Array]) -> list[jax.Array]:
         return bind(*(slices.get(i, x) for i, x in enumerate(operands)))
 
-    results = jax.lax.map(one, mapped)
+    results = mapped(one, slices_of)
     return results, [0] * len(results)

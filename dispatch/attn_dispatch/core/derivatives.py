@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 
 from attn_dispatch.call.leading import LeadingCall
@@ -29,6 +28,7 @@ from attn_dispatch.core import jax_compat, select
 from attn_dispatch.core.explicit import with_auto_axes
 from attn_dispatch.core.jax_compat import Context, ad, batching, mlir
 from attn_dispatch.devices.target import device_for
+from attn_dispatch.typed_jax import bind, named, vjp
 
 SAVED_NAME = "context"
 """The name of out and lse for `jax.checkpoint` policies, that of other attention calls."""
@@ -76,16 +76,14 @@ def _forward_jvp(
         if name in options.differentiable and not _is_zero(tangent)
     }
     if not along:
-        results: list[jax.Array] = primitive.bind(*operands, options=options)
+        results = bind(primitive, *operands, options=options)
         return results, [_no_tangent(x) for x in results]
     wanted = tuple(along)
     forward, _ = both_options(options, wanted, has_lse_grad=options.wanted.needs_lse)
-    results: list[jax.Array] = primitive.bind(*operands, options=forward)
+    results = bind(primitive, *operands, options=forward)
     out, lse, *others = results
-    out, lse = checkpoint_name(out, SAVED_NAME), checkpoint_name(lse, SAVED_NAME)
-    moved: list[jax.Array] = attn_jvp_p.bind(
-        *operands, out, lse, *along.values(), options=options, wanted=wanted
-    )
+    out, lse = named(out, SAVED_NAME), named(lse, SAVED_NAME)
+    moved = bind(attn_jvp_p, *operands, out, lse, *along.values(), options=options, wanted=wanted)
     out_tangent, lse_tangent = moved
     # row_max and keep have no gradient.
     no_tangents = [_no_tangent(x) for x in others]
@@ -114,7 +112,7 @@ def _transpose(
         lse_grads = [g for g in lse_grads if not _is_zero(g)]
     out_grad = jnp.zeros_like(out) if _is_zero(out_grad) else out_grad
     _, options = both_options(options, wanted, has_lse_grad=bool(lse_grads))
-    gradients: list[jax.Array] = backward.bind(*known, out_grad, *lse_grads, options=options)
+    gradients = bind(backward, *known, out_grad, *lse_grads, options=options)
     return [None] * len(known) + [
         gradient if ad.is_undefined_primal(tangent) else None
         for gradient, tangent in zip(gradients, tangents, strict=True)
@@ -146,9 +144,9 @@ def _forward_transpose(
         jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else x for x in operands
     ]
     first, second = both_options(options, ("value",), has_lse_grad=False)
-    results: list[jax.Array] = forward.bind(*known, options=first)
+    results = bind(forward, *known, options=first)
     out, lse, *_ = results
-    gradients: list[jax.Array] = backward.bind(*known, out, lse, out_grad, options=second)
+    gradients = bind(backward, *known, out, lse, out_grad, options=second)
     return [gradients[0] if name == "value" else None for name in options.operands]
 
 
@@ -160,7 +158,7 @@ def _backward_jvp(
     out and lse are what the forward pass makes of the operands, so that their tangents say nothing
     that those of the operands do not.
     """
-    gradients: list[jax.Array] = primitive.bind(*operands, options=options)
+    gradients = bind(primitive, *operands, options=options)
     inputs = [i for i, name in enumerate(options.operands) if name not in ("out", "lse")]
     moving = [i for i in inputs if not _is_zero(tangents[i])]
     if not moving:
@@ -186,7 +184,7 @@ def _along(
         now = dict(zip(moving, moved, strict=True))
         return function(*(now.get(i, x) for i, x in enumerate(arrays)))
 
-    derivative: list[jax.Array] = jax.jvp(
+    derivative: Any = jax.jvp(
         of_moving, [arrays[i] for i in moving], [tangents[i] for i in moving]
     )[1]
     return derivative
@@ -200,7 +198,7 @@ def _gradients(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Ar
     function = _formula(
         call, arrays, options.wanted.gradients, SECOND_ORDER, has_lse_grad=has_lse_grad
     )
-    (_, lse), pull = jax.vjp(function, *(arrays[name] for name in options.wanted.gradients))
+    (_, lse), pull = vjp(function, *(arrays[name] for name in options.wanted.gradients))
     return list(pull((arrays["out_grad"], arrays.get("lse_grad", jnp.zeros_like(lse)))))
 
 
@@ -243,7 +241,7 @@ def _second_jvp(
     primals: Arrays, tangents: Arrays, *, options: AttentionOptions, wanted: tuple[str, ...]
 ) -> tuple[Arrays, Arrays]:
     """attn_jvp, and the derivative of what it computes by formulas."""
-    results: list[jax.Array] = attn_jvp_p.bind(*primals, options=options, wanted=wanted)
+    results = bind(attn_jvp_p, *primals, options=options, wanted=wanted)
     moving = [i for i, tangent in enumerate(tangents) if not _is_zero(tangent)]
 
     function = partial(_tangents, options=options, wanted=wanted, derivative=SECOND_ORDER)
@@ -321,12 +319,12 @@ def _make_gate() -> Primitive:
         mlir.register_lowering(primitive, partial(lower, platform=platform), platform=platform)
 
     def jvp(primals: Arrays, tangents: Arrays, *, spec: AttentionSpec) -> tuple[Any, Any]:
-        return primitive.bind(*primals, spec=spec), tangents[0]
+        return cast("Any", primitive.bind(*primals, spec=spec)), tangents[0]
 
     def batch(
         operands: Arrays, dims: Sequence[int | None], *, spec: AttentionSpec
     ) -> tuple[Any, int | None]:
-        return primitive.bind(*operands, spec=spec), dims[0]
+        return cast("Any", primitive.bind(*operands, spec=spec)), dims[0]
 
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch

@@ -7,27 +7,17 @@ is like any other program: it is exported, and found again in the compilation ca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.core import jax_compat
-from attn_dispatch.core.shards import Bind, Shards, layouts, of_keys, shard_call
+from attn_dispatch.core.shards import Shards, layouts, of_keys, shard_call
 from attn_dispatch.core.unsplit import say_unsplit
-
-
-def is_explicit(mesh: Any) -> bool:
-    """Whether types say how a call on this mesh is split.
-
-    Of Auto axes beside Explicit ones they do not: there the partitioner is asked, for all of them.
-    """
-    kinds = set(mesh.axis_types)
-    return AxisType.Explicit in kinds and AxisType.Auto not in kinds
 
 
 def explicit_lowering(
@@ -52,9 +42,11 @@ def explicit_lowering(
     inputs, outputs = (tuple(map(shards.spec_of, side)) for side in layouts(whole))
 
     def call(*operands: jax.Array) -> Any:
-        here = partial(shard_call, bind, whole, shards)
+        def shard(*own: jax.Array) -> tuple[jax.Array, ...]:
+            return shard_call(bind, whole, shards, own)
+
         results = jax.shard_map(
-            lambda *own: here(own), mesh=mesh, axis_names=set(axes), in_specs=inputs,
+            shard, mesh=mesh, axis_names=set(axes), in_specs=inputs,
             out_specs=outputs, check_vma=False,
         )(*(_resharded(x, mesh, to) for x, to in zip(operands, inputs, strict=True)))  # fmt: skip
         to = [aval.sharding.spec for aval in ctx.avals_out]
@@ -87,7 +79,9 @@ def with_auto_axes(
         dims = zip(specs, mapped, strict=True)
         specs = [P(None, *(axis for i, axis in enumerate(spec) if i != dim)) for spec, dim in dims]
     shardings = [NamedSharding(mesh, spec) for spec in specs]
-    inner = jax.sharding.auto_axes(function, axes=axes, out_sharding=shardings)
+    inner = cast(
+        "Callable[..., Any]", jax.sharding.auto_axes(function, axes=axes, out_sharding=shardings)
+    )
 
     def call(*arrays: Any) -> Any:
         # auto_axes asks for a mesh around it, which types alone do not set.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +37,11 @@ def _series(
             sum((c * (t**k).astype(c.dtype) for k, c in enumerate(terms, 1)), x) if moves else x
             for x, terms, moves in zip(primals, series, is_moving, strict=True)
         ]
-        results = primitive.bind(*now, **params)
+        results = cast("Any", primitive.bind(*now, **params))
         return list(results) if primitive.multiple_results else [results]
 
-    derivatives, function = [], along
+    derivatives: list[list[jax.Array]] = []
+    function: Callable[[jax.Array], list[jax.Array]] = along
     for k in range(1, len(series[0]) + 1):
         function = partial(_derivative, function)
         derivatives.append([x / math.factorial(k) for x in function(jnp.float32(0))])
@@ -49,9 +50,10 @@ def _series(
     return (results, terms) if primitive.multiple_results else (results[0], terms[0])
 
 
-def _derivative(function: Any, t: jax.Array) -> list[jax.Array]:
+def _derivative(function: Callable[[jax.Array], list[jax.Array]], t: jax.Array) -> list[jax.Array]:
     """The derivative of each result along t; 0 for a bool or an integer."""
-    results, tangents = jax.jvp(function, (t,), (jnp.ones_like(t),))
+    along: Any = jax.jvp(function, (t,), (jnp.ones_like(t),))
+    results, tangents = along
     return [
         tangent if tangent.dtype == x.dtype else jnp.zeros(x.shape)
         for x, tangent in zip(results, tangents, strict=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.core import ShapedArray
@@ -33,8 +34,10 @@ except ImportError as error:
     raise UnsupportedJax("jax.interpreters.ad, batching and mlir") from error
 
 try:
-    from jax._src.dispatch import apply_primitive
-except ImportError as error:
+    from jax._src import dispatch
+
+    apply_primitive = cast("Callable[..., Any]", dispatch.apply_primitive)
+except (ImportError, AttributeError) as error:
     raise UnsupportedJax("apply_primitive in jax._src.dispatch") from error
 
 try:
@@ -48,18 +51,27 @@ except ImportError as error:
     raise UnsupportedJax("name_p in jax._src.ad_checkpoint") from error
 
 try:
-    from jax._src.checkify import error_checks, nan_error_check
-except ImportError as error:
+    from jax._src import checkify
+
+    error_checks = cast("dict[Primitive, Callable[..., Any]]", checkify.error_checks)
+    nan_error_check = cast("Callable[..., Any]", checkify.nan_error_check)
+except (ImportError, AttributeError) as error:
     raise UnsupportedJax("error_checks and nan_error_check in jax._src.checkify") from error
 
 try:
-    from jax.experimental.jet import jet_rules
-except ImportError as error:
+    from jax.experimental import jet
+
+    jet_rules = cast("dict[Primitive, Callable[..., Any]]", jet.jet_rules)
+except (ImportError, AttributeError) as error:
     raise UnsupportedJax("jax.experimental.jet.jet_rules") from error
 
 try:
-    from jax.experimental.xla_metadata import set_xla_metadata
-except ImportError as error:
+    from jax.experimental import xla_metadata
+
+    set_xla_metadata = cast(
+        "Callable[..., AbstractContextManager[Any]]", xla_metadata.set_xla_metadata
+    )
+except (ImportError, AttributeError) as error:
     raise UnsupportedJax("jax.experimental.xla_metadata") from error
 
 try:
@@ -126,7 +138,8 @@ def lower_as(function: Callable[..., Any], context: Context, operands: Sequence[
     follows is the partitioner's business.
     """
     plain = [ShapedArray(x.shape, x.dtype) for x in types_of(context)]
-    return mlir.lower_fun(function)(context.replace(avals_in=plain), *operands)
+    lowered = cast("Callable[..., Any]", mlir.lower_fun(function))
+    return lowered(context.replace(avals_in=plain), *operands)
 
 
 def types_of(context: Context) -> tuple[ShapedArray, ...]:
@@ -160,7 +173,8 @@ def with_devices(context: Context, mesh: Any) -> Context | None:
       None if this process has fewer devices than the program is for.
     """
     module, count = context.module_context, number_of_devices(context)
-    devices = tuple(module.backend.devices())[:count]
+    backend = cast("Any", module.backend)
+    devices = tuple(backend.devices())[:count]
     if len(devices) < count:
         return None
     if mesh.empty or mesh.size != count:
@@ -186,7 +200,8 @@ def _mesh_of_program(module: Any, count: int) -> AbstractMesh | None:
 
 def lower_typed_as(function: Callable[..., Any], context: Context, operands: Sequence[Any]) -> Any:
     """Lower a primitive as this JAX function of its operands, types as they are."""
-    return mlir.lower_fun(function)(context, *operands)
+    lowered = cast("Callable[..., Any]", mlir.lower_fun(function))
+    return lowered(context, *operands)
 
 
 def _manual_axis_type(aval: Any) -> Any:

@@ -11,13 +11,14 @@ import numpy as np
 
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.mask_as_lengths import MaskModAsLengths
+from attn_dispatch.core.rewrites.mask_as_lengths import MASK_MOD_AS_LENGTHS
 from attn_dispatch.programs.key_ranges import key_range
 from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import Mod
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.semantics.row_ids import is_packed
+from attn_dispatch.typed_jax import mapped
 
 TILE = 128
 _MOST_TILES = 2**13
@@ -82,7 +83,7 @@ def mask_share(spec: AttentionSpec, mod: Mod) -> MaskShare | None:
         return may.mean((0, 1)).sum(), tiles.mean(), is_there.sum()
 
     with jax.ensure_compile_time_eval():
-        found = jax.lax.map(of_rows, jnp.asarray(first))
+        found = mapped(of_rows, jnp.asarray(first))
         counts, tiles, there = (np.asarray(x, np.float64) for x in found)
         computed = _computed(spec, mod, batch)
     return MaskShare(counts.sum() / there.sum(), tiles.mean(), computed)
@@ -117,13 +118,15 @@ def _computed(spec: AttentionSpec, mod: Mod, batch: np.ndarray) -> float:
         last = np.minimum(t + TILE, spec.seq_len_q) - 1 + _offset(spec) + right
         end = np.clip(last // TILE + 1, 0, end)
     ends = [end]
-    if settings.current().rewrites and MaskModAsLengths().inner(spec) is not None:
+    if settings.current().rewrites and MASK_MOD_AS_LENGTHS.applied(spec) is not None:
         number = key_range(mod.program).row_end
         assert number is not None
+
+        def of_batch_row(b: jax.Array) -> jax.Array:
+            return number.compute(b, *(jnp.int32(0),) * 3, *mod.arrays)
+
         rows = jnp.broadcast_to(
-            jax.vmap(lambda b: number.compute(b, *(jnp.int32(0),) * 3, *mod.arrays))(
-                jnp.asarray(batch)
-            ),
+            jax.vmap(of_batch_row)(jnp.asarray(batch)),
             batch.shape,
         )
         ends = [np.minimum(end, -(-np.clip(x, 0, keys) // TILE)) for x in np.asarray(rows)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from jax.sharding import Mesh
@@ -60,7 +60,7 @@ def _orders(numbers: list[int]) -> list[list[int]]:
     """The distinct orders of these numbers, the order given first if it ascends."""
     if not numbers:
         return [[]]
-    orders = []
+    orders: list[list[int]] = []
     for first in dict.fromkeys(numbers):
         others = list(numbers)
         others.remove(first)
@@ -69,7 +69,8 @@ def _orders(numbers: list[int]) -> list[list[int]]:
 
 
 def _primes(size: int) -> list[int]:
-    primes, factor = [], 2
+    primes: list[int] = []
+    factor = 2
     while size > 1:
         while size % factor == 0:
             primes.append(factor)
@@ -83,7 +84,7 @@ def _spec(sharding: Any, ndim: int, mesh: Mesh) -> P | None:
     # Dims as long as there are devices: whatever number of parts there is divides them.
     length = mesh.devices.size
     indices = sharding.devices_indices_map((length,) * ndim)
-    entries = []
+    entries: list[tuple[str, ...] | None] = []
     for dim in range(ndim):
         starts = [indices[device][dim].start or 0 for device in mesh.devices.flat]
         axes = _axes(np.reshape(starts, mesh.devices.shape), length)
@@ -102,10 +103,11 @@ def _axes(starts: np.ndarray, length: int) -> tuple[int, ...] | None:
     ]
     axes = sorted((axis for axis, step in enumerate(along) if step), key=lambda x: -along[x])
     parts = math.prod(starts.shape[axis] for axis in axes)
-    expected, step = np.zeros_like(starts), length
+    expected = np.zeros_like(starts)
+    step = length
     for axis in axes:
         step //= starts.shape[axis]
-        place = np.arange(starts.shape[axis]) * step
+        place = cast("np.ndarray", np.arange(starts.shape[axis]) * step)
         expected = expected + place.reshape([-1 if i == axis else 1 for i in range(starts.ndim)])
     is_exact = length % parts == 0 and origin == 0 and np.array_equal(starts, expected)
     return tuple(axes) if is_exact else None

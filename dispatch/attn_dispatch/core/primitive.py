@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.core import ShapedArray
@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import settings
-from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import ahead, jax_compat, select
@@ -30,21 +30,22 @@ from attn_dispatch.core.derivatives import (
     chosen_as_in_training,
     make_differentiable,
 )
-from attn_dispatch.core.explicit import explicit_lowering, is_explicit
+from attn_dispatch.core.explicit import explicit_lowering
 from attn_dispatch.core.interpreters import make_interpretable
 from attn_dispatch.core.jax_compat import Context, batching, mlir
 from attn_dispatch.core.partitioning import partitioned
-from attn_dispatch.core.shards import Bind, whole_call
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.core.unsplit import say_left_to_xla
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import device_for
 from attn_dispatch.semantics.invalid_values import without_nan_lse
+from attn_dispatch.typed_jax import bind
 
 
 def attention(options: AttentionOptions, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """out and what else the options ask for; out and lse are differentiable. See spec.py."""
-    return tuple(attn_fwd_p.bind(*_vary_alike(operands), options=chosen_as_in_training(options)))
+    alike = _vary_alike(operands)
+    return tuple(bind(attn_fwd_p, *alike, options=chosen_as_in_training(options)))
 
 
 def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -56,7 +57,7 @@ def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     axes = frozenset[str]().union(*varying)
     missing = [tuple(sorted(axes - own)) for own in varying]
     return tuple(
-        jax.lax.pcast(x, over, to="varying") if over else x
+        cast("jax.Array", jax.lax.pcast(x, over, to="varying")) if over else x
         for x, over in zip(operands, missing, strict=True)
     )
 
@@ -100,7 +101,8 @@ def _compute(
     """The call as the chosen implementation computes it on this platform."""
     spec = AttentionSpec.of(operands, options)
     device = device_for(platform)
-    ahead.plan_backward(spec, device)
+    if spec.wanted.differentiated:
+        ahead.plan_backward(spec, device)
     named = dict(zip(options.operands, operands, strict=True))
     if spec.is_backward:
         named = without_nan_lse(spec, named)
@@ -149,25 +151,28 @@ def _batch(
 
 @lru_cache(maxsize=4096)
 def _bind(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
-    return partial(primitive.bind, options=options)
+    return partial(bind, primitive, options=options)
 
 
 @lru_cache(maxsize=4096)
 def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
-    def bind(*operands: jax.Array) -> list[jax.Array]:
+    def bind_shard(*operands: jax.Array) -> list[jax.Array]:
         # XLA may have the shard lowered when a `with` block of settings has ended.
-        return primitive.bind(*operands, options=options, surroundings=settings.current())
+        return bind(primitive, *operands, options=options, surroundings=settings.current())
 
-    return bind
+    return bind_shard
 
 
 def _lower_partitioned(ctx: Context, *operands: Any, bind: Bind, options: AttentionOptions) -> Any:
     mesh = jax_compat.types_of(ctx)[0].sharding.mesh
-    if is_explicit(mesh):
+    kinds = set(mesh.axis_types)
+    # Types say how a call is split, unless there are Auto axes beside Explicit ones: then the
+    # partitioner is asked, for all of them.
+    if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
         return explicit_lowering(bind, ctx, operands, options)
 
     # Inside a shard_map, of some axes or all, this is what one device computes.
-    is_one = AxisType.Manual in mesh.axis_types or jax_compat.number_of_devices(ctx) == 1
+    is_one = AxisType.Manual in kinds or jax_compat.number_of_devices(ctx) == 1
     whole = LeadingCall.of(jax_compat.types_of(ctx), options)
     found = None
     if not is_one:
@@ -177,7 +182,7 @@ def _lower_partitioned(ctx: Context, *operands: Any, bind: Bind, options: Attent
             say_left_to_xla(whole.spec, is_export=jax_compat.is_export(ctx))
 
     def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return (partitioned if found else whole_call)(bind, whole, operands)
+        return partitioned(bind, whole, operands) if found else whole.results_by(bind, operands)
 
     return jax_compat.lower_as(call, found or ctx, operands)
 

@@ -80,7 +80,7 @@ def named(name: str) -> Implementation:
 
 def verdicts(call: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
     """The verdict of every implementation on this call, in order of preference."""
-    result = []
+    result: list[Verdict] = []
     for implementation, spec in _in_turn(call, device):
         reasons, chain = consider(implementation, spec, device)
         if reasons:
@@ -120,7 +120,9 @@ class Choice:
             return GOES_BACK.backward(spec, device, for_(spec, {**operands, "keep": keep}))
 
         def by(implementation: Implementation) -> Compute:
-            def compute(spec: AttentionSpec, operands: Mapping[str, jax.Array]):
+            def compute(
+                spec: AttentionSpec, operands: Mapping[str, jax.Array]
+            ) -> dict[str, jax.Array]:
                 run = implementation.backward if spec.is_backward else implementation.forward
                 return dict(zip(spec.result_names, run(spec, device, operands), strict=True))
 
@@ -166,7 +168,7 @@ def winner(spec: AttentionSpec, device: Device) -> Winner | None:
 def able(spec: AttentionSpec, device: Device) -> list[Choice]:
     """Everything among which tuning may choose, what is chosen without it first: of a list of the
     caller's what is chosen alone."""
-    choices = []
+    choices: list[Choice] = []
     for implementation in _preferred(spec, device):
         if implementation.PLATFORM in (None, device.platform):
             choice = by_engine(spec, device, implementation.NAME, "")
@@ -334,7 +336,7 @@ def _backward_refusals(spec: AttentionSpec, device: Device) -> Refusals:
     backward = spec.expected_backward()
     if backward is None:
         return {}
-    found = {}
+    found: dict[str, tuple[Reason, ...]] = {}
     for implementation in implementations():
         if implementation.PLATFORM == device.platform and not _is_not_missed(
             implementation, device
@@ -351,7 +353,7 @@ def _message(headline: str, spec: AttentionSpec, device: Device, refused: Refusa
 
 def _reasons_text(refused: Refusals, but: Refusals | None = None) -> str:
     """A line for each reason, `but` those that have been given."""
-    lines = []
+    lines: list[str] = []
     for name, reasons in refused.items():
         given = (but or {}).get(name, ())
         lines.append(f"\n  {name}:")

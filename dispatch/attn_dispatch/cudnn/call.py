@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.caps_and_slopes import Alibi
@@ -143,6 +144,7 @@ class Band:
 OPEN = Band(-1, -1, bottom_right=False)
 
 
+@lru_cache(maxsize=1024)
 def variants_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     """The variants of the call for cuDNN, best first; the spec breaks no rule of rules.py.
 
@@ -314,7 +316,7 @@ def _with_nodes(spec: AttentionSpec, call: CudnnCall) -> CudnnCall:
     nodes, rules = nodes_of(spec, packed=call.is_packed), score_rules_of(spec)
     if isinstance(nodes, str):
         raise ValueError(f"expected mods that cuDNN can express: {nodes}")
-    arrays = []
+    arrays: list[str] = []
     for array in nodes.arrays:
         extents = node_array_extents(spec, call, array)
         arrays.append(" ".join(["f" if array.dtype == "float32" else "i", *map(str, extents)]))

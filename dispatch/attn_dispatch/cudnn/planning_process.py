@@ -130,7 +130,7 @@ class PlanningProcess:
         error.code = code  # type: ignore[attr-defined]
         return error
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         self._lock = threading.Lock()  # another thread may have held it
         if self._helper is not None:
             self._helper.abandon()
@@ -153,7 +153,7 @@ _ALL: weakref.WeakSet[PlanningProcess] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for process in list(_ALL):
-        process._after_fork()
+        process.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -5,10 +5,10 @@ docs/implementations.md shows one in fifty lines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -100,7 +100,7 @@ class Extra:
         if self.PLATFORM != device.platform:
             return f"{self.NAME} runs on {self.PLATFORM}, and this is {device}"
         try:
-            reason = getattr(self._module, "unusable_reason", lambda device: "")(device) or ""
+            reason = getattr(self._module, "unusable_reason", _nothing)(device) or ""
         except Exception as error:
             return str(self._failed("unusable_reason", error))
         is_text = isinstance(reason, str)
@@ -126,7 +126,7 @@ class Extra:
         return self._module.plan(spec, device)
 
     def other_engines(self, spec: AttentionSpec, device: Device) -> tuple[str, ...]:
-        return getattr(self._module, "other_engines", lambda spec, device: ())(spec, device)
+        return getattr(self._module, "other_engines", _nothing)(spec, device) or ()
 
     def version(self) -> tuple[str, str]:
         return self._package, self._version
@@ -158,11 +158,16 @@ class Extra:
         expected = [f"{x.dtype.name}{list(x.shape)}" for x in spec.results]
         got: Any = f"a {type(results).__name__}"
         if isinstance(results, list | tuple):
-            got = [_kind(x) for x in results]
+            arrays = cast("Sequence[jax.Array]", results)
+            got = [_kind(x) for x in arrays]
             if got == expected:
-                return tuple(results)
+                return tuple(arrays)
         names = ", ".join(spec.result_names)
         raise TypeError(f"{self.NAME}: {function}: expected {names} as {expected}, got {got}")
+
+
+def _nothing(*_: object) -> None:
+    """What a module answers by default that lacks an optional function."""
 
 
 def _kind(x: Any) -> str:
@@ -173,7 +178,7 @@ def _kind(x: Any) -> str:
 def _is_collection_of(value: Any, kind: Any) -> bool:
     """Whether the value is a collection whose items are all of this kind."""
     is_collection = isinstance(value, list | tuple | set | frozenset)
-    return is_collection and all(isinstance(x, kind) for x in value)
+    return is_collection and all(isinstance(x, kind) for x in cast("Collection[Any]", value))
 
 
 @lru_cache(maxsize=1)

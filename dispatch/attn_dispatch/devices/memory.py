@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-
-import jax
+from functools import lru_cache
 
 from attn_dispatch.devices.device import Device
+from attn_dispatch.typed_jax import local_devices
 
 _GIB = 2**30
 
@@ -40,6 +40,7 @@ _UNKNOWN = 40 * _GIB
 """The assumed memory of an unknown device."""
 
 
+@lru_cache
 def memory_bytes(device: Device) -> int:
     """The device's memory in bytes, from its name or its properties.
 
@@ -66,7 +67,7 @@ def _reported(device: Device) -> int:
     if not device.is_present or device.platform not in ("cuda", "rocm"):
         return 0
     try:
-        here: list[jax.Device] = jax.local_devices(backend=device.platform)
+        here = local_devices(device.platform)
         stats: Mapping[str, int] | None = here[0].memory_stats() if here else None
     except (RuntimeError, NotImplementedError):
         return 0

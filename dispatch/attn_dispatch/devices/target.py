@@ -7,15 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
-
-import jax
+from typing import Any, cast
 
 from attn_dispatch import settings
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
 from attn_dispatch.devices.target_names import PRODUCTS, nearest, resolve
 from attn_dispatch.files import reading
 from attn_dispatch.text import error_text
+from attn_dispatch.typed_jax import local_devices
 
 CPU = Device("cpu", "cpu", "CPU")
 _XLA_ONLY = {"cpu": CPU, "tpu": Device("other", "tpu", "TPU", is_present=False)}
@@ -64,7 +63,7 @@ def default_device() -> Device:
     named = _by_platform(settings.current().targets)
     if len(named) == 1:
         return next(iter(named.values()))
-    return device_for(platform_of(jax.local_devices()[0]))
+    return device_for(platform_of(local_devices()[0]))
 
 
 def platform_of(device: Any) -> str:
@@ -98,7 +97,7 @@ def parse(name: str) -> Device:
     if arch in _AMD_NAMES:
         return Device("rocm", arch, product or _AMD_NAMES[arch], is_present=False)
     if arch in known:
-        device = _nvidia(known[arch].read_text())
+        device = _known_device(arch)
         # "NVIDIA A100" matches the "NVIDIA A100-SXM4-80GB"; "NVIDIA L40" must not match the L40S.
         if product is None or re.match(rf"{product}\b", device.name):
             return device
@@ -132,6 +131,11 @@ def _known_nvidia() -> dict[str, Path]:
     return {file.stem: file for file in sorted(files, key=lambda f: int(f.stem[2:]))}
 
 
+@lru_cache
+def _known_device(arch: str) -> Device:
+    return _nvidia(_known_nvidia()[arch].read_text())
+
+
 def _properties_in_file(name: str) -> str | None:
     """The text of the file; None if it does not exist."""
     try:
@@ -154,12 +158,12 @@ def _nvidia(properties: str, where: str = "") -> Device:
             raise ValueError(f"expected an object, got {type(value).__name__}")
         version = facts.get("deviceVer")
         name = facts.get("deviceName", "NVIDIA GPU")
-        if not _is_count(version) or not _OLDEST <= version <= _NEWEST:
+        if version is None or not _is_count(version) or not _OLDEST <= version <= _NEWEST:
             raise ValueError(f"expected a whole number like 900 as deviceVer, got {version!r}")
         if not isinstance(name, str) or not name.isprintable():
             raise ValueError(f"expected a name as deviceName, got {name!r}")
         for key, value in facts.items():
-            counts: list[Any] = value if isinstance(value, list) else [value]
+            counts = cast("list[Any]", value) if isinstance(value, list) else [value]
             if key != "deviceName" and not all(map(_is_count, counts)):
                 raise ValueError(f"expected whole numbers from 0 to 2^63 as {key}, got {value!r}")
     except ValueError as error:
@@ -194,9 +198,9 @@ def _present_amd() -> Device:
     return Device("rocm", arch, device.device_kind)
 
 
-def _local_devices(backend: str) -> list[jax.Device]:
+def _local_devices(backend: str) -> list[Any]:
     """JAX's devices in this process; empty if JAX has no such backend."""
     try:
-        return jax.local_devices(backend=backend)
+        return local_devices(backend)
     except RuntimeError:
         return []

@@ -7,6 +7,7 @@ the backends below that function.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -58,11 +59,11 @@ def workspace_bytes(call: FlashCall, sequences: int) -> int:
 
 def _backend(call: FlashCall, scale: float) -> tuple[Any, Any]:
     """The backend and its configuration of the call, in which scale and window are constants."""
-    from fa4_jax.attention import AttnConfig, get_backend
+    attention: Any = import_module("fa4_jax.attention")
 
     left, right = (None if x < 0 else x for x in (call.window_left, call.window_right))
     has_window = not call.is_causal and (left, right) != (None, None)
-    config = AttnConfig(
+    config = attention.AttnConfig(
         causal=call.is_causal,
         local=has_window,
         window=(left, right) if has_window else (None, None),
@@ -71,7 +72,7 @@ def _backend(call: FlashCall, scale: float) -> tuple[Any, Any]:
         backend=BACKEND,
         varlen=call.is_packed,
     )
-    return get_backend(BACKEND), config
+    return attention.get_backend(BACKEND), config
 
 
 def _sequences(offsets: tuple[jax.Array, ...]) -> tuple[jax.Array, ...] | None:

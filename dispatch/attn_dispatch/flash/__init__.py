@@ -22,6 +22,7 @@ from attn_dispatch.flash.generations import (
     generation_of,
 )
 from attn_dispatch.reason import Reason, reason_from_sentence, sentences
+from attn_dispatch.typed_jax import local_devices
 
 NAME = "flash"
 PLATFORM = "cuda"
@@ -59,6 +60,14 @@ def other_engines(spec: AttentionSpec, device: Device) -> tuple[str, ...]:
 
 
 def unusable_reason(device: Device) -> str:
+    if library.version() is None:
+        return _unusable_without_package(device)
+    return sentences(_device_reasons(device))
+
+
+@lru_cache
+def _unusable_without_package(device: Device) -> str:
+    """The reason is kept: every call asks, and no package appears in a process."""
     return sentences(_device_reasons(device))
 
 
@@ -113,8 +122,7 @@ def _register(device: Device) -> None:
 
 def _archs_here() -> set[str]:
     """The archs of the GPUs in this process."""
-    devices: list[jax.Device] = jax.local_devices()
-    gpus = (x for x in devices if hasattr(x, "compute_capability"))
+    gpus = (x for x in local_devices() if hasattr(x, "compute_capability"))
     return {f"sm{x.compute_capability.replace('.', '')}" for x in gpus}
 
 
@@ -126,8 +134,7 @@ def _call(spec: AttentionSpec, device: Device) -> FlashCall:
 def _multiprocessors(device: Device) -> int:
     if device.properties is not None:
         return json.loads(device.properties)[_MULTIPROCESSORS]
-    devices: list[jax.Device] = jax.local_devices()
-    here = (x for x in devices if x.local_hardware_id == device.ordinal)
+    here = (x for x in local_devices() if x.local_hardware_id == device.ordinal)
     return next((x.core_count for x in here if hasattr(x, "core_count")), 1)
 
 

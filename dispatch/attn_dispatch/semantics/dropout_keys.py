@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import jax
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.typed_jax import wrapped_key
 
 
 def first_dropout_key(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> jax.Array:
@@ -15,9 +16,7 @@ def first_dropout_key(spec: AttentionSpec, operands: Mapping[str, jax.Array]) ->
     The kernel counts rows and heads from 0 on every device. If a call is split over devices, each
     therefore needs a different key: with the same key all would draw the same mask.
     """
-    key: jax.Array = jax.random.wrap_key_data(
-        operands["dropout_key"][0], impl=spec.meaning.dropout_impl
-    )
+    key = wrapped_key(operands["dropout_key"][0], spec.meaning.dropout_impl)
     if "dropout_start" not in operands:
         return key
     row, head = operands["dropout_start"][0]

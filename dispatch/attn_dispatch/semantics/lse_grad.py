@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from attn_dispatch.typed_jax import precision_of
+
 _WEIGHTS = (2.0**8, 2.0**-3, 2.0**-14)
 
 COLUMNS = len(_WEIGHTS)
@@ -24,13 +26,13 @@ def with_lse_grad(
     out: jax.Array, out_grad: jax.Array, lse: jax.Array, lse_grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """out and out_grad with the extra columns, [B, T, N, V + 3]; lse and lse_grad are [B, N, T]."""
-    facts = jnp.finfo(out_grad.dtype)
+    bits = precision_of(out_grad.dtype)
     # The gradient of a padding row's lse may be NaN.
     left = jnp.where(lse == -jnp.inf, 0, lse_grad).swapaxes(1, 2)[..., None]
     outs, grads = [out], [out_grad]
     for weight in _WEIGHTS:
         # Not astype and back: XLA may remove a pair of conversions that loses bits.
-        part = lax.reduce_precision(left / weight, int(facts.nexp), int(facts.nmant))
+        part = lax.reduce_precision(left / weight, *bits)
         left = left - part * weight
         outs.append(jnp.full(part.shape, -weight, out.dtype))
         grads.append(part.astype(out_grad.dtype))

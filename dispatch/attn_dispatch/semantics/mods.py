@@ -7,7 +7,7 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
 from attn_dispatch.call.options import mod_operands
 from attn_dispatch.programs.known_forms import depends_on_distance_alone
@@ -15,6 +15,7 @@ from attn_dispatch.programs.nodes import XlaArray
 from attn_dispatch.programs.program import ModProgram, reads_by_key
 from attn_dispatch.programs.wide_reads import is_narrow, with_wide_reads
 from attn_dispatch.semantics.pair_indices import PairIndices
+from attn_dispatch.typed_jax import evaluated
 
 _MAX_COPIED_ELEMENTS = 2**24
 """The most elements that the copies of an array, one per key, may have together."""
@@ -170,8 +171,7 @@ def _values_of_pairs(
             rows[i] = jnp.broadcast_to(x, (*x.shape[:axis], keys, *x.shape[axis + 1 :]))
 
     def of_one(*inputs: jax.Array) -> jax.Array:
-        results: list[jax.Array] = jaxpr_as_fun(body)(*inputs)
-        return results[0]
+        return evaluated(body, *inputs)[0]
 
     function: Callable[..., jax.Array] = with_wide_reads(body) if has_copies else of_one
     mapped = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -58,8 +59,9 @@ class RowIds:
     def of(spec: AttentionSpec, operands: Operands) -> RowIds:
         """The ids of a call with lengths, segment ids or cu_seqlens."""
         names = [name for name in _ID_OPERANDS if spec.has(name)]
-        found: tuple[jax.Array, jax.Array, jax.Array | None] = _row_ids(
-            _ids_spec(spec), {name: operands[name] for name in names}
+        arrays = {name: operands[name] for name in names}
+        found = cast(
+            "tuple[jax.Array, jax.Array, jax.Array | None]", _row_ids(_ids_spec(spec), arrays)
         )
         return RowIds(*found)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -184,10 +185,10 @@ def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax
         operands["query"] = jnp.where(real, operands["query"], 0)
 
     def rows_again(call: BlockedCall, block: Block, q: jax.Array) -> Results:
-        rows: Callable[[], Results] = jax.checkpoint(
-            lambda: _rows(call, block, q, is_differentiated=True)
-        )
-        return rows()
+        def rows() -> Results:
+            return _rows(call, block, q, is_differentiated=True)
+
+        return cast("Results", jax.checkpoint(rows)())
 
     out, lse = _forward(spec, CPU, operands, rows_again)
     return out, lse

@@ -8,14 +8,15 @@ block, or one of several devices, draws its part of the whole call's mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.random import threefry2x32_p
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.typed_jax import bind, mapped, wrapped_key
 
 _IMPL = "threefry2x32"
 
@@ -64,19 +65,18 @@ def _threefry_keys(key_data: jax.Array, impl: str | None) -> jax.Array:
         return key_data
 
     def words(key_data: jax.Array) -> jax.Array:
-        return jax.random.bits(jax.random.wrap_key_data(key_data, impl=impl), (2,), jnp.uint32)
+        return jax.random.bits(wrapped_key(key_data, impl), (2,), jnp.uint32)
 
     # One after the other, under vmap too: each key draws as it would alone.
-    one_by_one: Callable[[jax.Array], jax.Array] = jax.custom_batching.sequential_vmap(words)
-    return lax.map(one_by_one, key_data)
+    one_by_one: Any = jax.custom_batching.sequential_vmap(words)
+    return mapped(one_by_one, key_data)
 
 
 def _hash(keys: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
     """Threefry hashes of the pairs (x, y) under each key: uint32 [M, 2] and [L] to [M, L, 2]."""
 
     def of_one(key: jax.Array) -> jax.Array:
-        bits: list[jax.Array] = threefry2x32_p.bind(key[0], key[1], x, y)
-        return jnp.stack(bits, axis=-1)
+        return jnp.stack(bind(threefry2x32_p, key[0], key[1], x, y), axis=-1)
 
     return jax.vmap(of_one)(keys)
 

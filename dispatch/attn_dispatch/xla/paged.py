@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from attn_dispatch.call.operands import Operands
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.pages import flat_pages, flat_table, gathered, gathered_spec
+from attn_dispatch.typed_jax import mapped
 
 Forward = Callable[[AttentionSpec, Operands], tuple[jax.Array, ...]]
 
@@ -44,8 +45,7 @@ def forward_of_pages(
         operands = of_rows | shared
         return forward(part, gathered(_paged(spec, operands), operands))
 
-    results: tuple[jax.Array, ...] = jax.lax.map(step, split)
-    return tuple(x.reshape(spec.batch, *x.shape[2:]) for x in results)
+    return tuple(x.reshape(spec.batch, *x.shape[2:]) for x in mapped(step, split))
 
 
 def spec_of_part(spec: AttentionSpec) -> AttentionSpec:

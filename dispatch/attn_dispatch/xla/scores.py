@@ -20,6 +20,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.mods import modified
 from attn_dispatch.semantics.positions import Positions
+from attn_dispatch.typed_jax import vjp
 from attn_dispatch.xla.blocks import Block, BlockSizes
 from attn_dispatch.xla.dropout import dropout_head_keys, dropout_keep_mask
 
@@ -177,8 +178,7 @@ class Scores:
             def masked(score: jax.Array, moving: dict[str, jax.Array]) -> jax.Array:
                 return function(score, moving, may_attend)
 
-            back: ScoreGradient = jax.vjp(masked, score, moving)[1]
-            score_grad, read = back(grad)
+            score_grad, read = vjp(masked, score, moving)[1](grad)
             return through_cap(score_grad), read
 
         return function(score, moving, safe), pull

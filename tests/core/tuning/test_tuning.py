@@ -19,7 +19,6 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import dot_product_attention, explain, settings, tuning, xla
-from attn_dispatch.api import spec_of
 from attn_dispatch.call.features import FEATURES
 from attn_dispatch.core import select
 from attn_dispatch.core.tuning import contest, timing, winners
@@ -28,6 +27,7 @@ from attn_dispatch.core.tuning.operands import made_for
 from attn_dispatch.devices.extra import GROUP, Extra
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, parse
+from attn_dispatch.inspection import spec_of
 
 Q = jnp.asarray(np.random.default_rng(0).normal(size=(2, 48, 4, 16)), jnp.float32)
 SPEC = spec_of(query=Q, key=Q, value=Q, is_causal=True)

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attn_dispatch.api import spec_of
 from attn_dispatch.core import select
 from attn_dispatch.core.tuning import winners
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.target import CPU
 from attn_dispatch.files import reading
 from attn_dispatch.files.locking import locked
+from attn_dispatch.inspection import spec_of
 from tests.support.locks import holder
 from tests.support.repository import ROOT
 

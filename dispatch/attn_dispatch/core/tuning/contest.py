@@ -28,6 +28,7 @@ from attn_dispatch.core.tuning import operands, screen, timing, winners
 from attn_dispatch.core.tuning.numbers import differing
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.device import Device
+from attn_dispatch.typed_jax import compiled
 
 _HOPELESS = 4.0
 """Who takes so many times the best's time is not timed any further."""
@@ -131,9 +132,11 @@ class Contestant:
 class _Standings:
     """What is known so far."""
 
-    seconds: dict[Contestant, float] = field(default_factory=dict)
-    programs: dict[Contestant, timing.Program] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    seconds: dict[Contestant, float] = field(default_factory=dict[Contestant, float])
+    programs: dict[Contestant, timing.Program] = field(
+        default_factory=dict["Contestant", timing.Program]
+    )
+    left_out: dict[str, str] = field(default_factory=dict[str, str])
 
     def best(self, count: int) -> list[Contestant]:
         return sorted(self.seconds, key=self.seconds.__getitem__)[:count]
@@ -206,9 +209,8 @@ def _arrays(spec: AttentionSpec, device: Device) -> dict[str, jax.Array]:
     made = operands.made_for(spec)
     if spec.is_backward:
         forward = forward_of(spec)
-        computed = jax.jit(partial(select.choose(forward, device).compute, device))(
-            for_(forward, made)
-        )
+        compute = compiled(partial(select.choose(forward, device).compute, device))
+        computed = compute(for_(forward, made))
         made |= dict(zip(forward.result_names, computed, strict=True))
     return {name: made[name] for name in spec.options.operands}
 
@@ -283,8 +285,9 @@ def _try(
     standings: _Standings,
 ) -> Any:
     """Compile and run it once, and time it; its results."""
-    program = jax.jit(partial(contestant.choice.compute, device))
-    results = jax.block_until_ready(program(arrays))
+    program = compiled(partial(contestant.choice.compute, device))
+    results = program(arrays)
+    jax.block_until_ready(results)
     seconds = timing.seconds_per_call(program, (arrays,), 1)
     if not standings.seconds or seconds < _HOPELESS * min(standings.seconds.values()):
         calls = max(1, int(_SECONDS / seconds / 2))

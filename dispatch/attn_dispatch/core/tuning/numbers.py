@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +24,13 @@ def differing(
     spec: AttentionSpec, got: Sequence[jax.Array], expected: Sequence[jax.Array]
 ) -> tuple[str, ...]:
     """The names of the results that are not the same."""
-    tolerance = max(_ROUNDINGS * float(jnp.finfo(spec.dtype).eps), _LEAST)
-    found = []
+    tolerance = max(_ROUNDINGS * float(cast("Any", jnp.finfo(spec.dtype)).eps), _LEAST)
+    found: list[str] = []
     for name, a, b in zip(spec.result_names, got, expected, strict=True):
         if name in ("lse", "row_max"):
-            differs = _numbers_differ(a, b)
+            differs = cast("jax.Array", _numbers_differ(a, b))
         else:
-            differs = _rows_differ(a, b, tolerance)
+            differs = cast("jax.Array", _rows_differ(a, b, tolerance))
         if differs:
             found.append(name)
     return tuple(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from attn_dispatch.console import waiting
@@ -12,7 +12,7 @@ Say = Callable[[str], None]
 
 
 @contextmanager
-def tuned(what: str) -> Iterator[Say]:
+def tuned(what: str) -> Generator[Say]:
     """Announces what is tuned; what this yields tells how far that is."""
     with waiting(f"tuning {what}") as say:
         yield say

@@ -57,7 +57,7 @@ def turns(
       least: how many calls a measurement takes at least.
       is_over: asked after each round; there are no more once it is true.
     """
-    calls = {}
+    calls: dict[str, int] = {}
     for name, run in timed.items():
         few = max(least, int(seconds / run(2) / 4))
         calls[name] = max(least, int(seconds / run(few)))
