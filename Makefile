@@ -2,6 +2,7 @@
 # make serve   the same model answers several questions at a time, by pages and continuous batching
 # make train   a decoder trained on packed documents, from nothing
 # make finetune  the model of the demo, trained further on Python's manual
+# make check   lint, types and the quick tests: some three minutes, for every change
 # make test    the whole test suite; builds the CUDA library, which plans without a GPU
 # make test-older    tests/integrations with older frameworks and the oldest JAX
 # make soak    20,000 drawn calls and every named one on XLA, every plan, and 20,000 hostile inputs of
@@ -10,6 +11,9 @@
 # make sanitize-quick    a small part of that, in minutes
 # make docs    the docs as a site, in build/site; a warning is an error
 # make lint    ruff, pyright, clang-format
+# make support-page, models-page, reports-page, lowered, command-outputs, mesh-table, integrations-table, judged,
+#              mutate-rocm, refusals, flash-calls, mask-pictures, notebook: each makes again what
+#              CONTRIBUTING.md says of it
 # make wheels    the package and its libraries as wheels, in build/release/dist
 # make release-check    the same, each installed in fresh environments and tried: many minutes
 #
@@ -44,7 +48,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ATTN_DISPATCH_JAX_SOURCE ?= $(CURDIR)/$(VENV)/jax-source
 
-.PHONY: demo serve train finetune test test-older soak sanitize sanitize-quick docs lint wheels release-check clean
+.PHONY: demo serve train finetune check quick-tests test test-older soak sanitize sanitize-quick docs lint \
+  wheels release-check support-page models-page reports-page lowered command-outputs mesh-table integrations-table \
+  judged mutate-rocm refusals flash-calls mask-pictures notebook clean
 
 ifeq ($(HAS_NVIDIA),yes)
 demo serve train finetune: $(VENV)/cuda-library
@@ -63,15 +69,26 @@ train: $(VENV)/train-packages
 finetune: $(VENV)/demo-packages $(VENV)/train-packages
 	$(BIN)/python -m examples.finetune $(FINETUNE)
 
+# By these, tests and scripts find the older cuDNN and the sources of AITER.
+VENDORS := ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
+  ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter
+TESTS_IN_PARALLEL = LD_PRELOAD="$(JEMALLOC) $$LD_PRELOAD" $(BIN)/python -m pytest -n auto --maxprocesses 4 \
+  --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/cudnn-9.12 \
     $(VENV)/amd-aiter $(VENV)/jax-source $(VENV)/framework-packages
-	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
-	  ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter \
-	  ATTN_DISPATCH_JAX_SOURCE=$(ATTN_DISPATCH_JAX_SOURCE) LD_PRELOAD="$(JEMALLOC) $$LD_PRELOAD" \
-	  $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(VENDORS) ATTN_DISPATCH_JAX_SOURCE=$(ATTN_DISPATCH_JAX_SOURCE) $(TESTS_IN_PARALLEL)
 ifeq ($(HAS_NVIDIA),yes)
 	$(BIN)/python -m pytest tests/gpu
 endif
+
+# Files that take seconds; the list was made from measured times.
+quick-tests: $(VENV)/cuda-library $(VENV)/test-packages
+	$(TESTS_IN_PARALLEL) @tests/quick.txt
+
+# Types are checked on one core while tests run on the other.
+check:
+	$(MAKE) --jobs 2 lint quick-tests
 
 # Haiku 0.0.16 calls functions that JAX 0.10.2 deprecates.
 test-older: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/framework-packages $(VENV)/older-frameworks
@@ -81,10 +98,8 @@ test-older: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/framework-package
 soak: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12 $(VENV)/amd-aiter
 	ATTN_DISPATCH_TEST_DRAWS=20000 ATTN_DISPATCH_TEST_EVERY_SIZE=1 \
 	  $(BIN)/python -m pytest -n auto tests/xla/test_draws.py tests/xla/test_conformance.py
-	ATTN_DISPATCH_TEST_CUDNN=$(CURDIR)/$(VENV)/cudnn-9.12/nvidia/cudnn/lib/libcudnn.so.9 \
-	  ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest tests/cudnn/test_planning.py
-	ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter ATTN_DISPATCH_TEST_FUZZ=20000 \
-	  $(BIN)/python -m pytest -n auto tests/fuzz
+	$(VENDORS) ATTN_DISPATCH_TEST_EVERY_PLAN=1 $(BIN)/python -m pytest tests/cudnn/test_planning.py
+	$(VENDORS) ATTN_DISPATCH_TEST_FUZZ=20000 $(BIN)/python -m pytest -n auto tests/fuzz
 
 SANITIZE := ATTN_DISPATCH_AITER_WHEEL=$(CURDIR)/$(VENV)/amd-aiter $(BIN)/python -m tests.scripts.sanitize
 sanitize: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/amd-aiter
@@ -102,6 +117,52 @@ lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages $(VENV)/f
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
 	$(BIN)/pyright --project tests/pyright_strict.json --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run --Werror $(shell find *_backend tests -name '*.h' -o -name '*.cc')
+
+# What is kept in the repository and made by a script: CONTRIBUTING.md says when.
+SCRIPT = JAX_PLATFORMS=cpu $(VENDORS) $(BIN)/python -m tests.scripts
+# The folder of the reports of tests/gpu/prove.py.
+REPORTS ?= build/prove
+support-page: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/cudnn-9.12
+	$(SCRIPT).support_table
+
+models-page: $(VENV)/cuda-library $(VENV)/test-packages
+	$(SCRIPT).models_table
+
+reports-page: $(VENV)/pure-python
+	$(SCRIPT).keep_reports $(REPORTS)
+	$(SCRIPT).reports_table
+
+lowered: $(VENV)/cuda-library $(VENV)/test-packages
+	rm -rf build/lowered
+	$(SCRIPT).sameness build/lowered
+	$(SCRIPT).sameness build/lowered --digests
+
+command-outputs: $(VENV)/cuda-library $(VENV)/test-packages
+	$(SCRIPT).command_outputs
+
+mesh-table: $(VENV)/pure-python
+	$(SCRIPT).mesh_table
+
+integrations-table: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/framework-packages
+	$(SCRIPT).integrations_table
+
+judged: $(VENV)/test-packages $(VENV)/pure-python
+	$(SCRIPT).mutate_judge --write
+
+mutate-rocm: $(VENV)/test-packages $(VENV)/pure-python
+	$(SCRIPT).mutate_rocm
+
+refusals: $(VENV)/cuda-library $(VENV)/test-packages
+	$(SCRIPT).refusals --out tests/results
+
+flash-calls: $(VENV)/test-packages $(VENV)/pure-python
+	$(SCRIPT).flash_calls
+
+mask-pictures: $(VENV)/test-packages $(VENV)/pure-python
+	$(BIN)/python docs/draw_masks.py
+
+notebook: $(VENV)/test-packages $(VENV)/pure-python
+	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/notebook.py --write
 
 # Arguments: make release-check RELEASE='--pythons 3.12 --skip-source'
 RELEASE ?=

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
+import tempfile
 
 # The float64 reference multiplies small matrices: BLAS's threads would wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported
@@ -39,6 +40,26 @@ def pytest_configure(config):
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax.config.update("jax_include_full_tracebacks_in_locations", False)
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+    _compile_once(config)
+
+
+def _compile_once(config):
+    """XLA compiles each program once in this process and those that its tests start.
+
+    Many tests trace anew what another test has compiled. The folder is this process's, as JAX's
+    files in it are not whole at once, and goes with it.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    folder = tempfile.TemporaryDirectory(prefix="compiled-")
+    config.add_cleanup(folder.cleanup)
+    for name, value in {
+        "jax_compilation_cache_dir": folder.name,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }.items():
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
 
 
 def _take_own_cores(config):

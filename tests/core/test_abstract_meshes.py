@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -55,7 +56,8 @@ def report(tmp_path_factory: Any) -> dict[str, Any]:
             (folder / f"{name}.bin").write_bytes(exported.serialize(vjp_order=2))
         assert exported.nr_devices == 8
     script = pathlib.Path(__file__).with_name("exported_programs.py")
-    env = environment(XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    env = environment(XLA_FLAGS=flags)
     done = subprocess.run(
         [sys.executable, script, folder], capture_output=True, text=True, timeout=600, env=env
     )
