@@ -100,7 +100,7 @@ lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages $(VENV)/f
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
-	$(BIN)/pyright --project tests/pyright_public.json --pythonpath $(BIN)/python
+	$(BIN)/pyright --project tests/pyright_strict.json --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run --Werror $(shell find *_backend tests -name '*.h' -o -name '*.cc')
 
 # Arguments: make release-check RELEASE='--pythons 3.12 --skip-source'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ def console(*, is_stderr: bool = False) -> Any:
 
 
 @contextmanager
-def waiting(what: str, *, is_stderr: bool = True) -> Iterator[Callable[[str], None]]:
+def waiting(what: str, *, is_stderr: bool = True) -> Generator[Callable[[str], None]]:
     """Something of unknown length; what this yields takes a text that tells how far it is."""
     shown_on = console(is_stderr=is_stderr)
     if shown_on is None:

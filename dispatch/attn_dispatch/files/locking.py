@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 SECONDS = 10.0
@@ -18,7 +18,7 @@ _LONGEST_SLEEP = 0.05
 
 
 @contextlib.contextmanager
-def locked(lock: Path, seconds: float = SECONDS) -> Iterator[None]:
+def locked(lock: Path, seconds: float = SECONDS) -> Generator[None]:
     """A block within which no other process, and no other thread, holds the lock.
 
     The operating system releases the lock when its holder ends, for whatever cause. On a file

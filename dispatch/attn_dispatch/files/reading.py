@@ -113,9 +113,9 @@ def json_value(content: str) -> Any:
         value = json.loads(content, object_pairs_hook=_unique_names)
     except RecursionError:
         raise ValueError(too_deep) from None
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(_MAX_LEVELS):
-        level = [y for x in level if isinstance(x, list | dict) for y in _items(x)]
+        level = [y for x in level for y in _items(x)]
         if not level:
             return value
     raise ValueError(too_deep)
@@ -135,5 +135,6 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _items(x: list[Any] | dict[str, Any]) -> Any:
-    return x.values() if isinstance(x, dict) else x
+def _items(x: Any) -> Any:
+    """The values inside a JSON value."""
+    return x.values() if isinstance(x, dict) else x if isinstance(x, list) else ()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +25,12 @@ def all_of(*masks: MaskMod) -> MaskMod:
     For example, causal within chunks and within documents:
     `all_of(chunked_window(1024), document_mask(documents))`.
     """
-    return _joined("all_of", operator.and_, masks)
+    return _joined("all_of", _and, masks)
 
 
 def any_of(*masks: MaskMod) -> MaskMod:
     """Attend where at least one of the masks does."""
-    return _joined("any_of", operator.or_, masks)
+    return _joined("any_of", _or, masks)
 
 
 def not_(mask: MaskMod) -> MaskMod:
@@ -73,6 +72,14 @@ class WithQueryOffset:
     def __call__(self, *inputs: Any) -> jax.Array:
         *score, b, n, t, s = inputs
         return self.mod(*score, b, n, t + self.start.of(b), s)
+
+
+def _and(x: Any, y: Any) -> Any:
+    return x & y
+
+
+def _or(x: Any, y: Any) -> Any:
+    return x | y
 
 
 def _joined(name: str, operation: Callable[[Any, Any], Any], masks: Sequence[MaskMod]) -> MaskMod:

@@ -55,9 +55,9 @@ class TreeMask:
 
 
 def _check_order(parents: np.ndarray) -> None:
-    wrong = np.argwhere((parents < -1) | (parents >= np.arange(parents.shape[-1])))
+    wrong = np.argwhere(np.less(parents, -1) | np.greater_equal(parents, range(parents.shape[-1])))
     if wrong.size:
-        at = tuple(wrong[0])
+        at = tuple(map(int, wrong[0]))
         raise ValueError(
             f"parents: expected -1 or an earlier token for each token, got {parents[at]} for token "
             f"{at[-1]}"
