@@ -167,7 +167,7 @@ class Extra:
 
 
 def _nothing(*_: object) -> None:
-    """What a module answers by default that lacks an optional function."""
+    """Stands in for an optional function that a module does not define."""
 
 
 def _kind(x: Any) -> str:
