@@ -25,7 +25,8 @@ from timing import by_turns, median_ratio
 
 from attn_dispatch import dot_product_attention, explain, scratch_limit
 from attn_dispatch.core import scratch
-from attn_dispatch.core.rewrites.in_parts import InParts
+from attn_dispatch.core.rewrites import Rewrite
+from attn_dispatch.core.rewrites.in_parts import in_parts_of
 from attn_dispatch_tools.reports.environment import environment
 
 HEADS, HEAD_DIM = 32, 64
@@ -53,13 +54,13 @@ class Cell:
         arrays = [draw(key, shape, jnp.dtype("bfloat16")) for key in keys[:4]]
         return [*arrays, draw(keys[4], bias, jnp.dtype(self.bias_dtype))]
 
-    def ways(self) -> dict[str, tuple[InParts, ...]]:
+    def ways(self) -> dict[str, tuple[Rewrite, ...]]:
         """The parts to try, by a name."""
         if self.is_default_alone:
             return {}
-        heads = {f"heads by {x}": (InParts("heads", x),) for x in (1, 2, 4, 8)}
+        heads = {f"heads by {x}": (in_parts_of("heads", x),) for x in (1, 2, 4, 8)}
         rows = (self.batch // x for x in (4, 8, 16))
-        return heads | {f"batch by {x}": (InParts("batch", x),) for x in rows if x}
+        return heads | {f"batch by {x}": (in_parts_of("batch", x),) for x in rows if x}
 
 
 CELLS = (
@@ -79,7 +80,7 @@ def gradients(out_grad: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 @contextmanager
-def backward_in(steps: tuple[InParts, ...]) -> Generator[None, None, None]:
+def backward_in(steps: tuple[Rewrite, ...]) -> Generator[None, None, None]:
     """Backward passes that are lowered in the block go in these parts, whatever the limit."""
     right = scratch.parts_within
     scratch.parts_within = lambda spec, *_: steps if spec.is_backward else ()
@@ -89,7 +90,7 @@ def backward_in(steps: tuple[InParts, ...]) -> Generator[None, None, None]:
         scratch.parts_within = right
 
 
-def compiled(arrays: list[jax.Array], name: str, steps: tuple[InParts, ...]) -> Any:
+def compiled(arrays: list[jax.Array], name: str, steps: tuple[Rewrite, ...]) -> Any:
     step = jax.jit(lambda *x: gradients(*x))
     if name == DEFAULT:
         return step.lower(*arrays).compile()

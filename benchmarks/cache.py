@@ -19,7 +19,7 @@ from command import arguments, save
 from decode import _STEPS, repeated
 
 from attn_dispatch import dot_product_attention, paged_attention
-from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
+from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
 from attn_dispatch.settings import override
 from attn_dispatch_tools.reports.environment import environment
 
@@ -97,7 +97,7 @@ def measured(programs: dict[str, Any], rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {}
     for round_ in range(rounds + 1):
         for name, (run, given) in programs.items():
-            first = PagesGathered().name if name == "gathered" else None
+            first = PAGES_GATHERED.name if name == "gathered" else None
             with override(first_rewrite=first):
                 started = time.perf_counter()
                 jax.block_until_ready(run(*given))

@@ -20,6 +20,8 @@ std::atomic<int> threads_inside{0};
 std::atomic<bool> has_entered_cudnn{false};
 std::atomic<bool> was_forked_after_use{false};
 
+std::atomic<bool> skips_destructors{false};  // when the process ends
+
 // How far the end of the process has come.
 struct Ending {
   std::mutex mutex;
@@ -94,8 +96,13 @@ void close_cudnn_and_wait(std::chrono::milliseconds limit) {
     ending().has_given_up = true;
     ending().changed.wait(lock, [] { return ending().returning == 0; });
   }
+  skips_destructors = true;
+  before_destructors();
+}
+
+void before_destructors() {
   // Runs before everything that was registered earlier, such as the destructors of cuDNN's objects.
-  on_exit(exit_without_destructors, nullptr);
+  if (skips_destructors) on_exit(exit_without_destructors, nullptr);
 }
 
 void watch_forks() { pthread_atfork(nullptr, nullptr, in_forked_child); }

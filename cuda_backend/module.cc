@@ -214,5 +214,6 @@ PYBIND11_MODULE(_cuda, m) {
         "Set the driver's ordinals of the devices that JAX uses in this process.");
 
   watch_forks();
+  Py_AtExit(before_destructors);
   py::module_::import("atexit").attr("register")(m.attr("before_exit"), kLongestWaitAtExit);
 }

@@ -18,12 +18,12 @@ import pytest
 import attn_dispatch
 from attn_dispatch import dot_product_attention, explain, inspection, paged_attention
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
-from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
-from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
-from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
-from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
-from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
+from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.cache.near_keys import NEAR_KEYS
+from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
+from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.reason import rules_of
 from attn_dispatch.semantics.merge import merged
@@ -209,7 +209,7 @@ def test_pages_behind_a_window_and_everything_else():
     np.testing.assert_allclose(two[1], traced(4, table), atol=2e-6)
 
 
-@pytest.mark.parametrize("rewrite", [NearKeys(), PagesGathered()], ids=lambda x: x.name)
+@pytest.mark.parametrize("rewrite", [NEAR_KEYS, PAGES_GATHERED], ids=lambda x: x.name)
 @pytest.mark.parametrize("t", [1, 2])
 def test_rewrites_without_the_pages_behind_a_window(rewrite, t):
     """Row 0 lacks one that it needs; row 2 lacks those that it does not. Page 0 is NaN."""
@@ -226,7 +226,9 @@ def test_rewrites_without_the_pages_behind_a_window(rewrite, t):
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
     spec = inspection.spec_of(**given, **window)
     operands |= {x: operands[x][None] for x in ("key_pages", "value_pages")}  # of one pool
-    found = rewrite.compute(spec, operands, Calls(by_xla, by_xla, by_xla))["out"]
+    found = rewrite.compute(spec, rewrite.inner(spec), operands, Calls(by_xla, by_xla, by_xla))[
+        "out"
+    ]
     expected = in_the_cache(queries(B, t), query_seq_lengths=number, **window)
     assert np.isnan(found[0]).all()
     np.testing.assert_allclose(found[1:], expected[1:], atol=2e-6)
@@ -388,12 +390,12 @@ def test_how_cudnn_takes_them():
         return explain(query, **arrays, target="sm90", **options).forward[0]
 
     assert forward(1).rewrites == ()
-    assert forward(4).rewrites == (QueriesAsHeads().name,)
-    assert forward(33).rewrites == (WholePages().name, HeadsAsQueries().name)
-    assert forward(1, local_window_size=(50, 0)).rewrites == (NearKeys().name,)
+    assert forward(4).rewrites == (QUERIES_AS_HEADS.name,)
+    assert forward(33).rewrites == (WHOLE_PAGES.name, HEADS_AS_QUERIES.name)
+    assert forward(1, local_window_size=(50, 0)).rewrites == (NEAR_KEYS.name,)
     odd = forward(1, page=24)
-    assert odd.rewrites == (SmallerPages().name,)
-    assert forward(1, page=3).rewrites == (PagesGathered().name,)
+    assert odd.rewrites == (SMALLER_PAGES.name,)
+    assert forward(1, page=3).rewrites == (PAGES_GATHERED.name,)
     assert "cudnn/page_size" in rules_of(odd.reasons_as_it_is)
 
 
@@ -425,7 +427,7 @@ def some_that_apply(rewrite: Any, most: int) -> list[Case]:
         if case.page:
             options = paged_options(case, options)
             operands = jax.eval_shape(partial(in_pages, case), operands)
-        return rewrite.inner(spec_of(options, operands)) is not None
+        return rewrite.applied(spec_of(options, operands)) is not None
 
     cases = [case for case in CACHE if applies(case)]
     return cases[:: -(-len(cases) // most)]
@@ -433,7 +435,7 @@ def some_that_apply(rewrite: Any, most: int) -> list[Case]:
 
 @pytest.mark.parametrize(
     "rewrite",
-    [QueriesAsHeads(), NearKeys(), WholePages(), SmallerPages(), PagesGathered()],
+    [QUERIES_AS_HEADS, NEAR_KEYS, WHOLE_PAGES, SMALLER_PAGES, PAGES_GATHERED],
     ids=str,
 )
 def test_rewrites_change_nothing(rewrite):
@@ -451,7 +453,7 @@ def test_rewrites_change_nothing(rewrite):
             one_pool=case.page > 0 and number % 2 == 1,
         )
         computes = [by_xla]
-        if isinstance(rewrite, QueriesAsHeads) and case.h == 64 and case.n == 8:
+        if rewrite is QUERIES_AS_HEADS and case.h == 64 and case.n == 8:
             computes.append(kernel)
         for compute in computes:
             results = rewritten_alone(rewrite, case, compute)

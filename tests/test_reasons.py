@@ -19,9 +19,8 @@ from attn_dispatch.aiter import rules as aiter_rules
 from attn_dispatch.call.options import backward_options
 from attn_dispatch.core import consider, nearest, select
 from attn_dispatch.core.rewrites import rewritten
-from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
-from attn_dispatch.core.rewrites.dense import MaskAsBias, SlopesAsBias
-from attn_dispatch.core.rewrites.rewrite import at_any_size
+from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.rewrites.dense import MASK_AS_BIAS, SLOPES_AS_BIAS
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import rules as fa4_rules
@@ -177,7 +176,7 @@ def paged(page: int, queries: int = 1, **options: Any) -> select.Verdict:
 @pytest.mark.parametrize("page", [64, 16])
 def test_pages_of_another_size_are_no_progress(page: int, queries: int):
     """Cut into blocks of 8 keys they were gathered all the same: CK wants multiples of 128."""
-    assert paged(page, queries, logits_soft_cap=30.0).rewrites == (PagesGathered().name,)
+    assert paged(page, queries, logits_soft_cap=30.0).rewrites == (PAGES_GATHERED.name,)
 
 
 def test_a_rewrite_that_changes_a_number_is_not_taken():
@@ -258,19 +257,18 @@ def test_no_part_of_the_batch_is_a_remedy_where_one_row_is_too_large():
 def test_a_call_that_runs_alone_and_not_as_dropout_prescribes():
     """Its forward pass is rewritten, so it must be, and then it does not run."""
     spec = made(mask=(1, 1, 8, 8), t=8, s=8)
-    chain = rewritten(spec, lambda x: (Reason("bias"),) * x.has("bias"), first=MaskAsBias().name)
-    assert chain.reasons and [x for x, _ in chain.steps] == [MaskAsBias()]
+    chain = rewritten(spec, lambda x: (Reason("bias"),) * x.has("bias"), first=MASK_AS_BIAS.name)
+    assert chain.reasons and [x for x, _ in chain.steps] == [MASK_AS_BIAS]
     chain = replace(chain, nearest=(0, ()))
     (read,) = nearest.reasons_to_read(chain, (), lambda x: (Reason("bias"),))
-    assert read.rule == "bias" and MaskAsBias().name in str(read)
+    assert read.rule == "bias" and MASK_AS_BIAS.name in str(read)
 
 
 def test_an_array_of_any_size_is_made_for_nobody():
     spec = made(b=4, t=8192, s=8192, alibi=1)
-    assert SlopesAsBias().inner(spec) is None
-    with at_any_size() as shapes:
-        assert SlopesAsBias().inner(spec) is not None
-    assert shapes == [(1, 4, 8192, 8192)] and SlopesAsBias().inner(spec) is None
+    assert SLOPES_AS_BIAS.applied(spec) is None
+    assert SLOPES_AS_BIAS.too_large(spec) == (1, 4, 8192, 8192)
+    assert SLOPES_AS_BIAS.too_large(made(t=64, s=64, alibi=1)) is None
 
 
 def test_a_mask_that_32_bits_do_not_count():
@@ -279,7 +277,7 @@ def test_a_mask_that_32_bits_do_not_count():
     as_made, rewritten = against("mi300x", *square(65536), mask=mask)
     assert as_made.startswith("mask: not run through AITER") and "(remedy: use lengths" in as_made
     assert rewritten.startswith("over 2**31 - 1 elements from one to the next head of bias, ")
-    assert rewritten.endswith(f"(of the call as rewritten: {MaskAsBias().name})")
+    assert rewritten.endswith(f"(of the call as rewritten: {MASK_AS_BIAS.name})")
 
 
 def test_a_float32_table_is_what_speaks_against_a_score_mod():

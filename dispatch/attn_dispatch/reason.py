@@ -6,6 +6,7 @@ and the remedy are for people.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
@@ -46,9 +47,7 @@ def reason_from_sentence(source: str, sentence: str) -> Reason:
 
     The rule is the sentence without its numbers, so that another number is not another rule.
     """
-    words = "".join("#" if x.isdigit() else x for x in sentence)
-    while "##" in words:
-        words = words.replace("##", "#")
+    words = re.sub(r"\d+", "#", sentence)
     return Reason(f"{source}: {words}", (("sentence", sentence),), sentence)
 
 

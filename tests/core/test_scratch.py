@@ -16,8 +16,8 @@ from attn_dispatch import dot_product_attention, explain, fallback, scratch_limi
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
 from attn_dispatch.core.consider import consider, mask_of
-from attn_dispatch.core.rewrites.in_parts import InParts, length_of
-from attn_dispatch.core.rewrites.rewrite import Calls
+from attn_dispatch.core.rewrites.in_parts import in_parts_of, length_of
+from attn_dispatch.core.rewrites.rewrite import Calls, Rewrite
 from attn_dispatch.core.select import named
 from attn_dispatch.devices.memory import memory_bytes
 from attn_dispatch.devices.target import parse
@@ -226,7 +226,7 @@ def test_both_directions_with_dropout_have_the_same_parts():
             drawn = mask_of(cudnn, forward, device)
             if drawn is not None:
                 chains.append(drawn)
-        parts = {tuple(x for x, _ in c.steps if isinstance(x, InParts)) for c in chains}
+        parts = {tuple(x for x, _ in c.steps if x.parts) for c in chains}
         assert len(parts) == 1 and parts != {()}, parts
 
 
@@ -258,8 +258,8 @@ def test_strides_beyond_32_bits():
             assert "aiter/int32" in rules_of(verdict.reasons_as_it_is)
 
 
-def sizes_of(steps: tuple[InParts, ...]) -> dict[str, int]:
-    return {x.axis: x.size for x in steps}
+def sizes_of(steps: tuple[Rewrite, ...]) -> dict[str, int]:
+    return {x.parts.axis: x.parts.size for x in steps if x.parts}
 
 
 @pytest.mark.parametrize("batch", [1, 2, 6, 13, 64, 97])
@@ -277,14 +277,14 @@ def test_parts_are_the_largest_within_the_limit(batch: int, divisor: int):
     whole = scratch.parts_bytes(spec, steps, taken) or 0
     if divisor == 1:
         assert steps == ()
-    one = InParts("batch", 1).inner(spec) or spec
-    one = InParts("heads", 1).inner(one) or one
+    one = in_parts_of("batch", 1).applied(spec) or spec
+    one = in_parts_of("heads", 1).applied(one) or one
     if limit > 2 * taken(one):
         assert whole <= limit and whole > limit / 5, (steps, whole, limit)
     inner = spec
     for step in steps:
-        assert 0 < step.size < length_of(inner, step.axis)
-        following = step.inner(inner)
+        assert step.parts and 0 < step.parts.size < length_of(inner, step.parts.axis)
+        following = step.applied(inner)
         assert following is not None
         inner = following
 
@@ -301,14 +301,15 @@ def test_gradients_are_summed_in_float32():
 
     operands = {x.name: jnp.zeros(x.shape, x.dtype) for x in spec.operands}
     for size in (1, 7):
-        step = InParts("batch", size)
-        results = step.compute(spec, operands, Calls(ones, ones, ones))
+        step = in_parts_of("batch", size)
+        results = step.compute(spec, step.inner(spec), operands, Calls(ones, ones, ones))
         assert results["bias"].dtype == jnp.float32
         np.testing.assert_array_equal(results["bias"], -(-600 // size))
-    heads = InParts("heads", 1).compute(spec, operands, Calls(ones, ones, ones))
+    by_head = in_parts_of("heads", 1)
+    heads = by_head.compute(spec, by_head.inner(spec), operands, Calls(ones, ones, ones))
     np.testing.assert_array_equal(heads["bias"], 1)
     group = backward_of(Case("sum", b=1, n=600, k=1, dtype="bfloat16"))
     operands = {x.name: jnp.zeros(x.shape, x.dtype) for x in group.operands}
-    results = InParts("heads", 1).compute(group, operands, Calls(ones, ones, ones))
+    results = by_head.compute(group, by_head.inner(group), operands, Calls(ones, ones, ones))
     np.testing.assert_array_equal(results["key"], 600)
     np.testing.assert_array_equal(results["query"], 1)

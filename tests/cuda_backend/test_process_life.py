@@ -95,6 +95,20 @@ def test_exit_with_a_thread_that_does_not_come_back():
     assert (done.returncode, done.stdout, done.stderr) == (3, "end\n", "")
 
 
+def test_a_thread_that_does_not_come_back_loads_a_library_with_destructors():
+    """Its destructors are registered after the end has begun, and do not run either."""
+    done = run("""
+        import ctypes
+        libc = ctypes.CDLL(None)
+        load()
+        start_planning()
+        native.before_exit(1)
+        libc.on_exit(libc.abort, None)
+        sys.exit(3)
+        """)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 def test_exit_while_threads_are_refused():
     """One that asks again and again is not taken for one that is inside, and waited for. Of a
     hundred exits one to ten came at the wrong moment."""

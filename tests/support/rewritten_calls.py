@@ -27,10 +27,10 @@ def rewritten_alone(rewrite: Any, case: Case, compute: Any) -> tuple[Any, Any] |
         options = paged_options(case, options)
         operands = jax.jit(partial(in_pages, case))(operands)
     spec = spec_of(options, operands)
-    if rewrite.inner(spec) is None:
+    if (inner := rewrite.applied(spec)) is None:
         return None
     expected = by_xla(*whole)
-    return rewrite.compute(spec, operands, Calls(compute, by_xla, compute)), expected
+    return rewrite.compute(spec, inner, operands, Calls(compute, by_xla, compute)), expected
 
 
 def are_apart(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ sharded. What one device computes is folded: the dims become one batch axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,10 @@ _PAGES = ("key_pages", "value_pages")
 SHAREABLE = ("bias", "mask", "window", "alibi_slopes", "sinks", *_PAGES)
 """Operands that may be shared along any of the dims. A dropout key may be along the last ones: it
 counts the rows that share it. So does mods_start, and what the mods read may be shared further."""
+
+
+Bind = Callable[[AttentionOptions], Callable[..., list[jax.Array]]]
+"""The function of operands with one batch axis that one device computes, for these options."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,15 @@ class LeadingCall:
     @cached_property
     def spec(self) -> AttentionSpec:
         """The spec of the folded call."""
+        if self._is_folded:
+            return AttentionSpec(self.options, self.operands)
         folded = (replace(x, shape=self._folded_shape(x.name)) for x in self.operands)
         return AttentionSpec(self.options, tuple(folded))
+
+    @cached_property
+    def _is_folded(self) -> bool:
+        """Whether it has one batch axis already. Pools of pages may be repeated even then."""
+        return len(self.dims) == 1 and not set(_PAGES) & self._shapes.keys()
 
     def leading(self, name: str) -> tuple[int, ...]:
         """The leading dims of an operand."""
@@ -64,10 +75,14 @@ class LeadingCall:
 
     def fold(self, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The operands with one batch axis."""
+        if self._is_folded:
+            return dict(operands)
         return {name: self._folded(name, x) for name, x in operands.items()}
 
     def unfold(self, results: Sequence[jax.Array]) -> list[jax.Array]:
         """The results of the folded call with the leading dims; of gradients, the operand's."""
+        if self._is_folded:
+            return list(results)
         if not self.options.wanted.gradients:
             return [x.reshape(*self.dims, *x.shape[1:]) for x in results]
         return [
@@ -75,10 +90,17 @@ class LeadingCall:
             for name, x in zip(self.options.wanted.gradients, results, strict=True)
         ]
 
+    def results_by(self, bind: Bind, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The results where one device has the whole call, in the order of `spec.result_names`."""
+        by_name = dict(zip(self.options.operands, operands, strict=True))
+        return tuple(self.unfold(bind(self.options)(*self.fold(by_name).values())))
+
     @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """What the call returns, in the order of `spec.result_names`."""
         folded = self.spec.results
+        if self._is_folded:
+            return folded
         if self.options.wanted.gradients:
             shapes = [self.shape(name) for name in self.options.wanted.gradients]
         else:

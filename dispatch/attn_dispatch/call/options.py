@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ class Meaning:
     value_page: int = 0
     """Of a paged call: values lie in the page of value_pages so many after that of their keys."""
 
-    @property
+    @cached_property
     def mods(self) -> dict[str, ModProgram]:
         """score_mod and mask_mod, as far as there are any, by name."""
         mods = {"score_mod": self.score_mod, "mask_mod": self.mask_mod}

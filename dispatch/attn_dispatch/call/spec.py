@@ -115,17 +115,17 @@ class AttentionSpec:
         )
         return AttentionSpec(options, operands)
 
-    @property
+    @cached_property
     def meaning(self) -> Meaning:
         """What the caller means."""
         return self.options.meaning
 
-    @property
+    @cached_property
     def wanted(self) -> Wanted:
         """Which results are wanted."""
         return self.options.wanted
 
-    @property
+    @cached_property
     def promises(self) -> Promises:
         """What the rewrite promises that asks for this call."""
         return self.options.promises
@@ -139,7 +139,7 @@ class AttentionSpec:
         meaning = replace(self.meaning, implementation=implementation)
         return AttentionSpec(replace(self.options, meaning=meaning), self.operands)
 
-    @property
+    @cached_property
     def partner(self) -> AttentionSpec | None:
         """The call of the other direction that must be computed by whatever computes this one."""
         options = self.wanted.partner
@@ -194,61 +194,61 @@ class AttentionSpec:
         """Name of the dtype of an operand the call has."""
         return self._by_name[name].dtype
 
-    @property
+    @cached_property
     def is_backward(self) -> bool:
         return bool(self.wanted.gradients)
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         """Name of the dtype of query, key, value and the output."""
         return self._by_name["query"].dtype
 
-    @property
+    @cached_property
     def lse_dtype(self) -> str:
         """float32, or float64 for float64 inputs, whose gradients would lose digits else."""
         return "float64" if self.dtype == "float64" else "float32"
 
-    @property
+    @cached_property
     def batch(self) -> int:
         return self.shape("query")[0]
 
-    @property
+    @cached_property
     def seq_len_q(self) -> int:
         return self.shape("query")[1]
 
-    @property
+    @cached_property
     def num_heads(self) -> int:
         return self.shape("query")[2]
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
         return self.shape("query")[3]
 
-    @property
+    @cached_property
     def is_paged(self) -> bool:
         """Whether keys and values lie in pages."""
         return self.has("page_table")
 
-    @property
+    @cached_property
     def page_size(self) -> int:
         """Keys in a page, of a paged call."""
         return self.shape("key_pages")[2]
 
-    @property
+    @cached_property
     def seq_len_kv(self) -> int:
         if self.is_paged:
             return self.shape("page_table")[1] * self.page_size
         return self.shape("key")[1]
 
-    @property
+    @cached_property
     def num_kv_heads(self) -> int:
         return self.shape("key_pages" if self.is_paged else "key")[-2]
 
-    @property
+    @cached_property
     def head_dim_v(self) -> int:
         return self.shape("value_pages" if self.is_paged else "value")[-1]
 
-    @property
+    @cached_property
     def band(self) -> tuple[int | None, int | None]:
         """Keys seen to the left and right of the diagonal, causality included; None is open.
 
@@ -268,24 +268,24 @@ class AttentionSpec:
             None if right is None or right >= widest else right,
         )
 
-    @property
+    @cached_property
     def symbols(self) -> tuple[str, ...]:
         """The dims that are symbols of `jax.export`, of which Python knows no number."""
         dims = (dim for operand in self.operands for dim in operand.shape)
         return tuple(dict.fromkeys(str(dim) for dim in dims if not isinstance(dim, int)))
 
-    @property
+    @cached_property
     def has_symbolic_length(self) -> bool:
         """Whether T or S is such a symbol."""
         return not (isinstance(self.seq_len_q, int) and isinstance(self.seq_len_kv, int))
 
-    @property
+    @cached_property
     def is_empty(self) -> bool:
         """Whether there are no scores. A head dim of zero is no reason: its scores are all 0."""
         keys = self.shape("key_pages")[:4] if self.is_paged else self.shape("key")[:3]
         return 0 in self.shape("query")[:3] + keys + (self.seq_len_kv,)
 
-    @property
+    @cached_property
     def result_names(self) -> tuple[str, ...]:
         """Forward: "out" and what else the options ask for; backward: `wanted.gradients`."""
         wanted = self.wanted
@@ -294,7 +294,7 @@ class AttentionSpec:
         extra = {"lse": wanted.needs_lse, "row_max": wanted.needs_max, "keep": wanted.needs_keep}
         return ("out", *(name for name, is_wanted in extra.items() if is_wanted))
 
-    @property
+    @cached_property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """What the call returns: those of `result_names`, in that order."""
         if self.is_backward:

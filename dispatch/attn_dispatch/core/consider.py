@@ -10,9 +10,9 @@ from attn_dispatch import settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
 from attn_dispatch.core.nearest import reasons_to_read
-from attn_dispatch.core.rewrites import Chain, in_parts, preferred, rewritten
-from attn_dispatch.core.rewrites.in_parts import Axis, InParts
-from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, is_affordable
+from attn_dispatch.core.rewrites import Chain, Rewrite, in_parts, preferred, rewritten
+from attn_dispatch.core.rewrites.in_parts import in_parts_of
+from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, Axis, is_affordable
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
 from attn_dispatch.reason import Reason, Rule, broken
@@ -94,6 +94,8 @@ def _one_way(
 ) -> tuple[tuple[Reason, ...], Chain]:
     """Why it runs the call neither as it is nor rewritten: what speaks against the nearest form."""
 
+    @cache
+    @cache
     def against(spec: AttentionSpec) -> tuple[Reason, ...]:
         return reasons_as_it_is(implementation, spec, device)
 
@@ -105,18 +107,18 @@ def _one_way(
         return reasons, Chain((), spec, reasons)
     current = settings.current()
 
-    def parts(chains: Sequence[Chain]) -> tuple[InParts, ...]:
+    def parts(chains: Sequence[Chain]) -> tuple[Rewrite, ...]:
         return _parts(implementation, chains, device)
 
     liked = preferred(
+        spec.options.operands,
+        is_backward=spec.is_backward,
         has_decoding_kernel=implementation.HAS_DECODING_KERNEL,
         skips_from_bottom_right=implementation.SKIPS_FROM_BOTTOM_RIGHT,
     )
-    is_liked = any(rewrite.inner(spec) is not None for rewrite in liked)
-    has_cause = reasons or spec.meaning.dropout_rate or current.first_rewrite or is_liked
-    if not current.rewrites:
-        chain = Chain((), spec, reasons)
-    elif has_cause:
+    chain = Chain((), spec, reasons)
+    has_cause = reasons or liked or spec.meaning.dropout_rate or current.first_rewrite
+    if current.rewrites and has_cause:
         chain = rewritten(
             spec,
             against,
@@ -125,8 +127,7 @@ def _one_way(
             may_fall_back=current.fallback != "error" and _may_be_xlas(spec),
             first=current.first_rewrite,
         )
-    else:
-        chain = Chain((), spec, ())
+    elif current.rewrites:
         chain = in_parts(chain, parts([chain]))
     if chain.reasons:
         # Where no call runs, none comes near.
@@ -153,7 +154,7 @@ def _limit(spec: AttentionSpec, device: Device) -> scratch.Limit | None:
 
 def _parts(
     implementation: Implementation, chains: Sequence[Chain], device: Device
-) -> tuple[InParts, ...]:
+) -> tuple[Rewrite, ...]:
     """The parts of calls that it runs, as many as the one takes that needs most of them."""
     sizes: dict[Axis, int] = {}
     for chain in chains:
@@ -162,8 +163,10 @@ def _parts(
             for step in scratch.parts_within(
                 chain.spec, bytes_of, limit.bytes, is_strict=limit.is_strict
             ):
-                sizes[step.axis] = min(step.size, sizes.get(step.axis, step.size))
-    return tuple(InParts(axis, size) for axis, size in sizes.items())
+                assert step.parts is not None
+                axis, size = step.parts.axis, step.parts.size
+                sizes[axis] = min(size, sizes.get(axis, size))
+    return tuple(in_parts_of(axis, size) for axis, size in sizes.items())
 
 
 def _within_limit(
@@ -193,7 +196,7 @@ def _within_limit(
 
 def scratch_bytes(implementation: Implementation, chain: Chain, device: Device) -> int:
     """The memory that a chain takes beside operands and results of the call that it asks for."""
-    own = sum(x.own_bytes(spec) for x, spec in chain.steps if isinstance(x, InParts))
+    own = sum(rewrite.own_bytes(outer) for rewrite, outer in chain.steps)
     return own + implementation.plan(chain.spec, device).scratch_bytes
 
 

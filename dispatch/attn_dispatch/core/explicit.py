@@ -13,20 +13,11 @@ import jax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.core import jax_compat
-from attn_dispatch.core.shards import Bind, Shards, layouts, of_keys, shard_call
+from attn_dispatch.core.shards import Shards, layouts, of_keys, shard_call
 from attn_dispatch.core.unsplit import say_unsplit
-
-
-def is_explicit(mesh: Any) -> bool:
-    """Whether types say how a call on this mesh is split.
-
-    Of Auto axes beside Explicit ones they do not: there the partitioner is asked, for all of them.
-    """
-    kinds = set(mesh.axis_types)
-    return AxisType.Explicit in kinds and AxisType.Auto not in kinds
 
 
 def explicit_lowering(

@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.mask_as_lengths import MaskModAsLengths
+from attn_dispatch.core.rewrites.mask_as_lengths import MASK_MOD_AS_LENGTHS
 from attn_dispatch.programs.key_ranges import key_range
 from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import Mod
@@ -118,7 +118,7 @@ def _computed(spec: AttentionSpec, mod: Mod, batch: np.ndarray) -> float:
         last = np.minimum(t + TILE, spec.seq_len_q) - 1 + _offset(spec) + right
         end = np.clip(last // TILE + 1, 0, end)
     ends = [end]
-    if settings.current().rewrites and MaskModAsLengths().inner(spec) is not None:
+    if settings.current().rewrites and MASK_MOD_AS_LENGTHS.applied(spec) is not None:
         number = key_range(mod.program).row_end
         assert number is not None
 

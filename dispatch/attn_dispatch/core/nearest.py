@@ -13,10 +13,8 @@ from dataclasses import replace
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import REWRITES, Chain, Reasons
-from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, Advising, at_any_size, is_affordable
+from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, Shape, is_affordable
 from attn_dispatch.reason import Reason, rules_of
-
-_Shape = tuple[int, ...]
 
 
 def reasons_to_read(
@@ -33,10 +31,10 @@ def reasons_to_read(
     if not left:  # it would run, were it not for rewrites that dropout prescribes
         number, left = len(chain.steps), chain.reasons
     taken = chain.steps[:number]
-    spec = chain.steps[number][1] if number < len(chain.steps) else chain.spec
+    spec = chain.after(number)
     known: dict[str, str] = {}
     for rewrite, outer in taken:
-        known |= rewrite.remedies(outer) if isinstance(rewrite, Advising) else {}
+        known |= rewrite.remedies(outer)
     too_large = dict(_too_large(spec, left, reasons_against))
     is_new = any(reason not in reasons for reason in left)
     found = [x for x in reasons if is_new and x.rule not in rules_of(left)]
@@ -53,20 +51,16 @@ def reasons_to_read(
 
 def _too_large(
     spec: AttentionSpec, left: tuple[Reason, ...], reasons_against: Reasons
-) -> Iterator[tuple[str, _Shape]]:
+) -> Iterator[tuple[str, Shape]]:
     """The rules that a rewrite would take away, were there no limit on arrays over pairs: each with
     the shape of the rewrite's array."""
     for rewrite in reversed(REWRITES):
-        if rewrite.inner(spec) is not None:
-            continue
-        with at_any_size() as shapes:
-            inner = rewrite.inner(spec)
-        if inner is not None and shapes:
-            gone = rules_of(left) - rules_of(reasons_against(inner))
-            yield from ((rule, shapes[0]) for rule in gone)
+        if (shape := rewrite.too_large(spec)) is not None:
+            gone = rules_of(left) - rules_of(reasons_against(rewrite.inner(spec)))
+            yield from ((rule, shape) for rule in gone)
 
 
-def _with_size(reason: Reason, shape: _Shape) -> Reason:
+def _with_size(reason: Reason, shape: Shape) -> Reason:
     entries = math.prod(shape)
     note = (
         f"as an array over pairs it would be {list(shape)}, {entries:,} entries; the limit is "

@@ -16,11 +16,11 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, use_abstract_mesh
 
 from attn_dispatch import settings
-from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.jax_compat import custom_partitioning, set_xla_metadata
 from attn_dispatch.core.mesh_axes import mesh_and_specs
-from attn_dispatch.core.shards import Bind, Shards, layouts, of_keys, shard_call, whole_call
+from attn_dispatch.core.shards import Shards, layouts, of_keys, shard_call
 from attn_dispatch.core.unsplit import say_unsplit
 
 _NO_MESH = AbstractMesh((), ())
@@ -32,7 +32,7 @@ def partitioned(bind: Bind, call: LeadingCall, operands: tuple[jax.Array, ...]) 
     A call without scores is not split.
     """
     if call.spec.is_empty:
-        return whole_call(bind, call, operands)
+        return call.results_by(bind, operands)
     surroundings = settings.current()
     # What JAX's compilation cache goes by. The call itself is nowhere in the program but in a
     # Python object, whose address jax_remove_custom_partitioning_ptr_from_cache_key leaves out.
@@ -72,7 +72,7 @@ def _partitioner(
         return shardings(outputs, *shards_of(mesh, args))
 
     def unsplit(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return whole_call(bind, call, operands)
+        return call.results_by(bind, operands)
 
     def rule(mesh: Any, *_: Any) -> tuple[str, dict[str, Any]]:
         return _rule(call.spec, mesh, inputs, outputs)

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch import settings
-from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import ahead, jax_compat, select
@@ -30,11 +30,10 @@ from attn_dispatch.core.derivatives import (
     chosen_as_in_training,
     make_differentiable,
 )
-from attn_dispatch.core.explicit import explicit_lowering, is_explicit
+from attn_dispatch.core.explicit import explicit_lowering
 from attn_dispatch.core.interpreters import make_interpretable
 from attn_dispatch.core.jax_compat import Context, batching, mlir
 from attn_dispatch.core.partitioning import partitioned
-from attn_dispatch.core.shards import Bind, whole_call
 from attn_dispatch.core.tuning import contest
 from attn_dispatch.core.unsplit import say_left_to_xla
 from attn_dispatch.devices.device import Device
@@ -102,7 +101,8 @@ def _compute(
     """The call as the chosen implementation computes it on this platform."""
     spec = AttentionSpec.of(operands, options)
     device = device_for(platform)
-    ahead.plan_backward(spec, device)
+    if spec.wanted.differentiated:
+        ahead.plan_backward(spec, device)
     named = dict(zip(options.operands, operands, strict=True))
     if spec.is_backward:
         named = without_nan_lse(spec, named)
@@ -165,11 +165,14 @@ def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[...
 
 def _lower_partitioned(ctx: Context, *operands: Any, bind: Bind, options: AttentionOptions) -> Any:
     mesh = jax_compat.types_of(ctx)[0].sharding.mesh
-    if is_explicit(mesh):
+    kinds = set(mesh.axis_types)
+    # Types say how a call is split, unless there are Auto axes beside Explicit ones: then the
+    # partitioner is asked, for all of them.
+    if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
         return explicit_lowering(bind, ctx, operands, options)
 
     # Inside a shard_map, of some axes or all, this is what one device computes.
-    is_one = AxisType.Manual in mesh.axis_types or jax_compat.number_of_devices(ctx) == 1
+    is_one = AxisType.Manual in kinds or jax_compat.number_of_devices(ctx) == 1
     whole = LeadingCall.of(jax_compat.types_of(ctx), options)
     found = None
     if not is_one:
@@ -179,7 +182,7 @@ def _lower_partitioned(ctx: Context, *operands: Any, bind: Bind, options: Attent
             say_left_to_xla(whole.spec, is_export=jax_compat.is_export(ctx))
 
     def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return (partitioned if found else whole_call)(bind, whole, operands)
+        return partitioned(bind, whole, operands) if found else whole.results_by(bind, operands)
 
     return jax_compat.lower_as(call, found or ctx, operands)
 

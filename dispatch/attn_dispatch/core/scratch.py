@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from attn_dispatch import settings
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.in_parts import Axis, InParts, length_of, most_heads
-from attn_dispatch.core.rewrites.rewrite import Rewrite
+from attn_dispatch.core.rewrites.in_parts import in_parts_of, length_of, most_heads
+from attn_dispatch.core.rewrites.rewrite import Axis, Rewrite
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.memory import memory_bytes
 
-Step = tuple[Rewrite, AttentionSpec]
 Scratch = Callable[[AttentionSpec], int | None]
 """The scratch memory of a call in bytes; None of a call that a kernel does not run."""
 
@@ -81,7 +80,7 @@ def usual_bytes(spec: AttentionSpec) -> int:
 
 def parts_within(
     spec: AttentionSpec, scratch_of: Scratch, limit: int, *, is_strict: bool = False
-) -> tuple[InParts, ...]:
+) -> tuple[Rewrite, ...]:
     """The largest parts in which a call that a kernel runs takes no more than the limit.
 
     () where it takes no more as it is. If the smallest take more, those that take little more than
@@ -95,9 +94,9 @@ def parts_within(
 
 def _divided(
     spec: AttentionSpec, scratch_of: Scratch, limit: int
-) -> tuple[tuple[InParts, ...], int]:
+) -> tuple[tuple[Rewrite, ...], int]:
     """Parts within the limit, or the smallest that help, and the scratch of the call in them."""
-    found: list[InParts] = []
+    found: list[Rewrite] = []
     inner, taken = spec, scratch_of(spec) or 0
     for axis in _axes(spec):
         if taken <= limit:
@@ -106,16 +105,16 @@ def _divided(
         best = _largest(inner, axis, scratch_of, limit - held, taken - held)
         if best is not None:
             found.append(best[0])
-            inner, taken = best[0].inner(inner) or inner, best[1] + held
+            inner, taken = best[0].applied(inner) or inner, best[1] + held
     return tuple(found), taken
 
 
-def parts_bytes(spec: AttentionSpec, steps: tuple[InParts, ...], scratch_of: Scratch) -> int | None:
+def parts_bytes(spec: AttentionSpec, steps: tuple[Rewrite, ...], scratch_of: Scratch) -> int | None:
     """The scratch memory of a call in these parts."""
     if not steps:
         return scratch_of(spec)
     first, *others = steps
-    inner = first.inner(spec)
+    inner = first.applied(spec)
     of_part = None if inner is None else parts_bytes(inner, tuple(others), scratch_of)
     return None if of_part is None else first.own_bytes(spec) + of_part
 
@@ -137,10 +136,10 @@ def _axes(spec: AttentionSpec) -> tuple[Axis, Axis]:
 
 def _largest(
     spec: AttentionSpec, axis: Axis, scratch_of: Scratch, limit: int, whole: int
-) -> tuple[InParts, int] | None:
+) -> tuple[Rewrite, int] | None:
     """The largest parts along an axis within the limit, with their scratch, else the smallest."""
     size, taken, unshared = length_of(spec, axis), whole, _unshared(spec, axis)
-    best: tuple[InParts, int] | None = None
+    best: tuple[Rewrite, int] | None = None
     for _ in range(_TRIES):
         smaller = min(size - 1, int(size * limit / max(taken, 1)))
         if smaller < unshared < size:
@@ -148,7 +147,7 @@ def _largest(
         size = _below(spec, axis, smaller)
         if size < 1:
             break
-        step = InParts(axis, size)
+        step = in_parts_of(axis, size)
         found = _runs(spec, step, scratch_of)
         if found is not None and found < (best[1] if best else whole):
             best = step, found
@@ -172,9 +171,9 @@ def _unshared(spec: AttentionSpec, axis: Axis) -> int:
     return max((spec.batch // x for x in entries), default=1)
 
 
-def _runs(spec: AttentionSpec, step: InParts, scratch_of: Scratch) -> int | None:
+def _runs(spec: AttentionSpec, step: Rewrite, scratch_of: Scratch) -> int | None:
     """The scratch of a call in these parts, if a kernel runs all of them."""
-    if step.inner(spec) is None:
+    if step.applied(spec) is None:
         return None
     rest = step.beside(spec)
     if rest is not None and scratch_of(rest) is None:

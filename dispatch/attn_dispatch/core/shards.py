@@ -8,7 +8,7 @@ query heads use.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,12 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from attn_dispatch.call.leading import LeadingCall
+from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions, is_mod_operand, with_dropout_start
 from attn_dispatch.call.spec import AttentionSpec
-
-Bind = Callable[[AttentionOptions], Callable[..., list[jax.Array]]]
-"""Of options the call that one device computes, of its operands."""
 
 LAYOUTS = {
     "query": "b t n h",
@@ -234,14 +231,6 @@ def own_operands(
     return options, tuple(own[name] for name in options.operands)
 
 
-def whole_call(
-    bind: Bind, call: LeadingCall, operands: Sequence[jax.Array]
-) -> tuple[jax.Array, ...]:
-    """What one device computes that has the whole call: here its leading dims become one."""
-    by_name = dict(zip(call.options.operands, operands, strict=True))
-    return tuple(call.unfold(bind(call.options)(*call.fold(by_name).values())))
-
-
 def shard_call(
     bind: Bind, call: LeadingCall, shards: Shards, operands: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
@@ -254,7 +243,7 @@ def shard_call(
       operands: of the whole call's operands what lies on this device, as `Shards.spec_of` splits.
     """
     options, own = own_operands(shards, call, operands)
-    results = whole_call(bind, LeadingCall.of(own, options), own)
+    results = LeadingCall.of(own, options).results_by(bind, own)
     if not options.wanted.gradients:
         return results
     heads = shards.own_kv_heads(call.spec)

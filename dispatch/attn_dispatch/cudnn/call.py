@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.programs.caps_and_slopes import Alibi
@@ -143,6 +144,7 @@ class Band:
 OPEN = Band(-1, -1, bottom_right=False)
 
 
+@lru_cache(maxsize=1024)
 def variants_of(spec: AttentionSpec) -> tuple[CudnnCall, ...]:
     """The variants of the call for cuDNN, best first; the spec breaks no rule of rules.py.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from attn_dispatch.devices.device import Device
 from attn_dispatch.typed_jax import local_devices
@@ -39,6 +40,7 @@ _UNKNOWN = 40 * _GIB
 """The assumed memory of an unknown device."""
 
 
+@lru_cache
 def memory_bytes(device: Device) -> int:
     """The device's memory in bytes, from its name or its properties.
 

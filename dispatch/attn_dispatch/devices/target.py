@@ -97,7 +97,7 @@ def parse(name: str) -> Device:
     if arch in _AMD_NAMES:
         return Device("rocm", arch, product or _AMD_NAMES[arch], is_present=False)
     if arch in known:
-        device = _nvidia(known[arch].read_text())
+        device = _known_device(arch)
         # "NVIDIA A100" matches the "NVIDIA A100-SXM4-80GB"; "NVIDIA L40" must not match the L40S.
         if product is None or re.match(rf"{product}\b", device.name):
             return device
@@ -129,6 +129,11 @@ def _known_nvidia() -> dict[str, Path]:
     folder = resources.files("attn_dispatch.devices") / "targets"
     files = (Path(str(file)) for file in folder.iterdir() if file.name.endswith(".json"))
     return {file.stem: file for file in sorted(files, key=lambda f: int(f.stem[2:]))}
+
+
+@lru_cache
+def _known_device(arch: str) -> Device:
+    return _nvidia(_known_nvidia()[arch].read_text())
 
 
 def _properties_in_file(name: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import lru_cache
 
 PRODUCTS = {
     "a100": ("sm80", "NVIDIA A100"),
@@ -35,6 +36,7 @@ _FORM = re.compile(r"sxm\d?|pcie|nvl|oam|\d+gb|hbm\d\w?")
 _NVIDIA_ARCH = re.compile(r"(?:sm|compute)(\d{2,3})[af]?")
 
 
+@lru_cache
 def resolve(name: str) -> tuple[str, str | None]:
     """(arch, product) of a name; the product is None if the name is an arch's or unknown.
 

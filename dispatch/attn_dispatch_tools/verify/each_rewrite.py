@@ -16,8 +16,8 @@ import jax
 from attn_dispatch.call.options import backward_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES
-from attn_dispatch.core.rewrites.mods_as_arrays import SumAsBias
-from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
+from attn_dispatch.core.rewrites.mods_as_arrays import SUM_AS_BIAS
+from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
@@ -28,7 +28,7 @@ _TRIED = (*REWRITES, *ONE_BY_ONE)
 def each_rewrite(cases: Sequence[Case]) -> list[Case]:
     """The cases, each with the one that was used least of the rewrites that it gives work to.
 
-    Where that is `SumAsBias`, the case's score_mod becomes a sum: those that are drawn seldom are.
+    Where that is SUM_AS_BIAS, the case's score_mod becomes a sum: those that are drawn seldom are.
     """
     used: Counter[str] = Counter({rewrite.name: 0 for rewrite in _TRIED})
     return [_with_least_used(case, used) for case in cases]
@@ -36,19 +36,19 @@ def each_rewrite(cases: Sequence[Case]) -> list[Case]:
 
 def _with_least_used(case: Case, used: Counter[str]) -> Case:
     as_sum = _as_a_sum(case)
-    calls, sums = tuple(_calls(case)), tuple(_calls(as_sum))
+    calls, sums = tuple(calls_of(case)), tuple(calls_of(as_sum))
     fitting = [
         rewrite
         for rewrite in _TRIED
-        if any(map(rewrite.inner, sums if isinstance(rewrite, SumAsBias) else calls))
+        if any(map(rewrite.applied, sums if rewrite is SUM_AS_BIAS else calls))
     ]
     if not fitting:
         return case
     rewrite = min(fitting, key=lambda x: used[x.name])
     used[rewrite.name] += 1
     # Every other bias is one that 16 bits hold.
-    is_rounded = isinstance(rewrite, NarrowBias) and used[rewrite.name] % 2 == 0
-    given = as_sum if isinstance(rewrite, SumAsBias) else case
+    is_rounded = rewrite is NARROW_BIAS and used[rewrite.name] % 2 == 0
+    given = as_sum if rewrite is SUM_AS_BIAS else case
     return replace(given, rewrite=rewrite.name, rounded_bias=is_rounded)
 
 
@@ -61,7 +61,7 @@ def _as_a_sum(case: Case) -> Case:
     return replace(changed, wanted=wanted)
 
 
-def _calls(case: Case) -> Iterator[AttentionSpec]:
+def calls_of(case: Case) -> Iterator[AttentionSpec]:
     """The forward call, with its dropout mask if there is one, and the backward call."""
     forward = case.forward_options(needs_keep=case.dropout > 0)
     avals = case.avals()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
-from attn_dispatch.core.rewrites.padded import PackedAsPadded
-from attn_dispatch.core.rewrites.sinks import SinksAfterwards
+from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
+from attn_dispatch.core.rewrites.padded import PACKED_AS_PADDED
+from attn_dispatch.core.rewrites.sinks import SINKS_AFTERWARDS
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Facts, Packed, Ragged, case
@@ -226,13 +226,13 @@ FOUND: tuple[Case, ...] = (
         **CAUSAL,
     ),
     # Sinks were left out of what goes by an lse that has them.
-    _found("sinks_then_slopes", alibi=1, sinks=1, rewrite=SinksAfterwards().name, **CAUSAL),
-    _found("sinks_then_row_bias", bias="1nt1", sinks=1, rewrite=SinksAfterwards().name),
+    _found("sinks_then_slopes", alibi=1, sinks=1, rewrite=SINKS_AFTERWARDS.name, **CAUSAL),
+    _found("sinks_then_row_bias", bias="1nt1", sinks=1, rewrite=SINKS_AFTERWARDS.name),
     # XLA left out that a bias was rounded, so that each seemed to be what it is in 16 bits.
-    _found("narrow_bias", bias="bnts", dtype="float16", rewrite=NarrowBias().name),
-    _found("narrow_bias_exact", bias="1nts", rounded_bias=True, rewrite=NarrowBias().name),
+    _found("narrow_bias", bias="bnts", dtype="float16", rewrite=NARROW_BIAS.name),
+    _found("narrow_bias_exact", bias="1nts", rounded_bias=True, rewrite=NARROW_BIAS.name),
     # The gradient of a bias that the packed call does not have.
-    _found("padded_slopes", alibi=1, dropout=0.5, rewrite=PackedAsPadded().name, **_PACKED),
+    _found("padded_slopes", alibi=1, dropout=0.5, rewrite=PACKED_AS_PADDED.name, **_PACKED),
     # cudnn-frontend gives packed gradients with heads first too little room: kernels wrote past it.
     _found("heads_first_packed", heads_first="q kv", **_PACKED),
     _found("heads_first_ragged", heads_first="q", h=128, **_ragged(64, 192), **CAUSAL),

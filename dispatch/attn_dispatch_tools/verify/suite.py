@@ -15,7 +15,7 @@ from attn_dispatch import settings
 from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
-from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
+from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.reason import Reason
@@ -46,7 +46,7 @@ from attn_dispatch_tools.verify.reference import (
     reference,
 )
 
-_BY_EITHER = NarrowBias().name
+_BY_EITHER = NARROW_BIAS.name
 """The rewrite after which nobody knows, before a call runs, whether XLA computes it."""
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from attn_dispatch.core.rewrites import Chain
 from attn_dispatch.core.rewrites.cache import grouped_heads
-from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
-from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
+from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
@@ -38,8 +38,8 @@ def computed(case: Case) -> tuple[Any, Any, int]:
     if case.page:
         given = jax.jit(partial(in_pages, case))(operands)
         spec = spec_of(paged_options(case, options), given)
-    for rewrite in (WholePages(), HeadsAsQueries()):
-        inner = rewrite.inner(spec)
+    for rewrite in (WHOLE_PAGES, HEADS_AS_QUERIES):
+        inner = rewrite.applied(spec)
         assert inner is not None, rewrite
         steps.append((rewrite, spec))
         spec = inner

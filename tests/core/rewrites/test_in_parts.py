@@ -21,7 +21,8 @@ import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import Chain, in_parts, rewritten
-from attn_dispatch.core.rewrites.in_parts import InParts, _Division, length_of
+from attn_dispatch.core.rewrites.in_parts import _Division, _InParts, in_parts_of, length_of
+from attn_dispatch.core.rewrites.rewrite import Rewrite
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.semantics.invalid_values import without_nan_lse
@@ -50,12 +51,12 @@ def drawn(seed: int) -> Case:
     return known(replace(case, scale=scale))
 
 
-def some_parts(specs: Sequence[AttentionSpec], seed: int) -> tuple[InParts, ...]:
+def some_parts(specs: Sequence[AttentionSpec], seed: int) -> tuple[Rewrite, ...]:
     """Parts of the batch, of the heads or of both, in either order, if the calls allow them."""
     dice, steps = random.Random(seed), []
     for axis in dice.sample(("batch", "heads"), 2):
-        step = InParts(axis, dice.randint(1, max(length_of(specs[0], axis) - 1, 1)))
-        inner = [x for x in map(step.inner, specs) if x is not None]
+        step = in_parts_of(axis, dice.randint(1, max(length_of(specs[0], axis) - 1, 1)))
+        inner = [x for x in map(step.applied, specs) if x is not None]
         if len(inner) == len(specs) and dice.random() < 0.8:
             steps.append(step)
             specs = inner
@@ -90,7 +91,7 @@ def kernel(spec: AttentionSpec, operands: Arrays) -> Arrays:
 
 
 def axes_of(chain: Chain) -> tuple[str, ...]:
-    return tuple(x.axis for x, _ in chain.steps if isinstance(x, InParts))
+    return tuple(x.parts.axis for x, _ in chain.steps if x.parts)
 
 
 def judge(case: Case, seed: int, chain_of: Callable[..., Chain] = chain_of) -> set[str]:
@@ -139,7 +140,7 @@ def test_drawn_calls_by_xla(part: int):
         compare_with_whole(case, some_parts([forward], seed))
 
 
-def compare_with_whole(case: Case, steps: Sequence[InParts]) -> None:
+def compare_with_whole(case: Case, steps: Sequence[Rewrite]) -> None:
     """By XLA, both directions."""
     forward, *backward = specs_of(case, needs_keep=case.dropout > 0)
 
@@ -171,37 +172,37 @@ CASE = Case(
 COPIES = replace(
     CASE, b=6, own_arrays=True, transform="vmap", alibi=6, kv_lengths=(7, 3, 0, 6, 7, 2)
 )
-PARTS = (InParts("batch", 2), InParts("heads", 1))
-EXACT: tuple[tuple[Case, tuple[InParts, ...]], ...] = (
+PARTS = (in_parts_of("batch", 2), in_parts_of("heads", 1))
+EXACT: tuple[tuple[Case, tuple[Rewrite, ...]], ...] = (
     (CASE, PARTS),
-    (CASE, (InParts("heads", 3), InParts("batch", 4))),
-    (CASE, (InParts("heads", 2),)),
-    (COPIES, (InParts("batch", 1),)),
-    (COPIES, (InParts("batch", 3), InParts("heads", 3))),
+    (CASE, (in_parts_of("heads", 3), in_parts_of("batch", 4))),
+    (CASE, (in_parts_of("heads", 2),)),
+    (COPIES, (in_parts_of("batch", 1),)),
+    (COPIES, (in_parts_of("batch", 3), in_parts_of("heads", 3))),
 )
 
 
 @pytest.mark.parametrize(("case", "steps"), EXACT)
-def test_every_operand_that_parts_divide_or_share(case: Case, steps: tuple[InParts, ...]):
-    compare_with_whole(case, [x for x in steps if x.inner(specs_of(case, needs_keep=True)[0])])
+def test_every_operand_that_parts_divide_or_share(case: Case, steps: tuple[Rewrite, ...]):
+    compare_with_whole(case, [x for x in steps if x.applied(specs_of(case, needs_keep=True)[0])])
 
 
-def _not_moved(self: InParts, spec: AttentionSpec, name: str, first: Any) -> Any:
+def _not_moved(self: Any, spec: AttentionSpec, name: str, first: Any) -> Any:
     return 0 if name == "dropout_start" else _MOVED(self, spec, name, first)
 
 
-def _mods_not_moved(self: InParts, spec: AttentionSpec, name: str, first: Any) -> Any:
+def _mods_not_moved(self: Any, spec: AttentionSpec, name: str, first: Any) -> Any:
     return 0 if name == "mods_start" else _MOVED(self, spec, name, first)
 
 
-_MOVED, _MODULE = InParts._moved, sys.modules[InParts.__module__]
+_MOVED, _MODULE = _InParts._moved, sys.modules[_InParts.__module__]
 BROKEN: dict[str, tuple[Any, str, Any]] = {
-    "the same dropout for all parts": (InParts, "_moved", _not_moved),
-    "mods count from 0 in each part": (InParts, "_moved", _mods_not_moved),
-    "no rest": (InParts, "beside", lambda self, spec: None),
-    "no sums": (InParts, "_is_summed", lambda self, spec, name: False),
+    "the same dropout for all parts": (_InParts, "_moved", _not_moved),
+    "mods count from 0 in each part": (_InParts, "_moved", _mods_not_moved),
+    "no rest": (_InParts, "rest", lambda self, spec: None),
+    "no sums": (_InParts, "_is_summed", lambda self, spec, name: False),
     "sums in 16 bits": (
-        sys.modules[InParts.__module__],
+        sys.modules[_InParts.__module__],
         "_wide",
         lambda dtype: np.dtype(jnp.bfloat16),
     ),

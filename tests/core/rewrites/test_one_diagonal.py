@@ -11,7 +11,7 @@ import pytest
 import attn_dispatch
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import one_diagonal
-from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
+from attn_dispatch.core.rewrites.one_diagonal import ONE_DIAGONAL
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn.call import band_of, variants_of
@@ -72,10 +72,10 @@ def judge(case: Case) -> AttentionSpec:
     exact = reference(case.forward_options(), case.operands())
     operands |= {name: exact[name].astype(np.float32) for name in ("out", "lse")}
     spec = spec_of(case.backward_options(), operands)
-    inner = OneDiagonal().inner(spec)
+    inner = ONE_DIAGONAL.applied(spec)
     assert inner is not None
     given = without_nan_lse(spec, to_jax(poisoned(spec, operands)))
-    results = OneDiagonal().compute(spec, given, Calls(kernel, kernel, kernel))
+    results = ONE_DIAGONAL.compute(spec, inner, given, Calls(kernel, kernel, kernel))
     in_order = tuple(results[name] for name in spec.result_names)
     check(spec, in_order, reference(spec.options, operands, None))
     return inner
@@ -137,7 +137,7 @@ def test_what_stays_as_it_is(case: Case):
     spec = spec_of(case.forward_options(), case.avals())
     if case.gradients:
         spec = spec.backward(case.backward_options())
-    assert OneDiagonal().inner(spec) is None
+    assert ONE_DIAGONAL.applied(spec) is None
 
 
 def test_equal_lengths_have_one_corner():
@@ -162,4 +162,4 @@ def test_cudnn_takes_it_where_it_saves_time(t, s, left, is_taken, monkeypatch):
     )  # fmt: skip
     assert explanation.chosen_forward == explanation.chosen_backward == "cudnn"
     text = " ".join(str(explanation).split())
-    assert (OneDiagonal().name in text) is is_taken
+    assert (ONE_DIAGONAL.name in text) is is_taken

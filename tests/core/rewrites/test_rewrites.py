@@ -18,6 +18,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import (
     REWRITES,
     Chain,
+    Rewrite,
     dense,
     empty,
     mods_as_arguments,
@@ -28,15 +29,15 @@ from attn_dispatch.core.rewrites import (
     value_columns,
     wide_heads,
 )
-from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
-from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
-from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
-from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
-from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
-from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
-from attn_dispatch.core.rewrites.dropout_keys import CallForEachKey
-from attn_dispatch.core.rewrites.narrow_bias import NarrowBias
-from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
+from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.cache.near_keys import NEAR_KEYS
+from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
+from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
+from attn_dispatch.core.rewrites.dropout_keys import CALL_FOR_EACH_KEY
+from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
+from attn_dispatch.core.rewrites.one_diagonal import ONE_DIAGONAL
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.programs.known_forms import known_form
 from attn_dispatch.reason import Reason
@@ -84,9 +85,8 @@ def chain_of(spec: AttentionSpec, without: tuple[str, ...] = (), first: str = ""
 
 
 def computed(chain: Chain, operands: Operands) -> tuple:
-    names = [rewrite.name for rewrite in REWRITES if isinstance(rewrite, CallForEachKey)]
     # NumPy wants numbers in lax.map as well.
-    with jax.disable_jit(bool(set(names) & set(chain.names))):
+    with jax.disable_jit(CALL_FOR_EACH_KEY.name in chain.names):
         given = to_jax(operands)
         first = chain.steps[0][1] if chain.steps else chain.spec
         if first.is_backward:
@@ -242,19 +242,19 @@ def test_results_and_gradients(refused: Refused):
 
 @pytest.mark.parametrize("case", TAKEN_FIRST, ids=str)
 def test_a_rewrite_that_is_taken_first(case: Case):
-    judge(replace(case, rewrite=sinks.SinksAfterwards().name))
+    judge(replace(case, rewrite=sinks.SINKS_AFTERWARDS.name))
 
 
 def test_every_rewrite_has_cases():
     without_cases = {name for name, found in CASES.items() if len(found) < 3}
-    assert NarrowBias().name in without_cases  # these are float32: tests/aiter/test_public.py
+    assert NARROW_BIAS.name in without_cases  # these are float32: tests/aiter/test_public.py
     of_serving = (
-        NearKeys(), QueriesAsHeads(), HeadsAsQueries(), WholePages(), SmallerPages(),
-        PagesGathered(),
+        NEAR_KEYS, QUERIES_AS_HEADS, HEADS_AS_QUERIES, WHOLE_PAGES, SMALLER_PAGES,
+        PAGES_GATHERED,
     )  # fmt: skip
     serving = {x.name for x in of_serving}  # test_paged.py, test_whole_pages.py
-    of_windows = OneDiagonal().name  # test_one_diagonal.py
-    assert without_cases - {NarrowBias().name, of_windows} <= serving
+    of_windows = ONE_DIAGONAL.name  # test_one_diagonal.py
+    assert without_cases - {NARROW_BIAS.name, of_windows} <= serving
 
 
 def _no_positions(spec: AttentionSpec, operands: Arrays, positions: Any) -> Any:
@@ -271,14 +271,16 @@ def _doubled(x: Any, size: int) -> Any:
     return 2 * pad_last(x, size)
 
 
-_RIGHT = CallForEachKey.compute
+_RIGHT = CALL_FOR_EACH_KEY.compute
 _OUTSIDE, _DIAGONALS = mods.xla_array, mods._along_diagonals
 
 
-def _keys_reversed(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+def _keys_reversed(
+    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
+) -> Arrays:
     if spec.is_backward:
         operands = operands | {"dropout_key": operands["dropout_key"][::-1]}
-    return _RIGHT(self, spec, operands, calls)
+    return _RIGHT(spec, inner, operands, calls)
 
 
 BROKEN: dict[str, tuple[str, Any, str, Any]] = {
@@ -288,7 +290,7 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
     "a row's gradient": (
         "a bias that is", row_bias, "_row_grad", lambda spec, x: jnp.zeros_like(x["lse"]) + 1
     ),
-    "keys in another order": ("dropout keys", CallForEachKey, "compute", _keys_reversed),
+    "keys in another order": ("dropout keys", CALL_FOR_EACH_KEY, "compute", _keys_reversed),
     "columns twice": ("value: a call for at most 128", value_columns, "pad_last", _doubled),
     "no positions": ("causality and window", dense, "allowed", _no_positions),
     "no documents": ("sequences", dense, "allowed", _no_positions),
@@ -299,8 +301,8 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
         "packed sequences: as", padded._Places, "_within", lambda self: 0 * self.sequence
     ),
     "constants": (
-        "an axis", empty.NoScores, "compute",
-        lambda _, spec, x, calls: {name: 1 + y for name, y in calls.xla(spec, x).items()},
+        "an axis", empty.NO_SCORES, "compute",
+        lambda spec, inner, x, calls: {name: 1 + y for name, y in calls.xla(spec, x).items()},
     ),
     "one key more": (
         "mask_mod: as lengths", mods, "xla_array", lambda *given: 1 + _OUTSIDE(*given)
@@ -329,7 +331,10 @@ BROKEN: dict[str, tuple[str, Any, str, Any]] = {
 def test_a_broken_rewrite_is_noticed(what: str, monkeypatch):
     part, module, name, wrong = BROKEN[what]
     (rewrite,) = (x.name for x in REWRITES if x.name.startswith(part))
-    monkeypatch.setattr(module, name, wrong)
+    if isinstance(module, Rewrite):
+        monkeypatch.setitem(vars(module), name, wrong)  # it is frozen
+    else:
+        monkeypatch.setattr(module, name, wrong)
 
     def is_noticed(refused: Refused) -> bool:
         try:

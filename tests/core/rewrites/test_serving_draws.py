@@ -51,7 +51,12 @@ def chain_and_operands(case: Case) -> tuple[Chain, Any, Any]:
         options = paged_options(case, options)
         operands = jax.jit(partial(in_pages, case))(operands)
     spec = spec_of(options, operands)
-    liked = preferred(has_decoding_kernel=True)
+    liked = preferred(
+        spec.options.operands,
+        is_backward=spec.is_backward,
+        has_decoding_kernel=True,
+        skips_from_bottom_right=True,
+    )
     return rewritten(spec, reasons_against, preferred=liked), operands, expected
 
 

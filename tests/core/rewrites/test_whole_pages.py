@@ -13,16 +13,16 @@ import pytest
 
 from attn_dispatch import explain, inspection
 from attn_dispatch.core.rewrites.cache import whole_pages
-from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
-from attn_dispatch.core.rewrites.cache.gathered import PagesGathered
-from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
-from attn_dispatch.core.rewrites.cache.near_keys import NearKeys
-from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
-from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
-from attn_dispatch.core.rewrites.dense import SlopesAsBias
-from attn_dispatch.core.rewrites.mods_as_arguments import ScoreModAsCap
+from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.cache.near_keys import NEAR_KEYS
+from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
+from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
+from attn_dispatch.core.rewrites.dense import SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites.mods_as_arguments import SCORE_MOD_AS_CAP
 from attn_dispatch.core.rewrites.rewrite import Calls
-from attn_dispatch.core.rewrites.sinks import SinksAfterwards
+from attn_dispatch.core.rewrites.sinks import SINKS_AFTERWARDS
 from attn_dispatch_tools.verify.cache_cases import CACHE
 from attn_dispatch_tools.verify.case import Case
 from tests.support.backend import needs_cudnn
@@ -46,7 +46,7 @@ CHOSEN = [
 
 def differs(case: Case, compute: Any, rewrite: Any = None) -> bool | None:
     """Whether the rewrite gives other results than the call; None where it does not apply."""
-    results = rewritten_alone(rewrite or WholePages(), case, compute)
+    results = rewritten_alone(rewrite or WHOLE_PAGES, case, compute)
     if results is None:
         return None
     found, expected = results
@@ -73,7 +73,7 @@ def test_it_changes_nothing(compute):
 
 def test_pages_of_no_power_of_two_are_cut():
     for name in ("cache/whole_plain_t1_page24", "cache/whole_cap_t33_page24"):
-        assert differs(NAMED[name], by_xla, SmallerPages()) is False
+        assert differs(NAMED[name], by_xla, SMALLER_PAGES) is False
 
 
 _OF_ENDS = whole_pages._Ends.of
@@ -120,8 +120,8 @@ def test_a_table_that_lets_the_kernel_read_other_pages_is_noticed(what, monkeypa
     assert differs(case, kernel)
 
 
-W, Q, S = (x.name for x in (WholePages(), QueriesAsHeads(), SinksAfterwards()))
-A, C, G = (x.name for x in (SlopesAsBias(), ScoreModAsCap(), HeadsAsQueries()))
+W, Q, S = (x.name for x in (WHOLE_PAGES, QUERIES_AS_HEADS, SINKS_AFTERWARDS))
+A, C, G = (x.name for x in (SLOPES_AS_BIAS, SCORE_MOD_AS_CAP, HEADS_AS_QUERIES))
 
 
 def capped(score: Any, b: Any, n: Any, t: Any, s: Any) -> Any:
@@ -145,17 +145,17 @@ def capped(score: Any, b: Any, n: Any, t: Any, s: Any) -> Any:
         (1, 0, {"sinks": 1}, (S,)),
         (256, 16, {}, (W,)),
         (256, 16, {"sinks": 1}, (S, W)),
-        (256, 16, {"local_window_size": (1023, 0)}, (NearKeys().name,)),
+        (256, 16, {"local_window_size": (1023, 0)}, (NEAR_KEYS.name,)),
         (1, 16, {"alibi_slopes": 1}, (A, W)),
         (4, 16, {"alibi_slopes": 1, "sinks": 1}, (S, A, W, Q)),
         (1, 16, {"alibi_slopes": 1, "local_window_size": (5000, 0)}, (A, W)),
         (1, 16, {"score_mod": "capped"}, (C, W)),
         (256, 16, {"score_mod": "capped"}, (C, W)),
         (100, 16, {"query_seq_lengths": 1}, (W, G)),
-        (256, 16, {"query_seq_lengths": 1}, (PagesGathered().name,)),
-        (1, 24, {}, (SmallerPages().name,)),
+        (256, 16, {"query_seq_lengths": 1}, (PAGES_GATHERED.name,)),
+        (1, 24, {}, (SMALLER_PAGES.name,)),
         (256, 24, {}, (W,)),
-        (256, 3, {}, (PagesGathered().name,)),
+        (256, 3, {}, (PAGES_GATHERED.name,)),
     ],
     ids=str,
 )
@@ -201,8 +201,10 @@ def test_pages_behind_a_window_need_not_be_there(compute, t):
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
     spec = inspection.spec_of(**given, local_window_size=(window, 0))
     operands = arrays | {x: arrays[x][None] for x in names[1:]}
-    assert WholePages().inner(spec) is not None
-    found = WholePages().compute(spec, operands, Calls(compute, by_xla, compute))["out"]
+    assert WHOLE_PAGES.applied(spec) is not None
+    found = WHOLE_PAGES.compute(
+        spec, WHOLE_PAGES.inner(spec), operands, Calls(compute, by_xla, compute)
+    )["out"]
     assert np.isnan(np.asarray(found[3], np.float32)).all()
     expected = by_xla(spec, operands | {"page_table": jnp.asarray(whole)})["out"]
     close = partial(np.testing.assert_allclose, atol=0.005, rtol=0.01)

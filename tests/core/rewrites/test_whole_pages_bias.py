@@ -11,10 +11,10 @@ import pytest
 
 from attn_dispatch.core.rewrites import Chain
 from attn_dispatch.core.rewrites.cache import whole_pages
-from attn_dispatch.core.rewrites.cache.few_queries import QueriesAsHeads
-from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
-from attn_dispatch.core.rewrites.dense import SlopesAsBias
-from attn_dispatch.core.rewrites.mods_as_arrays import SumAsBias
+from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
+from attn_dispatch.core.rewrites.dense import SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites.mods_as_arrays import SUM_AS_BIAS
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
@@ -44,9 +44,9 @@ def computed(case: Case) -> tuple[Any, Any]:
     expected = by_xla(spec_of(options, operands), operands)
     given = jax.jit(partial(in_pages, case))(operands)
     spec, steps = spec_of(paged_options(case, options), given), []
-    as_bias = SlopesAsBias() if case.alibi else SumAsBias()
-    for rewrite in (as_bias, WholePages(), *([QueriesAsHeads()] if case.t > 1 else [])):
-        inner = rewrite.inner(spec)
+    as_bias = SLOPES_AS_BIAS if case.alibi else SUM_AS_BIAS
+    for rewrite in (as_bias, WHOLE_PAGES, *([QUERIES_AS_HEADS] if case.t > 1 else [])):
+        inner = rewrite.applied(spec)
         assert inner is not None, rewrite
         steps.append((rewrite, spec))
         spec = inner

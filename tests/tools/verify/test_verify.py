@@ -18,10 +18,10 @@ import attn_dispatch
 import attn_dispatch_tools
 from attn_dispatch import aiter
 from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES
-from attn_dispatch.core.rewrites.cache.grouped_heads import HeadsAsQueries
-from attn_dispatch.core.rewrites.cache.smaller_pages import SmallerPages
-from attn_dispatch.core.rewrites.empty import NoScores
-from attn_dispatch.core.rewrites.one_diagonal import OneDiagonal
+from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
+from attn_dispatch.core.rewrites.empty import NO_SCORES
+from attn_dispatch.core.rewrites.one_diagonal import ONE_DIAGONAL
 from attn_dispatch_tools import cli
 from attn_dispatch_tools.verify import draws, pool
 from attn_dispatch_tools.verify import report as reports
@@ -127,7 +127,7 @@ def test_each_rewrite_is_drawn(verify):
     used = Counter(case.rewrite for case in drawn)
     # No axis is drawn empty, and no page of 24 keys or the like, which named cases have; and no
     # call on whole pages alone, nor one so long that it gains by queries and keys on one diagonal.
-    left_out = (NoScores(), SmallerPages(), HeadsAsQueries(), OneDiagonal())
+    left_out = (NO_SCORES, SMALLER_PAGES, HEADS_AS_QUERIES, ONE_DIAGONAL)
     names = {x.name for x in (*REWRITES, *ONE_BY_ONE)} - {x.name for x in left_out}
     assert used.keys() - {""} == names
     assert all(Case.from_json(case.to_json()) == case for case in drawn)

@@ -1,4 +1,4 @@
-"""What XLA computes beside the kernel: some gradients, or the row maximum, in blocks of its own.
+"""Some gradients, or the row maximum, computed by XLA in blocks, beside the kernel.
 
 It forms the scores once more, but the kernel has all the rest. Not a gradient under dropout: only
 the kernel knows its mask.
@@ -6,80 +6,101 @@ the kernel knows its mask.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_, gradients_without
+from attn_dispatch.core.rewrites.rewrite import (
+    BACKWARD,
+    Arrays,
+    Calls,
+    Rewrite,
+    changed,
+    for_,
+    gradients_without,
+)
 
 
-@dataclass(frozen=True)
-class GradientApart:
-    operand: str
-    moves_dropout: bool = False
+def _wanting(spec: AttentionSpec, *gradients: str) -> AttentionSpec:
+    """The backward call with these gradients as results."""
+    return changed(spec, wanted=replace(spec.wanted, gradients=gradients))
 
-    @property
-    def name(self) -> str:
-        return f"the gradient of {self.operand}: by XLA, beside the kernel"
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if self.operand not in spec.wanted.gradients or spec.meaning.dropout_rate:
-            return None
-        if self.operand == "bias" and spec.shape("bias")[3] == 1:
-            return None  # row_bias.py knows it without the scores
-        return changed(
-            spec, wanted=replace(spec.wanted, gradients=gradients_without(spec, self.operand))
-        )
+def _gradient_apart(operand: str, *, needed_for: str = "") -> Rewrite:
+    """The gradient of this operand."""
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        own = changed(spec, wanted=replace(spec.wanted, gradients=(self.operand,)))
+    def when(spec: AttentionSpec) -> bool:
+        if operand not in spec.wanted.gradients or spec.meaning.dropout_rate:
+            return False
+        # row_bias.py knows that of a row without the scores.
+        return operand != "bias" or spec.shape("bias")[3] != 1
+
+    def compute(
+        spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
+    ) -> Arrays:
+        own = _wanting(spec, operand)
         return calls.kernel(inner, operands) | calls.xla(own, operands)
 
-
-@dataclass(frozen=True)
-class ReadGradientsApart:
-    name: str = "the gradients of what score_mod reads: by XLA, beside the kernel"
-    moves_dropout: bool = False
-
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        read = tuple(x for x in spec.wanted.gradients if is_mod_operand(x))
-        if not read or spec.meaning.dropout_rate or spec.meaning.deterministic_backward:
-            return None  # XLA may add them up in any order
-        return changed(spec, wanted=replace(spec.wanted, gradients=gradients_without(spec, *read)))
-
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        own = changed(
-            spec,
-            wanted=replace(spec.wanted, gradients=gradients_without(spec, *inner.wanted.gradients)),
-        )
-        return calls.kernel(inner, operands) | calls.xla(own, operands)
+    return Rewrite(
+        f"the gradient of {operand}: by XLA, beside the kernel",
+        lambda spec: _wanting(spec, *gradients_without(spec, operand)),
+        compute,
+        asked_of=BACKWARD,
+        when=when,
+        reads_lse=True,
+        needed_for=needed_for,
+    )
 
 
-@dataclass(frozen=True)
-class MaximumApart:
-    name: str = "the row maximum: by XLA, beside the kernel"
-    moves_dropout: bool = False
+ALIBI_GRADIENT_APART = _gradient_apart("alibi_slopes")
+BIAS_GRADIENT_APART = _gradient_apart("bias", needed_for="bias/soft_cap_bf16_d128_128x320")
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        return (
-            changed(spec, wanted=replace(spec.wanted, needs_max=False))
-            if spec.wanted.needs_max
-            else None
-        )
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        # Neither of them is in it.
-        own = changed(
-            spec,
-            without=("dropout_key", "dropout_start", "sinks"),
-            meaning=replace(spec.meaning, dropout_rate=0.0, dropout_impl=None),
-            wanted=replace(spec.wanted, needs_keep=False),
-        )
-        row_max = calls.xla(own, for_(own, operands))["row_max"]
-        return calls.kernel(inner, operands) | {"row_max": row_max}
+def _read(spec: AttentionSpec) -> tuple[str, ...]:
+    return tuple(x for x in spec.wanted.gradients if is_mod_operand(x))
+
+
+def _may_add_in_any_order(spec: AttentionSpec) -> bool:
+    return (
+        bool(_read(spec))
+        and not spec.meaning.dropout_rate
+        and not spec.meaning.deterministic_backward
+    )
+
+
+def _read_gradients(
+    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
+) -> Arrays:
+    own = _wanting(spec, *gradients_without(spec, *inner.wanted.gradients))
+    return calls.kernel(inner, operands) | calls.xla(own, operands)
+
+
+READ_GRADIENTS_APART = Rewrite(
+    "the gradients of what score_mod reads: by XLA, beside the kernel",
+    lambda spec: _wanting(spec, *gradients_without(spec, *_read(spec))),
+    _read_gradients,
+    asked_of=BACKWARD,
+    when=_may_add_in_any_order,
+    reads_lse=True,
+    needed_for="found/score_mod_arrays_by_row",
+)
+
+
+def _maximum(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    # Dropout and sinks have no part in it.
+    own = changed(
+        spec,
+        without=("dropout_key", "dropout_start", "sinks"),
+        meaning=replace(spec.meaning, dropout_rate=0.0, dropout_impl=None),
+        wanted=replace(spec.wanted, needs_keep=False),
+    )
+    row_max = calls.xla(own, for_(own, operands))["row_max"]
+    return calls.kernel(inner, operands) | {"row_max": row_max}
+
+
+MAXIMUM_APART = Rewrite(
+    "the row maximum: by XLA, beside the kernel",
+    lambda spec: changed(spec, wanted=replace(spec.wanted, needs_max=False)),
+    _maximum,
+    when=lambda spec: spec.wanted.needs_max,
+)

@@ -1,14 +1,14 @@
-"""What a kernel cannot be told, or not together: as an array over pairs, which it can.
+"""Options that a kernel does not take, or not together, as an array over pairs, which it takes.
 
 Such an array costs memory with the product of the lengths, so it is made up to a size only
-(`is_affordable`). Bands, those of traced windows too, and sequences become a mask, ALiBi a float32
+(MOST_PAIRS). Bands, those of traced windows too, and sequences become a mask, ALiBi a float32
 bias, a mask a bias of 0 and -inf, which is exact in every dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,15 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     SEQUENCE_OPERANDS,
+    SEQUENCES,
     Arrays,
+    AskedOf,
     Calls,
+    Rewrite,
+    Shape,
     changed,
     common_shape,
     for_,
-    is_affordable,
     without_band,
 )
 from attn_dispatch.programs.program import is_finite
@@ -32,164 +35,184 @@ from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sums import sum_like
 
 
-@dataclass(frozen=True)
-class SlopesAsBias:
-    name: str = "ALiBi: as a float32 bias"
-    moves_dropout: bool = False
+def _bias_shape(spec: AttentionSpec) -> Shape:
+    return _pairs(spec, "bias", heads=spec.num_heads, batch=spec.shape("alibi_slopes")[0])
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if not spec.has("alibi_slopes"):
-            return None
-        shape = _pairs(spec, "bias", heads=spec.num_heads, batch=spec.shape("alibi_slopes")[0])
-        if not is_affordable(shape):
-            return None
-        wanted = ("bias" if x == "alibi_slopes" else x for x in spec.wanted.gradients)
-        return changed(
-            spec,
-            without=("alibi_slopes",),
-            arrays={"bias": (shape, "float32")},
-            wanted=replace(spec.wanted, gradients=tuple(dict.fromkeys(wanted))),
-        )
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        distance = Positions.of(spec, operands).distance().astype(jnp.float32)
-        slopes = operands["alibi_slopes"].astype(jnp.float32)[:, :, None, None]
-        bias = operands["bias"].astype(jnp.float32) if spec.has("bias") else 0
-        bias = jnp.broadcast_to(bias - slopes * distance, inner.shape("bias"))
-        results = calls.kernel(inner, for_(inner, operands | {"bias": bias}))
-        if "bias" not in results:
-            return results
-        grad = results["bias"].astype(jnp.float32)
-        if "alibi_slopes" in spec.wanted.gradients:
-            shape = spec.shape("alibi_slopes")
-            slopes_grad = sum_like(-grad * distance, (*shape, 1, 1)).reshape(shape)
-            results["alibi_slopes"] = slopes_grad.astype(spec.dtype_of("alibi_slopes"))
-        if spec.has("bias"):
-            grad = sum_like(grad, spec.shape("bias"))
-            results["bias"] = grad.astype(spec.dtype_of("bias"))
+def _slopes_as_bias(spec: AttentionSpec) -> AttentionSpec:
+    wanted = ("bias" if x == "alibi_slopes" else x for x in spec.wanted.gradients)
+    return changed(
+        spec,
+        without=("alibi_slopes",),
+        arrays={"bias": (_bias_shape(spec), "float32")},
+        wanted=replace(spec.wanted, gradients=tuple(dict.fromkeys(wanted))),
+    )
+
+
+def _compute_slopes(
+    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
+) -> Arrays:
+    distance = Positions.of(spec, operands).distance().astype(jnp.float32)
+    slopes = operands["alibi_slopes"].astype(jnp.float32)[:, :, None, None]
+    bias = operands["bias"].astype(jnp.float32) if spec.has("bias") else 0
+    bias = jnp.broadcast_to(bias - slopes * distance, inner.shape("bias"))
+    results = calls.kernel(inner, for_(inner, operands | {"bias": bias}))
+    if "bias" not in results:
         return results
+    grad = results["bias"].astype(jnp.float32)
+    if "alibi_slopes" in spec.wanted.gradients:
+        shape = spec.shape("alibi_slopes")
+        slopes_grad = sum_like(-grad * distance, (*shape, 1, 1)).reshape(shape)
+        results["alibi_slopes"] = slopes_grad.astype(spec.dtype_of("alibi_slopes"))
+    if spec.has("bias"):
+        grad = sum_like(grad, spec.shape("bias"))
+        results["bias"] = grad.astype(spec.dtype_of("bias"))
+    return results
 
 
-@dataclass(frozen=True)
-class BandAsMask:
-    name: str = "causality and window: as a mask"
+SLOPES_AS_BIAS = Rewrite(
+    "ALiBi: as a float32 bias",
+    _slopes_as_bias,
+    _compute_slopes,
+    asked_of=AskedOf(("alibi_slopes",)),
+    adds=("bias",),
+    pairs=lambda spec: (_bias_shape(spec),),
+)
+
+
+def _band_shape(spec: AttentionSpec) -> Shape:
+    return _pairs(spec, "mask", batch=spec.shape("window")[0] if spec.has("window") else 1)
+
+
+def _band_as_mask(spec: AttentionSpec) -> AttentionSpec:
+    arrays = {"mask": (_band_shape(spec), "bool")}
+    return changed(spec, without=("window",), arrays=arrays, meaning=without_band(spec.meaning))
+
+
+def _compute_band(
+    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
+) -> Arrays:
+    band = replace(Positions.of(spec, operands), query_ids=None, key_ids=None)
+    given = operands | {"mask": _mask(spec, operands, band, inner.shape("mask"))}
+    if spec.is_backward and spec.has("window"):
+        given |= _without_wrong_rows(spec, operands)
+    results = calls.kernel(inner, for_(inner, given))
+    return results if spec.is_backward else nan_where_invalid(spec, operands, results)
+
+
+BAND_AS_MASK = Rewrite(
+    "causality and window: as a mask",
+    _band_as_mask,
+    _compute_band,
+    adds=("mask",),
+    when=lambda spec: not is_packed(spec) and (spec.has("window") or spec.band != (None, None)),
+    pairs=lambda spec: (_band_shape(spec),),
     # Of a band a kernel may leave out the rows that attend nothing, and count from the next one.
-    moves_dropout: bool = True
-
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if is_packed(spec) or not (spec.has("window") or spec.band != (None, None)):
-            return None
-        shape = _pairs(spec, "mask", batch=spec.shape("window")[0] if spec.has("window") else 1)
-        if not is_affordable(shape):
-            return None
-        arrays = {"mask": (shape, "bool")}
-        return changed(spec, without=("window",), arrays=arrays, meaning=without_band(spec.meaning))
-
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        band = replace(Positions.of(spec, operands), query_ids=None, key_ids=None)
-        given = operands | {"mask": _mask(spec, operands, band, inner.shape("mask"))}
-        if spec.is_backward and spec.has("window"):
-            given |= _without_wrong_rows(spec, operands)
-        results = calls.kernel(inner, for_(inner, given))
-        return results if spec.is_backward else nan_where_invalid(spec, operands, results)
+    moves_dropout=True,
+    needed_for="alibi/lengths_bottom_right_bf16_d64_256x256",
+)
 
 
-@dataclass(frozen=True)
-class SequencesAsMask:
-    """Lengths and packed sequences, and the band that counts inside of them.
+def _sequence_arrays(spec: AttentionSpec) -> tuple[Shape, ...]:
+    mask = _pairs(spec, "mask", batch=spec.batch)
+    return (mask, _bias_shape(spec)) if spec.has("alibi_slopes") else (mask,)
+
+
+def _sequences_as_mask(spec: AttentionSpec) -> AttentionSpec:
+    if spec.has("alibi_slopes"):
+        return _sequences_as_mask(_slopes_as_bias(spec))
+    return changed(
+        spec,
+        without=(*(x for x in SEQUENCE_OPERANDS if spec.has(x)), "window"),
+        arrays={"mask": (_pairs(spec, "mask", batch=spec.batch), "bool")},
+        meaning=replace(
+            without_band(spec.meaning),
+            causal_alignment="top_left",
+            max_segments=None,
+            max_seq_lens=None,
+        ),
+    )
+
+
+def _compute_sequences(
+    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
+) -> Arrays:
+    """The band counts inside of sequences.
 
     A kernel multiplies what a mask hides by 0, and 0 · NaN is NaN. So NaN and infinities are
     replaced by 0, and put back as NaN in the rows that attend them, or are attended by them.
     """
+    if spec.has("alibi_slopes"):
 
-    name: str = "sequences, causality and window: as a mask"
-    moves_dropout: bool = True
+        def kernel(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
+            return _compute_sequences(spec, inner, dict(operands), calls)
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        without = tuple(x for x in SEQUENCE_OPERANDS if spec.has(x))
-        shape = _pairs(spec, "mask", batch=spec.batch)
-        if not without or not is_affordable(shape):
-            return None
-        if spec.meaning.mods and is_packed(spec):
-            return None  # which count positions inside of sequences
-        if spec.has("alibi_slopes"):
-            with_bias = _SLOPES.inner(spec)
-            return None if with_bias is None else self.inner(with_bias)
-        return changed(
-            spec,
-            without=(*without, "window"),
-            arrays={"mask": (shape, "bool")},
-            meaning=replace(
-                without_band(spec.meaning),
-                causal_alignment="top_left",
-                max_segments=None,
-                max_seq_lens=None,
-            ),
-        )
-
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        if spec.has("alibi_slopes"):
-
-            def with_mask(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
-                return self.compute(spec, dict(operands), calls)
-
-            outer = replace(calls, kernel=with_mask)
-            return _SLOPES.compute(spec, operands, outer)
-        inner = self.inner(spec)
-        assert inner is not None
-        mask = _mask(spec, operands, Positions.of(spec, operands), inner.shape("mask"))
-        clean, bad = _without_nan(spec, operands)
-        results = dict(calls.kernel(inner, for_(inner, operands | clean | {"mask": mask})))
-        attended = mask & (operands["bias"] > -jnp.inf) if spec.has("bias") else mask
-        pairs = attended.any(axis=1)  # [B, T, S]
-        of_queries = bad["query"] | (pairs & bad["key"][:, None, :]).any(axis=2)
-        of_keys = bad["key"] | (pairs & bad["query"][:, :, None]).any(axis=1)
-        # A row that attends nothing has its results, whatever stands there.
-        of_queries &= pairs.any(axis=2)
-        of_keys &= pairs.any(axis=1)
-        spoiled = {
-            "out": of_queries[..., None, None],
-            "lse": of_queries[:, None, :],
-            "row_max": of_queries[:, None, :],
-            "query": of_queries[..., None, None],
-            "key": of_keys[..., None, None],
-            "value": of_keys[..., None, None],
-        }
-        for name, is_spoiled in spoiled.items():
-            if name in results:
-                results[name] = jnp.where(is_spoiled, jnp.nan, results[name])
-        return results if spec.is_backward else nan_where_invalid(spec, operands, results)
+        outer = replace(calls, kernel=kernel)
+        return _compute_slopes(spec, _slopes_as_bias(spec), operands, outer)
+    mask = _mask(spec, operands, Positions.of(spec, operands), inner.shape("mask"))
+    clean, bad = _without_nan(spec, operands)
+    results = dict(calls.kernel(inner, for_(inner, operands | clean | {"mask": mask})))
+    attended = mask & (operands["bias"] > -jnp.inf) if spec.has("bias") else mask
+    pairs = attended.any(axis=1)  # [B, T, S]
+    of_queries = bad["query"] | (pairs & bad["key"][:, None, :]).any(axis=2)
+    of_keys = bad["key"] | (pairs & bad["query"][:, :, None]).any(axis=1)
+    # A row that attends nothing has its results, whatever stands there.
+    of_queries &= pairs.any(axis=2)
+    of_keys &= pairs.any(axis=1)
+    spoiled = {
+        "out": of_queries[..., None, None],
+        "lse": of_queries[:, None, :],
+        "row_max": of_queries[:, None, :],
+        "query": of_queries[..., None, None],
+        "key": of_keys[..., None, None],
+        "value": of_keys[..., None, None],
+    }
+    for name, is_spoiled in spoiled.items():
+        if name in results:
+            results[name] = jnp.where(is_spoiled, jnp.nan, results[name])
+    return results if spec.is_backward else nan_where_invalid(spec, operands, results)
 
 
-@dataclass(frozen=True)
-class MaskAsBias:
-    name: str = "the mask: as a bias of 0 and -inf"
-    moves_dropout: bool = False
-
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if not spec.has("mask") or not is_finite(spec.meaning.score_mod):
-            return None  # NaN - inf is NaN
-        shape = common_shape(*(spec.shape(x) for x in ("mask", "bias") if spec.has(x)))
-        dtype = spec.dtype_of("bias") if spec.has("bias") else spec.dtype
-        return changed(spec, without=("mask",), arrays={"bias": (shape, dtype)})
-
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        bias = operands["bias"] if spec.has("bias") else jnp.zeros((), inner.dtype_of("bias"))
-        bias = jnp.where(operands["mask"], bias, -jnp.inf)
-        results = dict(calls.kernel(inner, for_(inner, operands | {"bias": bias})))
-        if "bias" in spec.wanted.gradients:
-            grad = sum_like(results["bias"], spec.shape("bias"))
-            results["bias"] = grad.astype(spec.dtype_of("bias"))
-        return results
+SEQUENCES_AS_MASK = Rewrite(
+    "sequences, causality and window: as a mask",
+    _sequences_as_mask,
+    _compute_sequences,
+    asked_of=SEQUENCES,
+    adds=("mask", "bias"),
+    # A mod of packed sequences counts positions inside of them.
+    when=lambda spec: not (spec.meaning.mods and is_packed(spec)),
+    pairs=_sequence_arrays,
+    moves_dropout=True,
+)
 
 
-_SLOPES = SlopesAsBias()
+def _mask_as_bias(spec: AttentionSpec) -> AttentionSpec:
+    shape = common_shape(*(spec.shape(x) for x in ("mask", "bias") if spec.has(x)))
+    dtype = spec.dtype_of("bias") if spec.has("bias") else spec.dtype
+    return changed(spec, without=("mask",), arrays={"bias": (shape, dtype)})
+
+
+def _compute_mask(
+    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
+) -> Arrays:
+    bias = operands["bias"] if spec.has("bias") else jnp.zeros((), inner.dtype_of("bias"))
+    bias = jnp.where(operands["mask"], bias, -jnp.inf)
+    results = dict(calls.kernel(inner, for_(inner, operands | {"bias": bias})))
+    if "bias" in spec.wanted.gradients:
+        grad = sum_like(results["bias"], spec.shape("bias"))
+        results["bias"] = grad.astype(spec.dtype_of("bias"))
+    return results
+
+
+MASK_AS_BIAS = Rewrite(
+    "the mask: as a bias of 0 and -inf",
+    _mask_as_bias,
+    _compute_mask,
+    asked_of=AskedOf(("mask",)),
+    adds=("bias",),
+    # NaN - inf is NaN.
+    when=lambda spec: is_finite(spec.meaning.score_mod),
+)
 
 
 def _pairs(
@@ -209,9 +232,8 @@ def _pairs(
 def _mask(
     spec: AttentionSpec, operands: Arrays, positions: Positions, shape: tuple[int, ...]
 ) -> jax.Array:
-    may_attend = allowed(
-        changed(spec, meaning=replace(spec.meaning, mask_mod=None)), operands, positions
-    )
+    without_mod = changed(spec, meaning=replace(spec.meaning, mask_mod=None))
+    may_attend = allowed(without_mod, operands, positions)
     assert may_attend is not None
     return jnp.broadcast_to(may_attend, shape)
 

@@ -2,62 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 
 from attn_dispatch.call.options import is_mod_operand
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
+from attn_dispatch.core.rewrites.rewrite import Arrays, AskedOf, Calls, Rewrite, changed
 from attn_dispatch.typed_jax import mapped
 
 
-@dataclass(frozen=True)
-class CallForEachKey:
-    name: str = "dropout keys: a call for the batch rows of each"
-    # But no kernel takes several keys, in either direction, so it always is this mask.
-    moves_dropout: bool = False
+def _when(spec: AttentionSpec) -> bool:
+    keys = _keys(spec)
+    if keys == 1 or any(map(is_mod_operand, spec.wanted.gradients)):
+        return False
+    copies = spec.shape("mods_start")[0] if spec.meaning.mods else keys
+    return not (copies % keys and keys % copies)
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        keys = _keys(spec)
-        if keys == 1 or any(map(is_mod_operand, spec.wanted.gradients)):
-            return None
-        copies = spec.shape("mods_start")[0] if spec.meaning.mods else keys
-        if copies % keys and keys % copies:
-            return None
-        rows = {
-            x.name: ((x.shape[0] // min(keys, x.shape[0]), *x.shape[1:]), x.dtype)
-            for x in spec.operands
-            if x.shape[0] > 1
-        }
-        return changed(spec, arrays=rows)
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        keys = _keys(spec)
-        operands = operands | _mod_operands(spec, operands, keys)
-        shared = {name: x for name, x in operands.items() if x.shape[0] == 1}
-        parts = {
-            name: x.reshape(keys, x.shape[0] // keys, *x.shape[1:])
-            for name, x in operands.items()
-            if name not in shared
-        }
+def _inner(spec: AttentionSpec) -> AttentionSpec:
+    keys = _keys(spec)
+    rows = {
+        x.name: ((x.shape[0] // min(keys, x.shape[0]), *x.shape[1:]), x.dtype)
+        for x in spec.operands
+        if x.shape[0] > 1
+    }
+    return changed(spec, arrays=rows)
 
-        def of_one_key(part: Arrays) -> Arrays:
-            return dict(calls.kernel(inner, part | shared))
 
-        results = mapped(of_one_key, parts)
-        return {
-            name: jnp.sum(x, axis=0, dtype=jnp.float32).astype(x.dtype)
-            if spec.is_backward and name in shared
-            else x.reshape(-1, *x.shape[2:])
-            for name, x in results.items()
-        }
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    keys = _keys(spec)
+    operands = operands | _mod_operands(spec, operands, keys)
+    shared = {name: x for name, x in operands.items() if x.shape[0] == 1}
+    parts = {
+        name: x.reshape(keys, x.shape[0] // keys, *x.shape[1:])
+        for name, x in operands.items()
+        if name not in shared
+    }
+
+    def of_one_key(part: Arrays) -> Arrays:
+        return dict(calls.kernel(inner, part | shared))
+
+    results = mapped(of_one_key, parts)
+    return {
+        name: jnp.sum(x, axis=0, dtype=jnp.float32).astype(x.dtype)
+        if spec.is_backward and name in shared
+        else x.reshape(-1, *x.shape[2:])
+        for name, x in results.items()
+    }
+
+
+CALL_FOR_EACH_KEY = Rewrite(
+    "dropout keys: a call for the batch rows of each",
+    _inner,
+    _compute,
+    asked_of=AskedOf(("dropout_key",)),
+    when=_when,
+    # Kernels draw other masks for its calls, but none takes several keys, in either direction, so
+    # that it always is this mask.
+    moves_dropout=False,
+    needed_for="dropout/keys_of_rows_bf16_d64_256x256",
+)
 
 
 def _keys(spec: AttentionSpec) -> int:
-    return spec.shape("dropout_key")[0] if spec.has("dropout_key") else 1
+    return spec.shape("dropout_key")[0]
 
 
 def _mod_operands(spec: AttentionSpec, operands: Arrays, keys: int) -> Arrays:

@@ -8,8 +8,9 @@ example, are summed in float32, and no part's gradient is kept for longer than i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,41 +19,58 @@ from jax import lax
 
 from attn_dispatch.call.divisors import largest_divisor
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, changed
+from attn_dispatch.core.rewrites.rewrite import (
+    Arrays,
+    Axis,
+    Calls,
+    Compute,
+    Parts,
+    Rewrite,
+    changed,
+)
 from attn_dispatch.core.shards import LAYOUTS
 
-Axis = Literal["batch", "heads"]
 Index = jax.Array | int
 
 _STARTS = ("mods_start", "dropout_start")
 """Operands [·, 2] that say which batch row and which head come first."""
 
 
+@cache
+def in_parts_of(axis: Axis, size: int) -> Rewrite:
+    """Parts of so many batch rows or query heads. The last part of a batch may have fewer rows."""
+    parts, unit = _InParts(axis, size), "batch row" if axis == "batch" else "head"
+    return Rewrite(
+        f"in parts of {size} {unit}{'s' * (size > 1)}, one after the other",
+        parts.part,
+        parts.compute,
+        adds=("dropout_start",),
+        when=parts.divides,
+        beside=parts.rest,
+        own_bytes=parts.own_bytes,
+        parts=parts,
+        # Each part draws its mask with another start.
+        moves_dropout=True,
+    )
+
+
 @dataclass(frozen=True)
-class InParts:
-    axis: Axis
-    size: int
-    """Batch rows, or query heads, of a part. The last part of a batch may have fewer."""
-    # Each part draws from a key of its own.
-    moves_dropout: bool = True
+class _InParts(Parts):
+    """The parts of calls along an axis."""
 
-    @property
-    def name(self) -> str:
-        unit = "batch row" if self.axis == "batch" else "head"
-        return f"in parts of {self.size} {unit}{'s' * (self.size > 1)}, one after the other"
-
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
+    def divides(self, spec: AttentionSpec) -> bool:
         whole = length_of(spec, self.axis)
         if not isinstance(whole, int) or not 0 < self.size < whole:
-            return None
+            return False
         if self.axis == "heads":
             group = spec.num_heads // spec.num_kv_heads
-            keeps_whole = not (whole % self.size or (self.size % group and group % self.size))
-        else:
-            keeps_whole = _keeps_copies_whole(spec, self.size)
-        return self._part(spec, self.size) if keeps_whole else None
+            return not (whole % self.size or (self.size % group and group % self.size))
+        return _keeps_copies_whole(spec, self.size)
 
-    def beside(self, spec: AttentionSpec) -> AttentionSpec | None:
+    def part(self, spec: AttentionSpec) -> AttentionSpec:
+        return self._part(spec, self.size)
+
+    def rest(self, spec: AttentionSpec) -> AttentionSpec | None:
         rest = length_of(spec, self.axis) % self.size
         return self._part(spec, rest) if rest else None
 
@@ -68,9 +86,10 @@ class InParts:
                 held.append((x.shape, _wide(x.dtype)))
         return sum(prod(shape) * jnp.dtype(dtype).itemsize for shape, dtype in held)
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner, rest = self.inner(spec), self.beside(spec)
-        assert inner is not None
+    def compute(
+        self, spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
+    ) -> Arrays:
+        rest = self.rest(spec)
         results = dict(zip(spec.result_names, spec.results, strict=True))
         start = {
             name: jnp.zeros(x.shape, _wide(x.dtype))

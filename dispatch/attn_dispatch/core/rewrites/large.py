@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.in_parts import Axis, InParts, length_of, most_heads
+from attn_dispatch.core.rewrites.in_parts import in_parts_of, length_of, most_heads
+from attn_dispatch.core.rewrites.rewrite import Axis, Rewrite
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 
 MOST_BLOCKS = 65_535
@@ -26,7 +27,7 @@ _KEYS_OF_A_SPLIT = 64
 """AITER's deterministic backward pass keeps a gradient of query for so many keys, or more."""
 
 
-Steps = tuple[InParts, ...]
+Steps = tuple[Rewrite, ...]
 """Parts, each divided further as the next one says."""
 
 
@@ -41,7 +42,7 @@ def parts_of_a_large_call(spec: AttentionSpec) -> Iterator[Steps]:
     )
     for axis, most in blocks:
         if length_of(spec, axis) > max(most, 1):
-            yield (_equal_parts(spec, axis, most),)
+            yield (in_parts_of(axis, _equal_size(spec, axis, most)),)
     if (elements := _elements_of_a_row(spec)) >= LARGE:
         yield from _halves(spec, ("heads",), elements)
     elif spec.meaning.deterministic_backward and (elements := _elements_of_splits(spec)) >= LARGE:
@@ -61,24 +62,24 @@ def _halves(
     size, inner = length_of(spec, axis), spec
     least_parts = max(2, elements // _LARGEST)
     while size > 1:
-        step = _equal_parts(spec, axis, min(size // 2, length_of(spec, axis) // least_parts))
-        inner = step.inner(spec)
-        if inner is None:
+        size = _equal_size(spec, axis, min(size // 2, length_of(spec, axis) // least_parts))
+        step = in_parts_of(axis, size)
+        if (part := step.applied(spec)) is None:
             return
+        inner = part
         yield (*taken, step)
-        size = step.size
         if size == 1:
             taken = (*taken, step)
     left = elements // max(length_of(spec, axis), 1)
     yield from _halves(inner, others, left, taken)
 
 
-def _equal_parts(spec: AttentionSpec, axis: Axis, most: int) -> InParts:
-    """The fewest parts that are as equal as they can be, of at most so many."""
+def _equal_size(spec: AttentionSpec, axis: Axis, most: int) -> int:
+    """The size of the fewest parts that are as equal as they can be, of at most so many."""
     whole, most = length_of(spec, axis), max(most, 1)
     if axis == "heads":
-        return InParts(axis, most_heads(spec, most))
-    return InParts(axis, -(-whole // -(-whole // most)))
+        return most_heads(spec, most)
+    return -(-whole // -(-whole // most))
 
 
 def _elements_of_a_row(spec: AttentionSpec) -> int:

@@ -1,4 +1,4 @@
-"""The dropout mask of a kernel that does not return it: read from what it makes of known values.
+"""The dropout mask of a kernel that does not return it, read from its output for known values.
 
 Where query and key are 0, a row's scores are equal, and
 
@@ -11,60 +11,54 @@ it takes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
+from attn_dispatch.core.rewrites.rewrite import Arrays, AskedOf, Calls, Rewrite, changed
 from attn_dispatch.typed_jax import mapped
 
 _BITS = 6
-"""Of a column. The sum is rounded to 8 bits in bfloat16, and 1 / (1 - rate) before it."""
+"""Keys read from one column: bfloat16 rounds the sum, and 1 / (1 - rate) before it, to 8 bits."""
 
 
-@dataclass(frozen=True)
-class MaskFromOut:
-    name: str = "the dropout mask: read from what the kernel makes of known values"
-    moves_dropout: bool = False
+def _when(spec: AttentionSpec) -> bool:
+    # Nobody knows what a score_mod computes from equal scores.
+    return (
+        spec.wanted.needs_keep
+        and bool(spec.meaning.dropout_rate)
+        and not spec.meaning.score_mod
+        and spec.head_dim_v != 0
+    )
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if (
-            not (spec.wanted.needs_keep and spec.meaning.dropout_rate)
-            or spec.meaning.score_mod
-            or spec.head_dim_v == 0
-        ):
-            return None  # nobody knows what score_mod makes of equal scores
-        return changed(spec, wanted=replace(spec.wanted, needs_keep=False, needs_lse=True))
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        known = operands | _with_equal_scores(operands)
-        _, s, k, columns = spec.shape("value")
-        keys = jnp.arange(s, dtype=jnp.int32)
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    known = operands | _with_equal_scores(operands)
+    _, s, k, columns = spec.shape("value")
+    keys = jnp.arange(s, dtype=jnp.int32)
 
-        def read(first: jax.Array | int) -> jax.Array:
-            """Whether the keys from `first` on are kept, bool [B, T, N, columns · _BITS]."""
-            column, bit = jnp.divmod(keys - first, _BITS)
-            # At most 1, so that no sum overflows.
-            power = jnp.left_shift(1, bit) / 2 ** (_BITS - 1)
-            is_there = column[:, None] == jnp.arange(columns)[None, :]
-            value = jnp.where(is_there, power[:, None], 0)[None, :, None, :]
-            value = jnp.broadcast_to(value, (spec.batch, s, k, columns))
-            results = calls.kernel(inner, known | {"value": value.astype(spec.dtype)})
-            weight = jnp.exp(results["lse"]).swapaxes(1, 2)[..., None]
-            total = results["out"].astype(weight.dtype) * weight * (1 - spec.meaning.dropout_rate)
-            number = jnp.round(total * 2 ** (_BITS - 1)).astype(jnp.int32)
-            bits = [jnp.right_shift(number, i) & 1 for i in range(_BITS)]
-            return (jnp.stack(bits, axis=-1) == 1).reshape(*number.shape[:3], columns * _BITS)
+    def read(first: jax.Array | int) -> jax.Array:
+        """Whether the keys from `first` on are kept, bool [B, T, N, columns · _BITS]."""
+        column, bit = jnp.divmod(keys - first, _BITS)
+        # At most 1, so that no sum overflows.
+        power = jnp.left_shift(1, bit) / 2 ** (_BITS - 1)
+        is_there = column[:, None] == jnp.arange(columns)[None, :]
+        value = jnp.where(is_there, power[:, None], 0)[None, :, None, :]
+        value = jnp.broadcast_to(value, (spec.batch, s, k, columns))
+        results = calls.kernel(inner, known | {"value": value.astype(spec.dtype)})
+        weight = jnp.exp(results["lse"]).swapaxes(1, 2)[..., None]
+        total = results["out"].astype(weight.dtype) * weight * (1 - spec.meaning.dropout_rate)
+        number = jnp.round(total * 2 ** (_BITS - 1)).astype(jnp.int32)
+        bits = [jnp.right_shift(number, i) & 1 for i in range(_BITS)]
+        return (jnp.stack(bits, axis=-1) == 1).reshape(*number.shape[:3], columns * _BITS)
 
-        firsts = range(0, s, columns * _BITS)
-        # One after the other in a loop, for the program does not get longer then.
-        parts = mapped(read, jnp.asarray(firsts, jnp.int32)) if len(firsts) > 1 else read(0)[None]
-        keep = jnp.moveaxis(parts, 0, 3).reshape(*parts.shape[1:4], -1)[..., :s]
-        return dict(calls.kernel(inner, operands)) | {"keep": keep.swapaxes(1, 2)}
+    firsts = range(0, s, columns * _BITS)
+    # One after the other in a loop, for the program does not get longer then.
+    parts = mapped(read, jnp.asarray(firsts, jnp.int32)) if len(firsts) > 1 else read(0)[None]
+    keep = jnp.moveaxis(parts, 0, 3).reshape(*parts.shape[1:4], -1)[..., :s]
+    return dict(calls.kernel(inner, operands)) | {"keep": keep.swapaxes(1, 2)}
 
 
 def _with_equal_scores(operands: Arrays) -> Arrays:
@@ -78,3 +72,13 @@ def _with_equal_scores(operands: Arrays) -> Arrays:
         bias = operands["bias"]
         known["bias"] = jnp.where(bias == -jnp.inf, bias, 0)
     return known
+
+
+MASK_FROM_OUT = Rewrite(
+    "the dropout mask: read from what the kernel makes of known values",
+    lambda spec: changed(spec, wanted=replace(spec.wanted, needs_keep=False, needs_lse=True)),
+    _compute,
+    asked_of=AskedOf(("dropout_key",), "forward"),
+    when=_when,
+    needed_for="dropout/tenth_bf16_d64_256x256",
+)

@@ -1,4 +1,4 @@
-"""What a kernel cannot be told of a score_mod or mask_mod, as an array over pairs, which it can.
+"""A score_mod or mask_mod that a kernel does not take, as an array over pairs, which it takes.
 
 A mask_mod becomes a mask, and what a score_mod adds to scores a bias, whose gradient gives that of
 the arrays that it reads: T5's table, for one. Like all arrays over pairs, up to a size.
@@ -7,7 +7,7 @@ the arrays that it reads: T5's table, for one. Like all arrays over pairs, up to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,14 @@ import jax.numpy as jnp
 from attn_dispatch.call.options import is_mod_operand, mod_operands
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
+    MODS,
     Arrays,
     Calls,
+    Rewrite,
+    Shape,
     changed,
     common_shape,
     for_,
-    is_affordable,
 )
 from attn_dispatch.programs.known_forms import KnownForm, known_form
 from attn_dispatch.programs.program import ModProgram, axes_of
@@ -31,114 +33,137 @@ from attn_dispatch.semantics.sums import sum_like
 from attn_dispatch.typed_jax import vjp
 
 
-@dataclass(frozen=True)
-class MaskModAsMask:
-    name: str = "mask_mod: as a mask"
-    moves_dropout: bool = False
+def _mask_shape(spec: AttentionSpec) -> Shape:
+    program = spec.meaning.mask_mod
+    assert program is not None
+    shape = _shape(spec, program)
+    return common_shape(shape, spec.shape("mask")) if spec.has("mask") else shape
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        program = spec.meaning.mask_mod
-        if program is None:
-            return None
-        shape = _shape(spec, program)
-        if spec.has("mask"):
-            shape = common_shape(shape, spec.shape("mask"))
-        if not is_affordable(shape):
-            return None
-        without = operands_of(spec, "mask_mod")
-        return changed(
-            spec,
-            without=without,
-            arrays={"mask": (shape, "bool")},
-            meaning=replace(spec.meaning, mask_mod=None),
+
+def _with_mask(spec: AttentionSpec) -> AttentionSpec:
+    arrays = {"mask": (_mask_shape(spec), "bool")}
+    meaning = replace(spec.meaning, mask_mod=None)
+    return changed(spec, without=operands_of(spec, "mask_mod"), arrays=arrays, meaning=meaning)
+
+
+def _compute_with_mask(
+    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
+) -> Arrays:
+    program = spec.meaning.mask_mod
+    assert program is not None
+    indices = Positions.of(spec, operands).indices
+    assert indices is not None
+    read = mods.arrays_of("mask_mod", program, operands)
+    mask = mods.may_attend(program, indices, read, axes_of(program))
+    if spec.has("mask"):
+        mask = mask & operands["mask"]
+    mask = jnp.broadcast_to(mask, inner.shape("mask"))
+    return calls.kernel(inner, for_(inner, operands | {"mask": mask}))
+
+
+MASK_MOD_AS_MASK = Rewrite(
+    "mask_mod: as a mask",
+    _with_mask,
+    _compute_with_mask,
+    asked_of=MODS,
+    adds=("mask",),
+    when=lambda spec: spec.meaning.mask_mod is not None,
+    pairs=lambda spec: (_mask_shape(spec),),
+)
+
+
+def _is_sum(spec: AttentionSpec) -> bool:
+    """Whether score_mod adds something to the score, or to the score after a soft cap."""
+    found = parts_of(spec)
+    if found is None or not found.adds:
+        return False
+    if found.soft_cap is not None and spec.meaning.logits_soft_cap is not None:
+        return False
+    # XLA may add up the gradients of what is read in any order.
+    return not (
+        spec.meaning.deterministic_backward and any(map(is_mod_operand, spec.wanted.gradients))
+    )
+
+
+def _bias_shape(spec: AttentionSpec) -> Shape:
+    program = spec.meaning.score_mod
+    assert program is not None
+    shape = _shape(spec, program)
+    return common_shape(shape, spec.shape("bias")) if spec.has("bias") else shape
+
+
+def _with_bias(spec: AttentionSpec) -> AttentionSpec:
+    found = parts_of(spec)
+    assert found is not None
+    wanted = ("bias" if is_mod_operand(x) else x for x in spec.wanted.gradients)
+    return changed(
+        spec,
+        without=operands_of(spec, "score_mod"),
+        arrays={"bias": (_bias_shape(spec), _bias_dtype(spec, found))},
+        meaning=replace(
+            spec.meaning,
+            score_mod=None,
+            logits_soft_cap=found.soft_cap or spec.meaning.logits_soft_cap,
+        ),
+        wanted=replace(spec.wanted, gradients=tuple(dict.fromkeys(wanted))),
+    )
+
+
+def _remedies(spec: AttentionSpec) -> Mapping[str, str]:
+    """What `_bias_dtype` goes by."""
+    program = spec.meaning.score_mod
+    if program is None or not program.arrays or spec.has("bias"):
+        return {}
+    return {"bias_dtype": f"read arrays of {spec.dtype} alone in score_mod"}
+
+
+def _compute_with_bias(
+    spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
+) -> Arrays:
+    program = spec.meaning.score_mod
+    assert program is not None
+    indices = Positions.of(spec, operands).indices
+    assert indices is not None
+    names = mod_operands("score_mod", len(program.arrays))
+    moving = {x: operands[x] for x in names if x in spec.wanted.gradients}
+
+    def added(moving: Arrays) -> jax.Array:
+        read = mods.arrays_of("score_mod", program, operands | moving)
+        found = mods.added(
+            program,
+            indices,
+            read,
+            axes_of(program),
+            is_learned=bool(moving),
+            is_packed=is_packed(spec),
         )
+        return jnp.broadcast_to(found, _shape(spec, program))
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner, program = self.inner(spec), spec.meaning.mask_mod
-        assert inner is not None and program is not None
-        indices = Positions.of(spec, operands).indices
-        assert indices is not None
-        read = mods.arrays_of("mask_mod", program, operands)
-        mask = mods.may_attend(program, indices, read, axes_of(program))
-        if spec.has("mask"):
-            mask = mask & operands["mask"]
-        mask = jnp.broadcast_to(mask, inner.shape("mask"))
-        return calls.kernel(inner, for_(inner, operands | {"mask": mask}))
-
-
-@dataclass(frozen=True)
-class SumAsBias:
-    """A score_mod that adds something to the score, or to the score after a soft cap."""
-
-    name: str = "score_mod: what it adds, as a bias"
-    moves_dropout: bool = False
-
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        program, found = spec.meaning.score_mod, parts_of(spec)
-        if program is None or found is None or not found.adds:
-            return None
-        if found.soft_cap is not None and spec.meaning.logits_soft_cap is not None:
-            return None
-        if spec.meaning.deterministic_backward and any(map(is_mod_operand, spec.wanted.gradients)):
-            return None  # XLA may add them up in any order
-        shape = _shape(spec, program)
-        if spec.has("bias"):
-            shape = common_shape(shape, spec.shape("bias"))
-        if not is_affordable(shape):
-            return None
-        wanted = ("bias" if is_mod_operand(x) else x for x in spec.wanted.gradients)
-        return changed(
-            spec,
-            without=operands_of(spec, "score_mod"),
-            arrays={"bias": (shape, _bias_dtype(spec, found))},
-            meaning=replace(
-                spec.meaning,
-                score_mod=None,
-                logits_soft_cap=found.soft_cap or spec.meaning.logits_soft_cap,
-            ),
-            wanted=replace(spec.wanted, gradients=tuple(dict.fromkeys(wanted))),
-        )
-
-    def remedies(self, spec: AttentionSpec) -> Mapping[str, str]:
-        """What `_bias_dtype` goes by."""
-        program = spec.meaning.score_mod
-        if program is None or not program.arrays or spec.has("bias"):
-            return {}
-        return {"bias_dtype": f"read arrays of {spec.dtype} alone in score_mod"}
-
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner, program = self.inner(spec), spec.meaning.score_mod
-        assert inner is not None and program is not None
-        indices = Positions.of(spec, operands).indices
-        assert indices is not None
-        names = mod_operands("score_mod", len(program.arrays))
-        moving = {x: operands[x] for x in names if x in spec.wanted.gradients}
-
-        def added(moving: Arrays) -> jax.Array:
-            read = mods.arrays_of("score_mod", program, operands | moving)
-            found = mods.added(
-                program,
-                indices,
-                read,
-                axes_of(program),
-                is_learned=bool(moving),
-                is_packed=is_packed(spec),
-            )
-            return jnp.broadcast_to(found, _shape(spec, program))
-
-        sum_, pull = vjp(added, moving)
-        bias = sum_ + operands["bias"].astype(sum_.dtype) if spec.has("bias") else sum_
-        bias = bias.astype(inner.dtype_of("bias"))
-        results = dict(calls.kernel(inner, for_(inner, operands | {"bias": bias})))
-        if "bias" not in results:
-            return results
-        grad = results.pop("bias").astype(jnp.float32)
-        if "bias" in spec.wanted.gradients:
-            own = sum_like(grad, spec.shape("bias"))
-            results["bias"] = own.astype(spec.dtype_of("bias"))
-        if moving:
-            results |= pull(sum_like(grad, sum_.shape))[0]
+    sum_, pull = vjp(added, moving)
+    bias = sum_ + operands["bias"].astype(sum_.dtype) if spec.has("bias") else sum_
+    bias = bias.astype(inner.dtype_of("bias"))
+    results = dict(calls.kernel(inner, for_(inner, operands | {"bias": bias})))
+    if "bias" not in results:
         return results
+    grad = results.pop("bias").astype(jnp.float32)
+    if "bias" in spec.wanted.gradients:
+        own = sum_like(grad, spec.shape("bias"))
+        results["bias"] = own.astype(spec.dtype_of("bias"))
+    if moving:
+        results |= pull(sum_like(grad, sum_.shape))[0]
+    return results
+
+
+SUM_AS_BIAS = Rewrite(
+    "score_mod: what it adds, as a bias",
+    _with_bias,
+    _compute_with_bias,
+    asked_of=MODS,
+    adds=("bias",),
+    when=_is_sum,
+    pairs=lambda spec: (_bias_shape(spec),),
+    remedies=_remedies,
+)
 
 
 def _bias_dtype(spec: AttentionSpec, found: KnownForm) -> str:

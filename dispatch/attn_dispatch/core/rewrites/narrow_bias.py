@@ -6,46 +6,49 @@ there, so the program looks at it, and has both: the kernel's call and XLA's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import jax
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed
+from attn_dispatch.core.rewrites.rewrite import Arrays, AskedOf, Calls, Rewrite, changed
 from attn_dispatch.typed_jax import precision_of
 
 
-@dataclass(frozen=True)
-class NarrowBias:
-    name: str = "the bias: in 16 bits where that changes nothing, else XLA, decided when it runs"
+def _when(spec: AttentionSpec) -> bool:
+    if spec.dtype not in ("float16", "bfloat16"):
+        return False
+    # row_bias.py has that of a row exactly.
+    return spec.dtype_of("bias") != spec.dtype and spec.shape("bias")[3] != 1
+
+
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    bias = operands["bias"]
+    # Not by converting it there and back, which XLA leaves out. NaN differs from itself, and
+    # goes to XLA.
+    rounded = jax.lax.reduce_precision(bias, *precision_of(spec.dtype))
+    is_exact = (rounded == bias).all()
+
+    def by_kernel(operands: Arrays) -> Arrays:
+        narrow = operands["bias"].astype(spec.dtype)
+        results = dict(calls.kernel(inner, operands | {"bias": narrow}))
+        if "bias" in results:
+            results["bias"] = results["bias"].astype(bias.dtype)
+        return {name: results[name] for name in spec.result_names}
+
+    def by_xla(operands: Arrays) -> Arrays:
+        return dict(calls.xla(spec, operands))
+
+    return cast("Arrays", jax.lax.cond(is_exact, by_kernel, by_xla, operands))
+
+
+NARROW_BIAS = Rewrite(
+    "the bias: in 16 bits where that changes nothing, else XLA, decided when it runs",
+    lambda spec: changed(spec, arrays={"bias": (spec.shape("bias"), spec.dtype)}),
+    _compute,
+    asked_of=AskedOf(("bias",)),
+    when=_when,
     # XLA draws another mask.
-    moves_dropout: bool = True
-
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if not spec.has("bias") or spec.dtype not in ("float16", "bfloat16"):
-            return None
-        if spec.dtype_of("bias") == spec.dtype or spec.shape("bias")[3] == 1:
-            return None  # row_bias.py has it exactly
-        return changed(spec, arrays={"bias": (spec.shape("bias"), spec.dtype)})
-
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        bias = operands["bias"]
-        # Not by converting it there and back, which XLA leaves out. NaN differs from itself, and
-        # goes to XLA.
-        rounded = jax.lax.reduce_precision(bias, *precision_of(spec.dtype))
-        is_exact = (rounded == bias).all()
-
-        def by_kernel(operands: Arrays) -> Arrays:
-            narrow = operands["bias"].astype(spec.dtype)
-            results = dict(calls.kernel(inner, operands | {"bias": narrow}))
-            if "bias" in results:
-                results["bias"] = results["bias"].astype(bias.dtype)
-            return {name: results[name] for name in spec.result_names}
-
-        def by_xla(operands: Arrays) -> Arrays:
-            return dict(calls.xla(spec, operands))
-
-        return cast("Arrays", jax.lax.cond(is_exact, by_kernel, by_xla, operands))
+    moves_dropout=True,
+    may_fall_back=True,
+)

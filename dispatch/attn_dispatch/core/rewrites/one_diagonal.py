@@ -11,13 +11,22 @@ they stand at. Rows before the first query are zeros, whose gradients are 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import LENGTHS, Arrays, Calls, changed, for_, keys_as_rows
+from attn_dispatch.core.rewrites.rewrite import (
+    BACKWARD,
+    LENGTHS,
+    Arrays,
+    Calls,
+    Rewrite,
+    changed,
+    for_,
+    keys_as_rows,
+)
 from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 
@@ -40,62 +49,58 @@ _LEAST_SAVED = 1.5
 """How many times as long the kernel takes at least. Lengths may leave it less than it seems."""
 
 
-@dataclass(frozen=True)
-class OneDiagonal:
-    name: str = "window from the bottom right: queries and keys on one diagonal"
-    moves_dropout: bool = True
+def _when(spec: AttentionSpec) -> bool:
+    left, right = spec.band
+    # A query before the first key sees none. With keys on its right it might see some.
+    if spec.meaning.causal_alignment != "bottom_right" or left is None or right != 0:
+        return False
+    if is_packed(spec) or spec.is_empty or spec.meaning.mods or any(map(spec.has, _CANNOT_GO)):
+        return False
+    cost = _cost(_rows(spec, left), left)
+    return _LEAST_SAVED * cost <= _all_left(spec.seq_len_q, spec.seq_len_kv)
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        left, right = spec.band
-        if not spec.is_backward or is_packed(spec) or spec.is_empty or spec.meaning.mods:
-            return None
-        if spec.meaning.causal_alignment != "bottom_right" or any(map(spec.has, _CANNOT_GO)):
-            return None
-        # A query before the first key sees none. With keys on its right it might see some.
-        if left is None or right != 0:
-            return None
-        rows = _rows(spec, left)
-        if _LEAST_SAVED * _cost(rows, left) > _all_left(spec.seq_len_q, spec.seq_len_kv):
-            return None
-        arrays: dict[str, tuple[tuple[int, ...], str]] = {}
-        for x in spec.operands:
-            if x.name in _QUERY_ROWS + _KEY_ROWS:
-                arrays[x.name] = ((spec.batch, rows, *x.shape[2:]), x.dtype)
-            elif x.name in _BY_HEAD:
-                arrays[x.name] = ((*x.shape[:2], rows), x.dtype)
-        has_lengths = any(map(spec.has, LENGTHS))
-        if has_lengths:
-            arrays |= {name: ((spec.batch,), "int32") for name in LENGTHS}
-        meaning = replace(
-            keys_as_rows(spec.meaning), heads_first_q=False, causal_alignment="top_left"
-        )
-        return changed(spec, arrays=arrays, meaning=meaning, same_lengths=has_lengths)
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        rows = inner.seq_len_q
-        queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
-        first_key = jnp.maximum(keys - rows, 0)
-        first_query = first_key - (keys - queries)
-        given = dict(operands)
-        for name, x in operands.items():
-            if name in _QUERY_ROWS:
-                given[name] = _part(x, first_query, rows)
-            elif name in _KEY_ROWS:
-                given[name] = _part(x, first_key, rows)
-            elif name in _BY_HEAD:
-                filler = _NO_WEIGHT if name == "lse" else 0
-                by_row = _part(x.swapaxes(1, 2), first_query, rows, filler)
-                given[name] = by_row.swapaxes(1, 2)
-        given |= dict.fromkeys(LENGTHS, jnp.minimum(keys, rows))
-        results = dict(calls.kernel(inner, for_(inner, given)))
-        for name, x in results.items():
-            if name == "query":
-                results[name] = _part(x, -first_query, spec.seq_len_q)
-            elif name in _KEY_ROWS:
-                results[name] = _part(x, -first_key, spec.seq_len_kv)
-        return results
+def _inner(spec: AttentionSpec) -> AttentionSpec:
+    left = spec.band[0]
+    assert left is not None
+    rows = _rows(spec, left)
+    arrays: dict[str, tuple[tuple[int, ...], str]] = {}
+    for x in spec.operands:
+        if x.name in _QUERY_ROWS + _KEY_ROWS:
+            arrays[x.name] = ((spec.batch, rows, *x.shape[2:]), x.dtype)
+        elif x.name in _BY_HEAD:
+            arrays[x.name] = ((*x.shape[:2], rows), x.dtype)
+    has_lengths = any(map(spec.has, LENGTHS))
+    if has_lengths:
+        arrays |= {name: ((spec.batch,), "int32") for name in LENGTHS}
+    as_rows = keys_as_rows(spec.meaning)
+    meaning = replace(as_rows, heads_first_q=False, causal_alignment="top_left")
+    return changed(spec, arrays=arrays, meaning=meaning, same_lengths=has_lengths)
+
+
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    rows = inner.seq_len_q
+    queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
+    first_key = jnp.maximum(keys - rows, 0)
+    first_query = first_key - (keys - queries)
+    given = dict(operands)
+    for name, x in operands.items():
+        if name in _QUERY_ROWS:
+            given[name] = _part(x, first_query, rows)
+        elif name in _KEY_ROWS:
+            given[name] = _part(x, first_key, rows)
+        elif name in _BY_HEAD:
+            filler = _NO_WEIGHT if name == "lse" else 0
+            by_row = _part(x.swapaxes(1, 2), first_query, rows, filler)
+            given[name] = by_row.swapaxes(1, 2)
+    given |= dict.fromkeys(LENGTHS, jnp.minimum(keys, rows))
+    results = dict(calls.kernel(inner, for_(inner, given)))
+    for name, x in results.items():
+        if name == "query":
+            results[name] = _part(x, -first_query, spec.seq_len_q)
+        elif name in _KEY_ROWS:
+            results[name] = _part(x, -first_key, spec.seq_len_kv)
+    return results
 
 
 def _rows(spec: AttentionSpec, left: int) -> int:
@@ -124,3 +129,14 @@ def _part(x: jax.Array, first: jax.Array, rows: int, filler: float = 0) -> jax.A
         return row.at[i].get(mode="fill", fill_value=filler)
 
     return jax.vmap(rows_of)(x, at)
+
+
+ONE_DIAGONAL = Rewrite(
+    "window from the bottom right: queries and keys on one diagonal",
+    _inner,
+    _compute,
+    asked_of=BACKWARD,
+    adds=LENGTHS,
+    when=_when,
+    moves_dropout=True,
+)

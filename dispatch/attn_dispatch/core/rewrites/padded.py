@@ -1,6 +1,6 @@
 """Packed sequences as a padded batch of them, for kernels that do not take packed arrays.
 
-Each sequence becomes a batch row with lengths of its own. Padding costs the kernel little, which
+Each sequence becomes a batch row with its lengths. Padding costs the kernel little, which
 keeps away from what stands past a length; it costs memory, so where a mask over all pairs has
 fewer of them than the padded sequences together, that is left to `dense.py`.
 """
@@ -16,11 +16,12 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     LENGTHS,
     SEQUENCE_OPERANDS,
+    SEQUENCES,
     Arrays,
     Calls,
+    Rewrite,
     changed,
     for_,
-    is_affordable,
 )
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.packing import SequenceRanges
@@ -35,80 +36,88 @@ _CANNOT_GO = ("bias", "mask", "window")
 """Operands that would have to be taken apart by pairs, or are of a batch row."""
 
 
-@dataclass(frozen=True)
-class PackedAsPadded:
-    name: str = "packed sequences: as a padded batch of them"
-    moves_dropout: bool = True
+def _when(spec: AttentionSpec) -> bool:
+    # b of a mod would count sequences.
+    if not is_packed(spec) or any(map(spec.has, _CANNOT_GO)) or spec.meaning.mods:
+        return False
+    number = most_sequences(spec)
+    t, s = (longest_sequence(spec, side) for side in ("query", "key"))
+    return bool(number) and number * t * s <= spec.seq_len_q * spec.seq_len_kv
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        # b of a mod would count sequences.
-        if not is_packed(spec) or any(map(spec.has, _CANNOT_GO)) or spec.meaning.mods:
-            return None
-        number = most_sequences(spec)
-        t, s = (longest_sequence(spec, side) for side in ("query", "key"))
-        if not number or number * t * s > spec.seq_len_q * spec.seq_len_kv:
-            return None
-        batch = spec.batch * number
-        arrays: dict[str, tuple[tuple[int, ...], str]]
-        arrays = {name: ((batch,), "int32") for name in LENGTHS}
-        for x in spec.operands:
-            if x.name in _QUERY_ROWS + _KEY_ROWS:
-                length = t if x.name in _QUERY_ROWS else s
-                arrays[x.name] = ((batch, length, *x.shape[2:]), x.dtype)
-            elif x.name in _BY_HEAD:
-                arrays[x.name] = ((batch, x.shape[1], t), x.dtype)
-            elif x.name in _OF_BATCH_ROW and x.shape[0] > 1:
-                arrays[x.name] = ((batch, x.shape[1]), x.dtype)
-        if not all(is_affordable(shape) for shape, _ in arrays.values()):
-            return None
-        without = tuple(x for x in SEQUENCE_OPERANDS if x not in LENGTHS)
-        return changed(
-            spec,
-            without=without,
-            arrays=arrays,
-            meaning=replace(spec.meaning, max_segments=None, max_seq_lens=None),
-        )
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        number = most_sequences(spec)
-        assert number is not None
-        ranges = SequenceRanges.of(spec, operands)
-        queries = _Places(
-            ranges.starts_q, ranges.lengths_q, ranges.sequence_of_query, inner.seq_len_q
-        )
-        keys = _Places(
-            ranges.starts_kv, ranges.lengths_kv, ranges.sequence_of_key, inner.seq_len_kv
-        )
-        given = operands | {
-            "query_seq_lengths": ranges.lengths_q.reshape(-1),
-            "key_value_seq_lengths": ranges.lengths_kv.reshape(-1),
-        }
-        for name, x in operands.items():
-            if name in _QUERY_ROWS:
-                given[name] = queries.padded(x)
-            elif name in _KEY_ROWS:
-                given[name] = keys.padded(x)
-            elif name in _BY_HEAD:
-                given[name] = jnp.swapaxes(queries.padded(jnp.swapaxes(x, 1, 2)), 1, 2)
-            elif name in _OF_BATCH_ROW and x.shape[0] > 1:
-                given[name] = jnp.repeat(x, number, axis=0)
-        results = dict(calls.kernel(inner, for_(inner, given)))
-        for name, x in results.items():
-            if name in _QUERY_ROWS:
-                results[name] = queries.packed(x, 0)
-            elif name in _KEY_ROWS:
-                results[name] = keys.packed(x, 0)
-            elif name in _BY_HEAD:
-                by_row = queries.packed(jnp.swapaxes(x, 1, 2), -jnp.inf)
-                results[name] = jnp.swapaxes(by_row, 1, 2)
-            elif name == "keep":
-                by_row = queries.packed(jnp.swapaxes(x, 1, 2), True)  # [B, T, N, S']
-                results[name] = jnp.swapaxes(keys.columns(by_row), 1, 2)
-            elif x.shape[0] > spec.shape(name)[0]:
-                results[name] = x.reshape(spec.batch, number, -1).sum(axis=1)
-        return results if spec.is_backward else nan_where_invalid(spec, operands, results)
+def _arrays(spec: AttentionSpec) -> dict[str, tuple[tuple[int, ...], str]]:
+    number = most_sequences(spec)
+    assert number is not None
+    t, s = (longest_sequence(spec, side) for side in ("query", "key"))
+    batch = spec.batch * number
+    arrays: dict[str, tuple[tuple[int, ...], str]]
+    arrays = {name: ((batch,), "int32") for name in LENGTHS}
+    for x in spec.operands:
+        if x.name in _QUERY_ROWS + _KEY_ROWS:
+            length = t if x.name in _QUERY_ROWS else s
+            arrays[x.name] = ((batch, length, *x.shape[2:]), x.dtype)
+        elif x.name in _BY_HEAD:
+            arrays[x.name] = ((batch, x.shape[1], t), x.dtype)
+        elif x.name in _OF_BATCH_ROW and x.shape[0] > 1:
+            arrays[x.name] = ((batch, x.shape[1]), x.dtype)
+    return arrays
+
+
+def _inner(spec: AttentionSpec) -> AttentionSpec:
+    return changed(
+        spec,
+        without=tuple(x for x in SEQUENCE_OPERANDS if x not in LENGTHS),
+        arrays=_arrays(spec),
+        meaning=replace(spec.meaning, max_segments=None, max_seq_lens=None),
+    )
+
+
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    number = most_sequences(spec)
+    assert number is not None
+    ranges = SequenceRanges.of(spec, operands)
+    queries = _Places(ranges.starts_q, ranges.lengths_q, ranges.sequence_of_query, inner.seq_len_q)
+    keys = _Places(ranges.starts_kv, ranges.lengths_kv, ranges.sequence_of_key, inner.seq_len_kv)
+    given = operands | {
+        "query_seq_lengths": ranges.lengths_q.reshape(-1),
+        "key_value_seq_lengths": ranges.lengths_kv.reshape(-1),
+    }
+    for name, x in operands.items():
+        if name in _QUERY_ROWS:
+            given[name] = queries.padded(x)
+        elif name in _KEY_ROWS:
+            given[name] = keys.padded(x)
+        elif name in _BY_HEAD:
+            given[name] = jnp.swapaxes(queries.padded(jnp.swapaxes(x, 1, 2)), 1, 2)
+        elif name in _OF_BATCH_ROW and x.shape[0] > 1:
+            given[name] = jnp.repeat(x, number, axis=0)
+    results = dict(calls.kernel(inner, for_(inner, given)))
+    for name, x in results.items():
+        if name in _QUERY_ROWS:
+            results[name] = queries.packed(x, 0)
+        elif name in _KEY_ROWS:
+            results[name] = keys.packed(x, 0)
+        elif name in _BY_HEAD:
+            by_row = queries.packed(jnp.swapaxes(x, 1, 2), -jnp.inf)
+            results[name] = jnp.swapaxes(by_row, 1, 2)
+        elif name == "keep":
+            by_row = queries.packed(jnp.swapaxes(x, 1, 2), True)  # [B, T, N, S']
+            results[name] = jnp.swapaxes(keys.columns(by_row), 1, 2)
+        elif x.shape[0] > spec.shape(name)[0]:
+            results[name] = x.reshape(spec.batch, number, -1).sum(axis=1)
+    return results if spec.is_backward else nan_where_invalid(spec, operands, results)
+
+
+PACKED_AS_PADDED = Rewrite(
+    "packed sequences: as a padded batch of them",
+    _inner,
+    _compute,
+    asked_of=SEQUENCES,
+    adds=LENGTHS,
+    when=_when,
+    pairs=lambda spec: tuple(shape for shape, _ in _arrays(spec).values()),
+    moves_dropout=True,
+)
 
 
 @dataclass(frozen=True)

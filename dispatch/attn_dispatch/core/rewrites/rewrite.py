@@ -1,13 +1,11 @@
-"""What a rewrite is: a call that a kernel does not run, said exactly by another that it does."""
+"""What a rewrite is: a record by which another call, its inner call, stands in for a call."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Literal
 
 import jax
 
@@ -16,6 +14,12 @@ from attn_dispatch.call.spec import AttentionSpec, Operand
 
 Arrays = dict[str, jax.Array]
 """Operands or results by their names."""
+
+Shape = tuple[int, ...]
+Arrangement = Mapping[str, tuple[Shape, str]]
+"""Shapes and dtypes of operands by their names."""
+
+Axis = Literal["batch", "heads"]
 
 Compute = Callable[[AttentionSpec, Mapping[str, jax.Array]], Arrays]
 """A call computed: its results by name."""
@@ -34,74 +38,140 @@ SEQUENCE_OPERANDS = LENGTHS + _SEQUENCES
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Equal parts of a call along an axis, of which the last one of a batch may be smaller."""
+
+    axis: Axis
+    size: int
+    """Batch rows, or query heads, of a part."""
+
+
+@dataclass(frozen=True)
 class Calls:
-    """What a rewrite may have computed."""
+    """What the computation of a rewrite may call."""
 
     kernel: Compute
-    """By the implementation for which the call is rewritten: its `inner` call."""
+    """The inner call, by the implementation for which the call is rewritten."""
     xla: Compute
     """Any call, by XLA."""
     beside: Compute
-    """By that implementation, the call that `InTwo.beside` asks for."""
+    """The call `Rewrite.beside`, by that implementation."""
 
 
-class Rewrite(Protocol):
-    """One entry of the list, for forward and backward calls."""
+@dataclass(frozen=True)
+class AskedOf:
+    """The calls about which a rewrite is asked. It leaves all others as they are."""
 
-    @property
-    def name(self) -> str:
-        """What it does, for `explain`."""
-        ...
+    operands: tuple[str, ...] = ()
+    """The call has one of these operands; () for any call."""
+    direction: Literal["forward", "backward", "both"] = "both"
 
-    @property
-    def moves_dropout(self) -> bool:
-        """Whether kernels draw another dropout mask for the inner call."""
-        ...
-
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        """The call that stands in for this one; None where there is nothing to rewrite."""
-        ...
-
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        """The results of `spec`, at least, by name; of a spec that has an inner one."""
-        ...
+    def includes(self, names: Iterable[str], *, is_backward: bool) -> bool:
+        """Whether a call with operands of these names is one of them."""
+        if self.direction != "both" and is_backward != (self.direction == "backward"):
+            return False
+        return not self.operands or not set(self.operands).isdisjoint(names)
 
 
-@runtime_checkable
-class InTwo(Rewrite, Protocol):
-    """One that may need another call by the same implementation, beside its inner one."""
+EVERY_CALL = AskedOf()
+CACHE = AskedOf(("page_table", "key_value_seq_lengths"), "forward")
+"""Calls on a cache of keys and values, which has pages or says how many keys each row has."""
+PAGES = AskedOf(("page_table",), "forward")
+BACKWARD = AskedOf(direction="backward")
+MODS = AskedOf(("mods_start",))
+"""Calls with a score_mod or a mask_mod."""
+SEQUENCES = AskedOf(SEQUENCE_OPERANDS)
 
-    def beside(self, spec: AttentionSpec) -> AttentionSpec | None:
-        """That call, of a spec that has an inner one; None where it needs none."""
-        ...
+
+def _always(spec: AttentionSpec) -> bool:
+    return True
 
 
-@runtime_checkable
-class ForAnother(Rewrite, Protocol):
-    """One that saves nothing itself: the rewrite that can be taken after it does.
+def _nothing(spec: AttentionSpec) -> None:
+    return None
 
-    It is taken only where there is a reason against the call.
+
+def _no_arrays(spec: AttentionSpec) -> tuple[Shape, ...]:
+    return ()
+
+
+def _no_bytes(spec: AttentionSpec) -> int:
+    return 0
+
+
+def _no_remedies(spec: AttentionSpec) -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One way to replace a call, forward or backward, by an inner call with the same results.
+
+    All functions but `when` are called only where the rewrite applies.
     """
 
-    def leads_to(self, spec: AttentionSpec) -> AttentionSpec | None:
-        """The call that the other one makes, of a spec that has an inner one."""
-        ...
+    name: str
+    """What it does, for `explain`."""
+    inner: Callable[[AttentionSpec], AttentionSpec]
+    """The call that a kernel runs in the place of this one."""
+    compute: Callable[[AttentionSpec, AttentionSpec, Arrays, Calls], Arrays]
+    """The results of a call by name, at least, given the call, its inner call and the operands."""
+    asked_of: AskedOf = EVERY_CALL
+    when: Callable[[AttentionSpec], bool] = _always
+    """Whether the call, one of `asked_of`, has an inner call."""
+    pairs: Callable[[AttentionSpec], tuple[Shape, ...]] = _no_arrays
+    """Shapes of arrays that it makes, over pairs of queries and keys for example, which grow faster
+    than the call's own: each has at most MOST_PAIRS elements."""
+    beside: Callable[[AttentionSpec], AttentionSpec | None] = _nothing
+    """Another call that the same implementation must run beside the inner call."""
+    adds: tuple[str, ...] = ()
+    """Operands that the inner call may have and the call has not: it enables the rewrites that are
+    asked of them."""
+    enables: Rewrite | None = None
+    """The rewrite for which alone this one is taken: that one must apply to the inner call, and
+    something must speak against the call."""
+    remedies: Callable[[AttentionSpec], Mapping[str, str]] = _no_remedies
+    """What a caller can do about rules that the inner call breaks, by rule."""
+    own_bytes: Callable[[AttentionSpec], int] = _no_bytes
+    """The scratch memory that it takes beside that of the inner call."""
+    parts: Parts | None = None
+    """The parts into which it divides the call, if it does."""
+    moves_dropout: bool = False
+    """Whether kernels draw another dropout mask for the inner call."""
+    may_fall_back: bool = False
+    """Whether it is decided when the call runs that XLA computes it after all. Such a rewrite is
+    taken of the call as it was made, and not after others."""
+    reads_lse: bool = False
+    """Whether its backward pass reads the call's own lse, so that it must come before sinks, which
+    are in lse, are left out."""
+    needed_for: str = ""
+    """A case of the conformance suite that needs it, where no call of docs/models.md does."""
 
+    def applied(self, spec: AttentionSpec) -> AttentionSpec | None:
+        """The inner call of a call; None where the rewrite does not apply."""
+        if not self._applies(spec) or not all(map(is_affordable, self.pairs(spec))):
+            return None
+        inner = self.inner(spec)
+        if self.enables is not None and self.enables.applied(inner) is None:
+            return None
+        return inner
 
-@runtime_checkable
-class Advising(Rewrite, Protocol):
-    """One that knows what a caller can do about a rule that its inner call breaks."""
+    def too_large(self, spec: AttentionSpec) -> Shape | None:
+        """The shape of the first array for which it does not apply, because that is too large."""
+        if not self._applies(spec):
+            return None
+        return next((x for x in self.pairs(spec) if not is_affordable(x)), None)
 
-    def remedies(self, spec: AttentionSpec) -> Mapping[str, str]:
-        """Remedies by rule, of a spec that has an inner one: about the arrays of that spec."""
-        ...
+    def _applies(self, spec: AttentionSpec) -> bool:
+        is_asked = self.asked_of.includes(spec.options.operands, is_backward=spec.is_backward)
+        return is_asked and self.when(spec)
 
 
 def changed(
     spec: AttentionSpec,
     *,
     without: tuple[str, ...] = (),
-    arrays: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
+    arrays: Arrangement | None = None,
     meaning: Meaning | None = None,
     wanted: Wanted | None = None,
     promises: Promises | None = None,
@@ -166,28 +236,9 @@ def for_(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
     return {name: operands[name] for name in spec.options.operands}
 
 
-_too_large: ContextVar[list[tuple[int, ...]] | None] = ContextVar("too_large", default=None)
-
-
-def is_affordable(shape: tuple[int, ...]) -> bool:
+def is_affordable(shape: Shape) -> bool:
     """Whether an array over pairs of queries and keys may be made for a call."""
-    if math.prod(shape) <= MOST_PAIRS:
-        return True
-    noted = _too_large.get()
-    if noted is not None:
-        noted.append(shape)
-    return noted is not None
-
-
-@contextmanager
-def at_any_size() -> Generator[list[tuple[int, ...]]]:
-    """Rewrites make arrays of any size here, for nobody: the list has those beyond the limit."""
-    noted: list[tuple[int, ...]] = []
-    before = _too_large.set(noted)
-    try:
-        yield noted
-    finally:
-        _too_large.reset(before)
+    return math.prod(shape) <= MOST_PAIRS
 
 
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ Where it is -inf the row attends nothing. A sink is no score of a key, so it is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.rewrite import (
     Arrays,
+    AskedOf,
     Calls,
+    Rewrite,
     changed,
     for_,
     gradients_without,
@@ -31,44 +33,35 @@ _NO_WEIGHT = 1e30
 """As lse of a row that attends nothing: exp(score - lse) is 0."""
 
 
-@dataclass(frozen=True)
-class RowBias:
-    name: str = "a bias that is the same for all keys: put into lse afterwards"
-    moves_dropout: bool = False
+def _inner(spec: AttentionSpec) -> AttentionSpec:
+    return changed(
+        spec,
+        without=("bias", "sinks"),
+        wanted=replace(
+            spec.wanted,
+            gradients=gradients_without(spec, "bias", "sinks"),
+            # lse says which rows attend nothing, and sinks need it.
+            needs_lse=not spec.is_backward or spec.wanted.needs_lse,
+        ),
+    )
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if not spec.has("bias") or spec.shape("bias")[3] != 1:
-            return None
-        # It says which rows attend nothing, and sinks need it.
-        needs_lse = not spec.is_backward or spec.wanted.needs_lse
-        return changed(
-            spec,
-            without=("bias", "sinks"),
-            wanted=replace(
-                spec.wanted,
-                gradients=gradients_without(spec, "bias", "sinks"),
-                needs_lse=needs_lse,
-            ),
-        )
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        shift = operands["bias"][..., 0].astype(jnp.float32)  # [1|B, 1|N, 1|T]
-        if spec.is_backward:
-            return _backward(spec, inner, operands, shift, calls)
-        results = dict(calls.kernel(inner, for_(inner, operands)))
-        is_dead = (shift == -jnp.inf) | (results["lse"] == -jnp.inf)
-        # No number is NaN in out as well, and in a row that attends nothing nobody looks at it.
-        no_number = jnp.where(jnp.isfinite(shift), 0.0, jnp.nan)
-        out = results["out"] + no_number.swapaxes(1, 2)[..., None].astype(results["out"].dtype)
-        results["out"] = _zero_in(is_dead, out)
-        for name in ("lse", "row_max"):
-            if name in results:
-                results[name] = jnp.where(is_dead, -jnp.inf, results[name] + shift)
-        # A dead row that is wrong as well is NaN.
-        results = nan_where_invalid(spec, operands, results)
-        return with_sinks(results, operands["sinks"]) if spec.has("sinks") else results
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    shift = operands["bias"][..., 0].astype(jnp.float32)  # [1|B, 1|N, 1|T]
+    if spec.is_backward:
+        return _backward(spec, inner, operands, shift, calls)
+    results = dict(calls.kernel(inner, for_(inner, operands)))
+    is_dead = (shift == -jnp.inf) | (results["lse"] == -jnp.inf)
+    # No number is NaN in out as well, and in a row that attends nothing nobody looks at it.
+    no_number = jnp.where(jnp.isfinite(shift), 0.0, jnp.nan)
+    out = results["out"] + no_number.swapaxes(1, 2)[..., None].astype(results["out"].dtype)
+    results["out"] = _zero_in(is_dead, out)
+    for name in ("lse", "row_max"):
+        if name in results:
+            results[name] = jnp.where(is_dead, -jnp.inf, results[name] + shift)
+    # A dead row that is wrong as well is NaN.
+    results = nan_where_invalid(spec, operands, results)
+    return with_sinks(results, operands["sinks"]) if spec.has("sinks") else results
 
 
 def _backward(
@@ -104,3 +97,14 @@ def _row_grad(spec: AttentionSpec, operands: Arrays) -> jax.Array:
 def _zero_in(is_dead: jax.Array, x: jax.Array) -> jax.Array:
     """x [B, T, N, V] with 0 in the rows of `is_dead` [1|B, 1|N, 1|T]."""
     return jnp.where(is_dead.swapaxes(1, 2)[..., None], 0, x)
+
+
+ROW_BIAS = Rewrite(
+    "a bias that is the same for all keys: put into lse afterwards",
+    _inner,
+    _compute,
+    asked_of=AskedOf(("bias",)),
+    when=lambda spec: spec.shape("bias")[3] == 1,
+    reads_lse=True,
+    needed_for="bias/of_11t1_bf16_d64_256x256",
+)

@@ -7,52 +7,42 @@ Backward a kernel needs no sinks, given out' and lse': exp(score - lse') are the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.few_queries import MOST
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_, gradients_without
+from attn_dispatch.core.rewrites.rewrite import (
+    CACHE,
+    Arrays,
+    AskedOf,
+    Calls,
+    Rewrite,
+    changed,
+    for_,
+    gradients_without,
+)
 from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 
 
-@dataclass(frozen=True)
-class SinksAfterwards:
-    name: str = "sinks: put into out and lse afterwards"
-    moves_dropout: bool = False
-    is_beside_cache: bool = False
-    """Only where it keeps kernels for decoding, and those that read pages, in the running."""
-
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if not spec.has("sinks") or (self.is_beside_cache and not _is_beside_cache(spec)):
-            return None
-        gradients = gradients_without(spec, "sinks")
-        # By the sum of its scores a row is known: lse is wanted, whoever wants it.
-        needs_lse = not spec.is_backward or spec.wanted.needs_lse
-        return changed(
-            spec,
-            without=("sinks",),
-            wanted=replace(spec.wanted, gradients=gradients, needs_lse=needs_lse),
-        )
-
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        results = calls.kernel(inner, for_(inner, operands))
-        if not spec.is_backward:
-            return with_sinks(results, operands["sinks"])
-        if "sinks" in spec.wanted.gradients:
-            results["sinks"] = sinks_grad(spec, operands)
-        return results
+def _inner(spec: AttentionSpec) -> AttentionSpec:
+    gradients = gradients_without(spec, "sinks")
+    # A row is known by the sum of its scores, so that lse is needed in any case.
+    needs_lse = not spec.is_backward or spec.wanted.needs_lse
+    wanted = replace(spec.wanted, gradients=gradients, needs_lse=needs_lse)
+    return changed(spec, without=("sinks",), wanted=wanted)
 
 
-def _is_beside_cache(spec: AttentionSpec) -> bool:
-    if spec.is_backward or not spec.has("key_value_seq_lengths") or is_packed(spec):
-        return False
-    return not spec.meaning.dropout_rate and (spec.is_paged or spec.seq_len_q <= MOST)
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    results = calls.kernel(inner, for_(inner, operands))
+    if not spec.is_backward:
+        return with_sinks(results, operands["sinks"])
+    if "sinks" in spec.wanted.gradients:
+        results["sinks"] = sinks_grad(spec, operands)
+    return results
 
 
 def with_sinks(results: Arrays, sinks: jax.Array) -> Arrays:
@@ -65,3 +55,18 @@ def with_sinks(results: Arrays, sinks: jax.Array) -> Arrays:
     # Without a barrier XLA may go on with what out was before it was rounded, and every gradient
     # is of out as it is returned.
     return results | {"out": jax.lax.optimization_barrier(out), "lse": whole}
+
+
+SINKS_AFTERWARDS = Rewrite(
+    "sinks: put into out and lse afterwards", _inner, _compute, asked_of=AskedOf(("sinks",))
+)
+
+
+def _keeps_kernels_of_a_cache(spec: AttentionSpec) -> bool:
+    """Whether kernels for decoding, and those that read pages, could not run the call otherwise."""
+    if not spec.has("sinks") or not spec.has("key_value_seq_lengths") or is_packed(spec):
+        return False
+    return not spec.meaning.dropout_rate and (spec.is_paged or spec.seq_len_q <= MOST)
+
+
+SINKS_AFTER_A_CACHE = replace(SINKS_AFTERWARDS, asked_of=CACHE, when=_keeps_kernels_of_a_cache)

@@ -2,67 +2,63 @@
 
 Forward, columns of the output are those of value. Backward, given lse, everything is linear in
 them: delta and dp are sums over columns, so all gradients but value's are sums over the calls.
-lse's gradient, which takes columns of its own (semantics/lse_grad.py), goes with the first.
+lse's gradient, which takes further columns (semantics/lse_grad.py), goes with the first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Rewrite, changed, for_
 from attn_dispatch.semantics.padding import pad_last, round_up
 
 _COLUMNS = ("value", "out", "out_grad")
 _MULTIPLE = 8
-"""Of head dims; and so many at most go for lse's gradient."""
+"""Head dims are multiples of it; lse's gradient takes as many columns at most."""
 
 
-@dataclass(frozen=True)
-class ValueColumns:
-    most: int
-    """Columns of one call."""
-    moves_dropout: bool = False
+def _value_columns(most: int) -> Rewrite:
+    """At most so many columns of value in one call."""
 
-    @property
-    def name(self) -> str:
-        return f"value: a call for at most {self.most} columns each, one after the other"
-
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        size = _columns(spec, self.most)
-        if size >= spec.head_dim_v:
-            return None
+    def inner(spec: AttentionSpec) -> AttentionSpec:
+        size = _columns(spec, most)
         arrays = {
             x.name: ((*x.shape[:3], size), x.dtype) for x in spec.operands if x.name in _COLUMNS
         }
         return changed(spec, arrays=arrays)
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        size, given = inner.head_dim_v, for_(inner, operands)
-        parts: list[Arrays] = []
-        for first in range(0, spec.head_dim_v, size):
-            for name in _COLUMNS:
-                if name in given:
-                    given[name] = pad_last(operands[name][..., first : first + size], size)
-            parts.append(calls.kernel(inner, dict(given)))
-            if spec.has("lse_grad"):
-                given["lse_grad"] = jnp.zeros_like(given["lse_grad"])
-        results = dict(parts[0])
-        if not spec.is_backward:
-            out = jnp.concatenate([part["out"] for part in parts], axis=3)
-            return results | {"out": out[..., : spec.head_dim_v]}
-        for name, x in results.items():
-            every = [part[name] for part in parts]
-            if name == "value":
-                results[name] = jnp.concatenate(every, axis=3)[..., : spec.head_dim_v]
-            else:
-                total = sum(y.astype(jnp.float32) for y in every)
-                results[name] = jnp.asarray(total).astype(x.dtype)
-        return results
+    return Rewrite(
+        f"value: a call for at most {most} columns each, one after the other",
+        inner,
+        _compute,
+        when=lambda spec: _columns(spec, most) < spec.head_dim_v,
+        needed_for="rewrites/value_of_320",
+    )
+
+
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    size, given = inner.head_dim_v, for_(inner, operands)
+    parts: list[Arrays] = []
+    for first in range(0, spec.head_dim_v, size):
+        for name in _COLUMNS:
+            if name in given:
+                given[name] = pad_last(operands[name][..., first : first + size], size)
+        parts.append(calls.kernel(inner, dict(given)))
+        if spec.has("lse_grad"):
+            given["lse_grad"] = jnp.zeros_like(given["lse_grad"])
+    results = dict(parts[0])
+    if not spec.is_backward:
+        out = jnp.concatenate([part["out"] for part in parts], axis=3)
+        return results | {"out": out[..., : spec.head_dim_v]}
+    for name, x in results.items():
+        every = [part[name] for part in parts]
+        if name == "value":
+            results[name] = jnp.concatenate(every, axis=3)[..., : spec.head_dim_v]
+        else:
+            total = sum(y.astype(jnp.float32) for y in every)
+            results[name] = jnp.asarray(total).astype(x.dtype)
+    return results
 
 
 def _columns(spec: AttentionSpec, most: int) -> int:
@@ -70,3 +66,6 @@ def _columns(spec: AttentionSpec, most: int) -> int:
     most -= _MULTIPLE if spec.has("lse_grad") else 0
     calls = max(-(-spec.head_dim_v // most), 1)
     return round_up(-(-spec.head_dim_v // calls), _MULTIPLE)
+
+
+VALUES_OF_256, VALUES_OF_128 = _value_columns(256), _value_columns(128)

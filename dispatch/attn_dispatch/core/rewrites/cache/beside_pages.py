@@ -1,39 +1,29 @@
 """Rewrites that are taken beside pages because whole pages can be read after them.
 
-ALiBi and a score_mod stand in the way of whole pages (whole_pages.py). What they are, a soft cap or
-something that is added, does not.
+ALiBi and a score_mod stand in the way of whole pages (whole_pages.py). A soft cap or a bias, which
+they are rewritten as, does not.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.whole_pages import WholePages
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Rewrite
+from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
+from attn_dispatch.core.rewrites.dense import SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites.mods_as_arguments import SCORE_MOD_AS_CAP
+from attn_dispatch.core.rewrites.mods_as_arrays import SUM_AS_BIAS
+from attn_dispatch.core.rewrites.rewrite import PAGES, Rewrite
 
 
-@dataclass(frozen=True)
-class BesidePages:
-    """Another one, where calls on pages would have all keys gathered else."""
+def _for_whole_pages(rewrite: Rewrite) -> Rewrite:
+    """The rewrite, of calls on pages of which a kernel would have all keys gathered otherwise."""
+    (operand,) = rewrite.asked_of.operands
+    return replace(
+        rewrite,
+        asked_of=PAGES,
+        when=lambda spec: spec.has(operand) and rewrite.when(spec),
+        enables=WHOLE_PAGES,
+    )
 
-    rewrite: Rewrite
 
-    @property
-    def name(self) -> str:
-        return self.rewrite.name
-
-    @property
-    def moves_dropout(self) -> bool:
-        return self.rewrite.moves_dropout
-
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        return None if self.leads_to(spec) is None else self.rewrite.inner(spec)
-
-    def leads_to(self, spec: AttentionSpec) -> AttentionSpec | None:
-        """The call on whole pages."""
-        inner = self.rewrite.inner(spec) if spec.is_paged else None
-        return None if inner is None else WholePages().inner(inner)
-
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        return self.rewrite.compute(spec, operands, calls)
+BESIDE_PAGES = tuple(map(_for_whole_pages, (SCORE_MOD_AS_CAP, SUM_AS_BIAS, SLOPES_AS_BIAS)))

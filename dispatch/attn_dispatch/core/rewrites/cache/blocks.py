@@ -21,8 +21,8 @@ keys are left: a soft cap of one query takes 138 µs, and 144 with blocks of 64;
 199 and 172, a chunk of 256 1,229 and 1,079 (16 rows of 8,192 keys, 32 heads on 8, H200, 9.19)."""
 
 _LARGEST_WHOLE = 256
-"""Of pages that cannot be cut: those with heads before keys, where a head's keys of one page alone
-follow one another."""
+"""The largest block where pages cannot be cut: with heads before keys, only the keys of one head
+and one page follow one another."""
 
 SMALLEST = 8
 """Below it nothing is cut."""

@@ -11,14 +11,22 @@ With 4 queries of each row (32 heads on 8) an H200 takes 1.0 to 1.2 times as lon
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.last_keys import with_last_keys
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_, without_band
+from attn_dispatch.core.rewrites.rewrite import (
+    CACHE,
+    Arrays,
+    Calls,
+    Rewrite,
+    changed,
+    for_,
+    without_band,
+)
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 
@@ -30,67 +38,65 @@ _CANNOT_GO = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
 """Operands by which queries differ otherwise than by what they see; sinks go by lse."""
 
 
-@dataclass(frozen=True)
-class QueriesAsHeads:
-    name: str = "few queries: as heads of a single one, the last keys apart"
-    moves_dropout: bool = False
+def _when(spec: AttentionSpec) -> bool:
+    if not 1 < spec.seq_len_q <= MOST or is_packed(spec):
+        return False
+    if not spec.has("key_value_seq_lengths") or any(map(spec.has, _CANNOT_GO)):
+        return False
+    if spec.meaning.mods or spec.wanted.needs_max or spec.wanted.needs_keep or spec.is_empty:
+        return False
+    is_whole = spec.promises.whole_pages and spec.band == (None, None)
+    return is_whole or is_plain(spec)
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if spec.is_backward or not 1 < spec.seq_len_q <= MOST or is_packed(spec):
-            return None
-        if not spec.has("key_value_seq_lengths") or any(map(spec.has, _CANNOT_GO)):
-            return None
-        if spec.meaning.mods or spec.wanted.needs_max or spec.wanted.needs_keep or spec.is_empty:
-            return None
-        is_whole = spec.promises.whole_pages and spec.band == (None, None)
-        if not is_whole and not is_plain(spec):
-            return None
-        heads = spec.num_heads * spec.seq_len_q
-        arrays = {"query": ((spec.batch, 1, heads, spec.head_dim), spec.dtype)}
-        if spec.has("bias"):
-            batch, *_, keys = spec.shape("bias")
-            arrays["bias"] = (batch, heads, 1, keys), spec.dtype_of("bias")
-        return changed(
-            spec,
-            arrays=arrays,
-            meaning=without_band(spec.meaning),
-            wanted=replace(spec.wanted, needs_lse=True),
-            promises=replace(spec.promises, is_checked=True, ignores_dead_rows=True),
-        )
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
-        is_causal = spec.band == (None, 0)
-        seen_by_all = keys
-        if is_causal:
-            seen_by_all = jnp.where(queries > 0, jnp.maximum(keys - queries + 1, 0), 0)
-        given = dict(operands)
-        given["query"] = _as_heads(spec, operands["query"])
-        if spec.has("bias"):
-            given["bias"] = _bias_of_heads(spec, operands["bias"])
-        given["key_value_seq_lengths"] = seen_by_all
-        if spec.has("query_seq_lengths"):
-            given["query_seq_lengths"] = jnp.minimum(queries, 1)
-        results = calls.kernel(inner, for_(inner, given))
-        out = _from_heads(spec, results["out"][:, 0])
-        lse = _from_heads(spec, results["lse"][..., 0])
-        t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
-        if is_causal:
-            end = jnp.minimum((keys - queries)[:, None] + t + 1, keys[:, None])
-            places = seen_by_all[:, None] + jnp.arange(spec.seq_len_q - 1, dtype=jnp.int32)[None]
-            is_seen = places[:, None] < end[..., None]
-            out, lse = with_last_keys(spec, operands, (out, lse), places, is_seen)
-        lse = jnp.where((t < queries[:, None])[..., None], lse, -jnp.inf)
-        out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
-        results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
-        return nan_where_invalid(spec, operands, results)
+def _inner(spec: AttentionSpec) -> AttentionSpec:
+    heads = spec.num_heads * spec.seq_len_q
+    arrays = {"query": ((spec.batch, 1, heads, spec.head_dim), spec.dtype)}
+    if spec.has("bias"):
+        batch, *_, keys = spec.shape("bias")
+        arrays["bias"] = (batch, heads, 1, keys), spec.dtype_of("bias")
+    return changed(
+        spec,
+        arrays=arrays,
+        meaning=without_band(spec.meaning),
+        wanted=replace(spec.wanted, needs_lse=True),
+        promises=replace(spec.promises, is_checked=True, ignores_dead_rows=True),
+    )
+
+
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
+    is_causal = spec.band == (None, 0)
+    seen_by_all = keys
+    if is_causal:
+        seen_by_all = jnp.where(queries > 0, jnp.maximum(keys - queries + 1, 0), 0)
+    given = dict(operands)
+    given["query"] = _as_heads(spec, operands["query"])
+    if spec.has("bias"):
+        given["bias"] = _bias_of_heads(spec, operands["bias"])
+    given["key_value_seq_lengths"] = seen_by_all
+    if spec.has("query_seq_lengths"):
+        given["query_seq_lengths"] = jnp.minimum(queries, 1)
+    results = calls.kernel(inner, for_(inner, given))
+    out = _from_heads(spec, results["out"][:, 0])
+    lse = _from_heads(spec, results["lse"][..., 0])
+    t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
+    if is_causal:
+        end = jnp.minimum((keys - queries)[:, None] + t + 1, keys[:, None])
+        places = seen_by_all[:, None] + jnp.arange(spec.seq_len_q - 1, dtype=jnp.int32)[None]
+        is_seen = places[:, None] < end[..., None]
+        out, lse = with_last_keys(spec, operands, (out, lse), places, is_seen)
+    lse = jnp.where((t < queries[:, None])[..., None], lse, -jnp.inf)
+    out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
+    results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
+    return nan_where_invalid(spec, operands, results)
 
 
 def is_plain(spec: AttentionSpec) -> bool:
-    """Whether nothing but causality from the bottom right, if that, becomes of scores; of a call
-    without any of the operands that do something to them, but perhaps a bias."""
+    """Whether the scores are unmodified except, at most, by a bottom-right causal mask.
+
+    The call has none of the operands that modify scores, except perhaps a bias.
+    """
     is_causal = spec.band == (None, 0) and spec.meaning.causal_alignment == "bottom_right"
     if spec.meaning.logits_soft_cap is not None or spec.has("bias"):
         return False
@@ -114,3 +120,12 @@ def _from_heads(spec: AttentionSpec, x: jax.Array) -> jax.Array:
     """[B, N · T, ...] as [B, T, N, ...]."""
     x = x.reshape(spec.batch, spec.num_kv_heads, -1, spec.seq_len_q, *x.shape[2:])
     return jnp.moveaxis(x, 3, 1).reshape(spec.batch, spec.seq_len_q, spec.num_heads, *x.shape[4:])
+
+
+QUERIES_AS_HEADS = Rewrite(
+    "few queries: as heads of a single one, the last keys apart",
+    _inner,
+    _compute,
+    asked_of=CACHE,
+    when=_when,
+)

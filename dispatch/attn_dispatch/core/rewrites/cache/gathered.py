@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls
+from attn_dispatch.core.rewrites.rewrite import PAGES, Arrays, Calls, Rewrite
 from attn_dispatch.semantics.pages import gathered, gathered_spec
 
 
-@dataclass(frozen=True)
-class PagesGathered:
-    name: str = "pages: gathered into arrays, which copies every key that the table has room for"
-    moves_dropout: bool = False
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    return calls.kernel(inner, gathered(spec, operands))
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        return gathered_spec(spec) if spec.is_paged else None
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        return calls.kernel(gathered_spec(spec), gathered(spec, operands))
+PAGES_GATHERED = Rewrite(
+    "pages: gathered into arrays, which copies every key that the table has room for",
+    gathered_spec,
+    _compute,
+    asked_of=PAGES,
+    adds=("key", "value"),
+)

@@ -12,13 +12,13 @@ query they take 161 (16 rows of 8,192 keys, 128 dims, H200, 9.19); 16 queries of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
+from attn_dispatch.core.rewrites.rewrite import PAGES, Arrays, Calls, Rewrite, changed, for_
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.merge import merged_parts
 
@@ -38,74 +38,65 @@ _ENOUGH = 128
 """Tiles at work; an H200 and an H100 have 132 multiprocessors."""
 
 
-@dataclass(frozen=True)
-class HeadsAsQueries:
-    name: str = "whole pages: the heads of a group as queries of one, keys in parts"
-    moves_dropout: bool = False
+def _when(spec: AttentionSpec) -> bool:
+    if (
+        not spec.promises.whole_pages
+        or spec.band != (None, None)
+        or spec.seq_len_q == 1
+        or spec.meaning.mods
+    ):
+        return False
+    if spec.wanted.needs_max or spec.wanted.needs_keep or any(map(spec.has, _BY_HEAD)):
+        return False
+    if spec.seq_len_q * _group(spec) <= MOST_AS_HEADS or spec.seq_len_q >= _TILE:
+        return False
+    return not _group(spec) == _parts(spec) == 1
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if (
-            not spec.promises.whole_pages
-            or spec.band != (None, None)
-            or spec.seq_len_q == 1
-            or spec.meaning.mods
-        ):
-            return None
-        if (
-            spec.is_backward
-            or spec.wanted.needs_max
-            or spec.wanted.needs_keep
-            or any(map(spec.has, _BY_HEAD))
-        ):
-            return None
-        rows, parts = spec.seq_len_q * _group(spec), _parts(spec)
-        if rows <= MOST_AS_HEADS or spec.seq_len_q >= _TILE:
-            return None
-        if _group(spec) == parts == 1:
-            return None
-        batch, table = spec.batch * parts, spec.shape("page_table")[1] // parts
-        arrays = {
-            "query": ((batch, rows, spec.num_kv_heads, spec.head_dim), spec.dtype),
-            "page_table": ((batch, table), "int32"),
-            "key_value_seq_lengths": ((batch,), "int32"),
-        }
-        if spec.has("query_seq_lengths"):
-            arrays["query_seq_lengths"] = (batch,), "int32"
-        return changed(spec, arrays=arrays, wanted=replace(spec.wanted, needs_lse=True))
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        b, t, k = spec.batch, spec.seq_len_q, spec.num_kv_heads
-        group, parts = _group(spec), _parts(spec)
-        query = jnp.swapaxes(operands["query"].reshape(b, t, k, group, spec.head_dim), 2, 3)
-        query = query.reshape(b, t * group, k, spec.head_dim)
-        room = spec.seq_len_kv // parts
-        begin = room * jnp.arange(parts, dtype=jnp.int32)
-        lengths = jnp.clip(operands["key_value_seq_lengths"][:, None] - begin, 0, room)
-        given = {
-            **operands,
-            "query": jnp.repeat(query, parts, axis=0),
-            "page_table": operands["page_table"].reshape(inner.shape("page_table")),
-            "key_value_seq_lengths": lengths.reshape(-1),
-        }
-        if spec.has("query_seq_lengths"):
-            queries = group * operands["query_seq_lengths"]
-            given["query_seq_lengths"] = jnp.repeat(queries, parts, axis=0)
-        results = calls.kernel(inner, for_(inner, given))
-        out = results["out"].reshape(b, parts, t * group, k, -1)
-        lse = jnp.swapaxes(results["lse"], 1, 2).reshape(b, parts, t * group, k)
-        # What a kernel makes of a part without keys is not said.
-        lse = jnp.where((lengths > 0)[..., None, None], lse, -jnp.inf)
-        out, lse = merged_parts(out, lse) if parts > 1 else (out[:, 0], lse[:, 0])
+def _inner(spec: AttentionSpec) -> AttentionSpec:
+    rows, parts = spec.seq_len_q * _group(spec), _parts(spec)
+    batch, table = spec.batch * parts, spec.shape("page_table")[1] // parts
+    arrays = {
+        "query": ((batch, rows, spec.num_kv_heads, spec.head_dim), spec.dtype),
+        "page_table": ((batch, table), "int32"),
+        "key_value_seq_lengths": ((batch,), "int32"),
+    }
+    if spec.has("query_seq_lengths"):
+        arrays["query_seq_lengths"] = (batch,), "int32"
+    return changed(spec, arrays=arrays, wanted=replace(spec.wanted, needs_lse=True))
 
-        def back(x: jax.Array) -> jax.Array:
-            """[B, T · group, K, ...] as [B, T, N, ...]."""
-            x = jnp.swapaxes(x.reshape(b, t, group, k, *x.shape[3:]), 2, 3)
-            return x.reshape(b, t, spec.num_heads, *x.shape[4:])
 
-        found = {"out": back(out).astype(spec.dtype), "lse": jnp.swapaxes(back(lse), 1, 2)}
-        return nan_where_invalid(spec, operands, found)
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    b, t, k = spec.batch, spec.seq_len_q, spec.num_kv_heads
+    group, parts = _group(spec), _parts(spec)
+    query = jnp.swapaxes(operands["query"].reshape(b, t, k, group, spec.head_dim), 2, 3)
+    query = query.reshape(b, t * group, k, spec.head_dim)
+    room = spec.seq_len_kv // parts
+    begin = room * jnp.arange(parts, dtype=jnp.int32)
+    lengths = jnp.clip(operands["key_value_seq_lengths"][:, None] - begin, 0, room)
+    given = {
+        **operands,
+        "query": jnp.repeat(query, parts, axis=0),
+        "page_table": operands["page_table"].reshape(inner.shape("page_table")),
+        "key_value_seq_lengths": lengths.reshape(-1),
+    }
+    if spec.has("query_seq_lengths"):
+        queries = group * operands["query_seq_lengths"]
+        given["query_seq_lengths"] = jnp.repeat(queries, parts, axis=0)
+    results = calls.kernel(inner, for_(inner, given))
+    out = results["out"].reshape(b, parts, t * group, k, -1)
+    lse = jnp.swapaxes(results["lse"], 1, 2).reshape(b, parts, t * group, k)
+    # The kernel's results for a part without keys are unspecified.
+    lse = jnp.where((lengths > 0)[..., None, None], lse, -jnp.inf)
+    out, lse = merged_parts(out, lse) if parts > 1 else (out[:, 0], lse[:, 0])
+
+    def back(x: jax.Array) -> jax.Array:
+        """[B, T · group, K, ...] as [B, T, N, ...]."""
+        x = jnp.swapaxes(x.reshape(b, t, group, k, *x.shape[3:]), 2, 3)
+        return x.reshape(b, t, spec.num_heads, *x.shape[4:])
+
+    found = {"out": back(out).astype(spec.dtype), "lse": jnp.swapaxes(back(lse), 1, 2)}
+    return nan_where_invalid(spec, operands, found)
 
 
 def _group(spec: AttentionSpec) -> int:
@@ -119,3 +110,12 @@ def _parts(spec: AttentionSpec) -> int:
     while tiles * parts < _ENOUGH and columns * spec.page_size % (2 * parts * PART) == 0:
         parts *= 2
     return parts
+
+
+HEADS_AS_QUERIES = Rewrite(
+    "whole pages: the heads of a group as queries of one, keys in parts",
+    _inner,
+    _compute,
+    asked_of=PAGES,
+    when=_when,
+)

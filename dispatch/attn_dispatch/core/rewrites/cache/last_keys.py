@@ -1,6 +1,6 @@
 """The few keys that are left beside a kernel's, taken into its results by XLA.
 
-Everything is said one key after the other, element by element, so that XLA makes two or three small
+Keys are taken one after the other, element by element, so that XLA makes two or three small
 kernels of it: matrix products, a softmax and a merge are a dozen, each of which takes as long as
 its start. What 4 queries of 32 heads on 8 take longer than one are 7 µs so, and were 16 (16 rows of
 8,192 keys, 128 dims, H200, 9.19).

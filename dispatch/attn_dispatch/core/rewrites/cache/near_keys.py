@@ -6,15 +6,15 @@ window.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.few_queries import MOST
 from attn_dispatch.core.rewrites.rewrite import (
+    CACHE,
     Arrays,
     Calls,
+    Rewrite,
     changed,
     for_,
     keys_as_rows,
@@ -30,47 +30,55 @@ _LEAST_SAVED = 4
 _BY_PAIR = ("bias", "mask", "window", "dropout_key")
 
 
-@dataclass(frozen=True)
-class NearKeys:
-    name: str = "window: the keys that it may reach, copied"
-    moves_dropout: bool = False
+def _when(spec: AttentionSpec) -> bool:
+    left, right = spec.band
+    if left is None or right not in (None, 0) or spec.meaning.causal_alignment != "bottom_right":
+        return False
+    if not spec.has("key_value_seq_lengths") or is_packed(spec) or spec.is_empty:
+        return False
+    if any(map(spec.has, _BY_PAIR)) or spec.meaning.mods or spec.wanted.needs_keep:
+        return False
+    least = _LEAST_SAVED
+    if spec.seq_len_q > MOST:
+        if not spec.is_paged:
+            return False  # an array goes packed, as it is
+        least = 1  # else all of them are copied
+    return _reached(spec, left) * least <= spec.seq_len_kv
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        left, right = spec.band
-        if spec.is_backward or left is None or is_packed(spec):
-            return None
-        if not spec.has("key_value_seq_lengths") or spec.meaning.causal_alignment != "bottom_right":
-            return None
-        if (
-            any(map(spec.has, _BY_PAIR))
-            or spec.meaning.mods
-            or right not in (None, 0)
-            or spec.is_empty
-        ):
-            return None
-        reached, least = left + spec.seq_len_q, _LEAST_SAVED
-        if spec.seq_len_q > MOST:
-            if not spec.is_paged:
-                return None  # an array goes packed, as it is
-            least = 1  # else all of them are copied
-        if spec.wanted.needs_keep or reached * least > spec.seq_len_kv:
-            return None
-        rows = (spec.batch, reached, spec.num_kv_heads)
-        arrays = {
-            "key": ((*rows, spec.head_dim), spec.dtype),
-            "value": ((*rows, spec.head_dim_v), spec.dtype),
-        }
-        without = ("key_pages", "value_pages", "page_table") if spec.is_paged else ()
-        meaning = without_band(spec.meaning) if spec.seq_len_q == 1 else spec.meaning
-        return changed(spec, without=without, arrays=arrays, meaning=keys_as_rows(meaning))
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner = self.inner(spec)
-        assert inner is not None
-        keys = row_lengths(spec, operands, "key")
-        first = jnp.maximum(keys - inner.seq_len_kv, 0)
-        places = first[:, None] + jnp.arange(inner.seq_len_kv, dtype=jnp.int32)[None]
-        key, value = keys_at(spec, operands, places)
-        near = {"key": key, "value": value, "key_value_seq_lengths": keys - first}
-        results = calls.kernel(inner, for_(inner, {**operands, **near}))
-        return nan_where_invalid(spec, operands, results)
+def _reached(spec: AttentionSpec, left: int) -> int:
+    """Keys that the queries of a row see together."""
+    return left + spec.seq_len_q
+
+
+def _inner(spec: AttentionSpec) -> AttentionSpec:
+    left = spec.band[0]
+    assert left is not None
+    rows = (spec.batch, _reached(spec, left), spec.num_kv_heads)
+    arrays = {
+        "key": ((*rows, spec.head_dim), spec.dtype),
+        "value": ((*rows, spec.head_dim_v), spec.dtype),
+    }
+    without = ("key_pages", "value_pages", "page_table") if spec.is_paged else ()
+    meaning = without_band(spec.meaning) if spec.seq_len_q == 1 else spec.meaning
+    return changed(spec, without=without, arrays=arrays, meaning=keys_as_rows(meaning))
+
+
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    keys = row_lengths(spec, operands, "key")
+    first = jnp.maximum(keys - inner.seq_len_kv, 0)
+    places = first[:, None] + jnp.arange(inner.seq_len_kv, dtype=jnp.int32)[None]
+    key, value = keys_at(spec, operands, places)
+    near = {"key": key, "value": value, "key_value_seq_lengths": keys - first}
+    results = calls.kernel(inner, for_(inner, {**operands, **near}))
+    return nan_where_invalid(spec, operands, results)
+
+
+NEAR_KEYS = Rewrite(
+    "window: the keys that it may reach, copied",
+    _inner,
+    _compute,
+    asked_of=CACHE,
+    adds=("key", "value"),
+    when=_when,
+)

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.blocks import Blocks
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, changed, for_
+from attn_dispatch.core.rewrites.rewrite import PAGES, Arrays, Calls, Rewrite, changed, for_
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 
 
-@dataclass(frozen=True)
-class SmallerPages:
-    name: str = "pages: cut into smaller ones, of a power of two"
-    moves_dropout: bool = False
+def _when(spec: AttentionSpec) -> bool:
+    if spec.promises.whole_pages or spec.page_size.bit_count() == 1 or spec.is_empty:
+        return False
+    return Blocks.of(spec) is not None
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        if not spec.is_paged or spec.promises.whole_pages or spec.page_size.bit_count() == 1:
-            return None
-        if spec.is_empty or (blocks := Blocks.of(spec)) is None:
-            return None
-        arrays = blocks.arrays(spec, blocks.columns)
-        return changed(spec, arrays=arrays, meaning=blocks.meaning(spec))
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        inner, blocks = self.inner(spec), Blocks.of(spec)
-        assert inner is not None and blocks is not None
-        table = {"page_table": blocks.table(spec, operands)}
-        given = {**operands, **blocks.pools(spec, operands), **table}
-        results = calls.kernel(inner, for_(inner, given))
-        # Its own pages are all there: which are not, the table of the call itself says.
-        return nan_where_invalid(spec, operands, results)
+def _blocks(spec: AttentionSpec) -> Blocks:
+    blocks = Blocks.of(spec)
+    assert blocks is not None
+    return blocks
+
+
+def _inner(spec: AttentionSpec) -> AttentionSpec:
+    blocks = _blocks(spec)
+    arrays = blocks.arrays(spec, blocks.columns)
+    return changed(spec, arrays=arrays, meaning=blocks.meaning(spec))
+
+
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    blocks = _blocks(spec)
+    table = {"page_table": blocks.table(spec, operands)}
+    given = {**operands, **blocks.pools(spec, operands), **table}
+    results = calls.kernel(inner, for_(inner, given))
+    # Its own pages are all there: which are not, the table of the call itself says.
+    return nan_where_invalid(spec, operands, results)
+
+
+SMALLER_PAGES = Rewrite(
+    "pages: cut into smaller ones, of a power of two",
+    _inner,
+    _compute,
+    asked_of=PAGES,
+    when=_when,
+    needed_for="cache/page_of_24_t4",
+)

@@ -26,9 +26,11 @@ from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
 from attn_dispatch.core.rewrites.cache.grouped_heads import MOST_AS_HEADS, PART
 from attn_dispatch.core.rewrites.cache.last_keys import MOST_PAIRS, with_last_keys
 from attn_dispatch.core.rewrites.rewrite import (
+    CACHE,
     LENGTHS,
     Arrays,
     Calls,
+    Rewrite,
     changed,
     for_,
     keys_as_rows,
@@ -54,78 +56,72 @@ _LEAST_WHOLE = 4
 """A window has at least so many blocks: else the keys that it reaches are copied (near_keys.py)."""
 
 
-@dataclass(frozen=True)
-class WholePages:
-    name: str = "cache: whole pages by the kernel, the keys at their ends apart"
-    moves_dropout: bool = False
+def _inner(spec: AttentionSpec) -> AttentionSpec:
+    plan = _plan(spec)
+    without = () if spec.is_paged else ("key", "value")
+    arrays = plan.blocks.arrays(spec, plan.columns)
+    if spec.has("bias"):
+        arrays |= _bias(spec, plan.columns * plan.blocks.size, by_row=_begin_anywhere(spec))
+    return changed(
+        spec,
+        without=without,
+        arrays=arrays,
+        meaning=without_band(plan.blocks.meaning(spec)),
+        wanted=replace(spec.wanted, needs_lse=True),
+        promises=Promises(whole_pages=True, is_checked=True, ignores_dead_rows=True),
+    )
 
-    def inner(self, spec: AttentionSpec) -> AttentionSpec | None:
-        plan = _Plan.of(spec)
-        if plan is None:
-            return None
-        without = () if spec.is_paged else ("key", "value")
-        arrays = plan.blocks.arrays(spec, plan.columns)
-        if spec.has("bias"):
-            arrays |= _bias(spec, plan.columns * plan.blocks.size, by_row=_begin_anywhere(spec))
-        return changed(
-            spec,
-            without=without,
-            arrays=arrays,
-            meaning=without_band(plan.blocks.meaning(spec)),
-            wanted=replace(spec.wanted, needs_lse=True),
-            promises=Promises(whole_pages=True, is_checked=True, ignores_dead_rows=True),
-        )
 
-    def beside(self, spec: AttentionSpec) -> AttentionSpec | None:
-        """What a kernel computes of the rest: None where XLA does."""
-        plan = _Plan.of(spec)
-        if plan is None or spec.seq_len_q <= MOST or not plan.after:
-            return None
-        return changed(
-            spec,
-            without=IN_BLOCKS if spec.is_paged else (),
-            arrays=_near(spec, plan.after),
-            meaning=keys_as_rows(spec.meaning),
-            wanted=replace(spec.wanted, needs_lse=True),
-            promises=replace(spec.promises, is_checked=True),
-        )
+def _beside(spec: AttentionSpec) -> AttentionSpec | None:
+    """The call on the keys after the whole pages; None where XLA computes it."""
+    plan = _plan(spec)
+    if spec.seq_len_q <= MOST or not plan.after:
+        return None
+    return changed(
+        spec,
+        without=IN_BLOCKS if spec.is_paged else (),
+        arrays=_near(spec, plan.after),
+        meaning=keys_as_rows(spec.meaning),
+        wanted=replace(spec.wanted, needs_lse=True),
+        promises=replace(spec.promises, is_checked=True),
+    )
 
-    def compute(self, spec: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-        plan, inner = _Plan.of(spec), self.inner(spec)
-        assert plan is not None and inner is not None
-        ends = _Ends.of(spec, operands, plan)
-        table, count = plan.blocks.table(spec, operands), ends.count[:, None]
-        column = ends.first[:, None] + jnp.minimum(
-            jnp.arange(plan.columns, dtype=jnp.int32)[None], jnp.maximum(count - 1, 0)
-        )
-        given = {
-            **operands,
-            **plan.blocks.pools(spec, operands),
-            "page_table": jnp.take_along_axis(
-                table, jnp.clip(column, 0, plan.blocks.columns - 1), axis=1
-            ),
-            "key_value_seq_lengths": ends.count * plan.blocks.size,
-        }
-        if spec.has("bias"):
-            length, bias = plan.columns * plan.blocks.size, operands["bias"]
-            if _begin_anywhere(spec):
-                bias = _bias_at(bias, ends.begin[:, None] + jnp.arange(length, dtype=jnp.int32))
-            given["bias"] = pad_last(bias[..., :length], length)
-        results = calls.kernel(inner, for_(inner, given))
-        t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
-        # What a kernel makes of a row without keys is not said.
-        is_live = (count > 0) & (t < ends.queries[:, None])
-        out, lse = results["out"], jnp.swapaxes(results["lse"], 1, 2)
-        lse = jnp.where(is_live[..., None], lse, -jnp.inf)
-        if (beside := self.beside(spec)) is not None:
-            rest = _by_kernel(spec, operands, plan, ends, beside, calls)
-            out, lse = merged(out, lse, *rest)
-        elif plan.before or plan.after:
-            out, lse = _by_xla(spec, operands, plan, ends, calls, (out, lse))
-        lse = jnp.where((t < ends.queries[:, None])[..., None], lse, -jnp.inf)
-        out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
-        results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
-        return nan_where_invalid(spec, operands, results)
+
+def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
+    plan = _plan(spec)
+    ends = _Ends.of(spec, operands, plan)
+    table, count = plan.blocks.table(spec, operands), ends.count[:, None]
+    column = ends.first[:, None] + jnp.minimum(
+        jnp.arange(plan.columns, dtype=jnp.int32)[None], jnp.maximum(count - 1, 0)
+    )
+    given = {
+        **operands,
+        **plan.blocks.pools(spec, operands),
+        "page_table": jnp.take_along_axis(
+            table, jnp.clip(column, 0, plan.blocks.columns - 1), axis=1
+        ),
+        "key_value_seq_lengths": ends.count * plan.blocks.size,
+    }
+    if spec.has("bias"):
+        length, bias = plan.columns * plan.blocks.size, operands["bias"]
+        if _begin_anywhere(spec):
+            bias = _bias_at(bias, ends.begin[:, None] + jnp.arange(length, dtype=jnp.int32))
+        given["bias"] = pad_last(bias[..., :length], length)
+    results = calls.kernel(inner, for_(inner, given))
+    t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
+    # The kernel's results for a row without keys are unspecified.
+    is_live = (count > 0) & (t < ends.queries[:, None])
+    out, lse = results["out"], jnp.swapaxes(results["lse"], 1, 2)
+    lse = jnp.where(is_live[..., None], lse, -jnp.inf)
+    if (beside := _beside(spec)) is not None:
+        rest = _by_kernel(spec, operands, plan, ends, beside, calls)
+        out, lse = merged(out, lse, *rest)
+    elif plan.before or plan.after:
+        out, lse = _by_xla(spec, operands, plan, ends, calls, (out, lse))
+    lse = jnp.where((t < ends.queries[:, None])[..., None], lse, -jnp.inf)
+    out = jnp.where((lse == -jnp.inf)[..., None], 0, out).astype(spec.dtype)
+    results = {"out": out, "lse": jnp.swapaxes(lse, 1, 2).astype(spec.lse_dtype)}
+    return nan_where_invalid(spec, operands, results)
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,7 @@ class _Plan:
     @staticmethod
     def of(spec: AttentionSpec) -> _Plan | None:
         left, right = spec.band
-        if spec.is_backward or spec.is_empty or spec.promises.whole_pages or is_packed(spec):
+        if spec.is_empty or spec.promises.whole_pages or is_packed(spec):
             return None
         if not spec.has("key_value_seq_lengths") or any(map(spec.has, _BY_PAIR)):
             return None
@@ -185,6 +181,13 @@ class _Plan:
         if spec.seq_len_q > MOST and 2 * apart > spec.seq_len_kv:
             return None  # all may as well be copied
         return _Plan(blocks, columns, 0 if left is None else apart, apart)
+
+
+def _plan(spec: AttentionSpec) -> _Plan:
+    """The plan of a call that the rewrite applies to."""
+    plan = _Plan.of(spec)
+    assert plan is not None
+    return plan
 
 
 @dataclass(frozen=True)
@@ -242,14 +245,14 @@ def _near(spec: AttentionSpec, keys: int) -> dict[str, tuple[tuple[int, ...], st
 def _bias(
     spec: AttentionSpec, keys: int, *, by_row: bool
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of the bias of so many keys, of other ones in each row or of the same."""
+    """Shape and dtype of a bias over so many keys, which differ from row to row if `by_row`."""
     batch, heads, queries, _ = spec.shape("bias")
     batch = spec.batch if by_row else batch
     return {"bias": ((batch, heads, queries, keys), spec.dtype_of("bias"))}
 
 
 def _bias_at(bias: jax.Array, places: jax.Array) -> jax.Array:
-    """That of some places [B, L] of each row; of one that is not there that of another."""
+    """The bias at key positions `places` [B, L]. Positions outside are clipped; masked later."""
     at = jnp.clip(places, 0, bias.shape[3] - 1)[:, None, None]
     return jnp.take_along_axis(
         jnp.broadcast_to(bias, (places.shape[0], *bias.shape[1:])), at, axis=3
@@ -317,3 +320,14 @@ def _by_xla(
     given = {**operands, **near, "mask": may_attend[:, None]}
     rest_results = calls.xla(rest, for_(rest, given))
     return merged(*results, rest_results["out"], jnp.swapaxes(rest_results["lse"], 1, 2))
+
+
+WHOLE_PAGES = Rewrite(
+    "cache: whole pages by the kernel, the keys at their ends apart",
+    _inner,
+    _compute,
+    asked_of=CACHE,
+    adds=IN_BLOCKS,
+    when=lambda spec: _Plan.of(spec) is not None,
+    beside=_beside,
+)

@@ -1,0 +1,204 @@
+"""Which rewrites are taken: from the call that was made to one that a kernel runs.
+
+A rewrite is taken where the kernel refuses a call, and refuses the inner call by fewer rules; the
+list is gone through again until no rewrite helps. A preferred one is taken wherever it brings no
+new reason. None goes back to an earlier call: two could undo each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from attn_dispatch.call.options import backward_options
+from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.core.rewrites.catalogue import ONE_BY_ONE, REWRITES
+from attn_dispatch.core.rewrites.chain import Chain, Step, in_parts
+from attn_dispatch.core.rewrites.large import parts_of_a_large_call
+from attn_dispatch.core.rewrites.rewrite import Rewrite, forward_of
+from attn_dispatch.reason import Reason, rules_of
+
+Reasons = Callable[[AttentionSpec], tuple[Reason, ...]]
+
+Parts = Callable[[Sequence[Chain]], tuple[Rewrite, ...]]
+"""In which parts a kernel is asked for the calls that it runs by these chains, in the same parts
+for all of them; () is as they are."""
+
+
+def _as_they_are(chains: Sequence[Chain]) -> tuple[Rewrite, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What holds for all calls of a search."""
+
+    reasons_against: Reasons
+    preferred: Sequence[Rewrite] = ()
+    parts: Parts = _as_they_are
+    may_fall_back: bool = True
+    first: str | None = None
+
+
+def rewritten(
+    spec: AttentionSpec,
+    reasons_against: Reasons,
+    *,
+    preferred: Sequence[Rewrite] = (),
+    parts: Parts = _as_they_are,
+    may_fall_back: bool = True,
+    first: str | None = None,
+) -> Chain:
+    """The call as far as rewrites bring it: without a reason against it, if there is a way.
+
+    Args:
+      spec: the call.
+      reasons_against: why the implementation does not run a call, of this direction alone.
+      preferred: the rewrites that are taken without a reason.
+      parts: in which parts the kernel is asked for what it runs.
+      may_fall_back: whether XLA may compute the call after all, as is decided when it runs.
+      first: the name of a rewrite that is taken whether or not there is a reason.
+    """
+    return _rewritten(spec, _Terms(reasons_against, preferred, parts, may_fall_back, first))
+
+
+def _rewritten(spec: AttentionSpec, terms: _Terms) -> Chain:
+    if not spec.meaning.dropout_rate:
+        chain = _chain(spec, terms, None)
+        return chain if chain.reasons else in_parts(chain, terms.parts([chain]))
+    # Where the mask is drawn is decided by one call, for both directions and for whoever wants to
+    # see the mask; and so are parts, by that call with all its gradients.
+    forward = forward_of(spec)
+    first_chain = _chain(forward, terms, None)
+    moves = frozenset(x.name for x, _ in first_chain.steps if x.moves_dropout)
+    chain = _chain(spec, terms, moves)
+    if chain.reasons:
+        return chain
+    wanted = forward.options.differentiable
+    backward = forward.backward(backward_options(forward.options, wanted, has_lse_grad=False))
+    both = (first_chain, _chain(backward, terms, moves))
+    return in_parts(chain, terms.parts([x for x in both if not x.reasons]))
+
+
+def _chain(spec: AttentionSpec, terms: _Terms, moves: frozenset[str] | None) -> Chain:
+    """With exactly these of the rewrites that move dropout, unless None."""
+    search = _Search(spec, terms, moves)
+    search.begin_with(terms.first)
+    search.prefer(terms.preferred)
+    search.remove_reasons()
+    found = search.others.items()
+    return Chain(
+        tuple(search.steps), search.spec, search.reasons, tuple(found), nearest=search.nearest
+    )
+
+
+@dataclass
+class _Search:
+    """A call on its way to the kernel."""
+
+    spec: AttentionSpec
+    terms: _Terms
+    moves: frozenset[str] | None
+    """The names of the rewrites that move dropout and must be taken, no others of those; None: any
+    may be."""
+    steps: list[Step] = field(default_factory=list)
+    reasons: tuple[Reason, ...] = ()
+    """What speaks against `spec`."""
+    others: dict[AttentionSpec, Chain] = field(default_factory=dict)
+    """The calls that rewrites need beside their inner calls."""
+    nearest: tuple[int, tuple[Reason, ...]] = (0, ())
+    """See `Chain.nearest`."""
+
+    def begin_with(self, first: str | None) -> None:
+        """Take the rewrite of this name, if it applies; then ask what speaks against the call."""
+        for rewrite in (*REWRITES, *ONE_BY_ONE) if first else ():
+            inner = rewrite.applied(self.spec) if rewrite.name == first else None
+            if inner is not None:
+                self._against(rewrite, self.spec, inner)
+                self.steps.append((rewrite, self.spec))
+                self.spec = inner
+        self.reasons = self.terms.reasons_against(self.spec)
+        self.nearest = len(self.steps), self.reasons
+
+    def prefer(self, rewrites: Sequence[Rewrite]) -> None:
+        """Take these wherever they bring no new reason."""
+        for rewrite in rewrites:
+            if self.moves is not None and rewrite.name not in self.moves:
+                continue
+            if rewrite.enables is not None and not self.reasons:
+                continue
+            inner = rewrite.applied(self.spec)
+            if inner is None:
+                continue
+            left = brought = self._against(rewrite, self.spec, inner)
+            if rewrite.enables is not None:
+                brought = self.terms.reasons_against(rewrite.enables.inner(inner))
+            if set(brought) <= set(self.reasons):
+                self._take([(rewrite, self.spec)], inner, left)
+
+    def remove_reasons(self) -> None:
+        """Take whatever removes a reason, until nothing does."""
+        before = -1
+        while before < len(self.steps) and (self.reasons or self.moves):
+            before = len(self.steps)
+            for parts in parts_of_a_large_call(self.spec):
+                if self._try(parts):
+                    break
+            for rewrite in REWRITES:
+                if not self._is_too_late_for(rewrite):
+                    self._try((rewrite,))
+
+    def _try(self, rewrites: Sequence[Rewrite]) -> bool:
+        """Take these one after the other if they must be, or remove a rule together; whether so."""
+        must_be = self._must_be_taken(rewrites)
+        if must_be is False or not (must_be or self.reasons):
+            return False
+        steps: list[Step] = []
+        spec, left = self.spec, self.reasons
+        for rewrite in rewrites:
+            inner = rewrite.applied(spec)
+            if inner is None or any(inner == outer for _, outer in self.steps):
+                return False
+            left = self._against(rewrite, spec, inner)
+            steps.append((rewrite, spec))
+            spec = inner
+        # A rule that is broken with other numbers is still broken.
+        is_taken = must_be or not rules_of(self.reasons) <= rules_of(left)
+        if is_taken:
+            self._take(steps, spec, left)
+        return is_taken
+
+    def _must_be_taken(self, rewrites: Collection[Rewrite]) -> bool | None:
+        """Whether dropout prescribes these, True, or forbids them, False; None: neither."""
+        if self.moves is None or not any(rewrite.moves_dropout for rewrite in rewrites):
+            return None
+        return all(rewrite.name in self.moves for rewrite in rewrites)
+
+    def _is_too_late_for(self, rewrite: Rewrite) -> bool:
+        """Whether it is left out after the rewrites that were taken."""
+        if rewrite.may_fall_back and (self.steps or not self.terms.may_fall_back):
+            return True  # what another one made of a bias is not worth a look
+        if not rewrite.reads_lse or not self.spec.is_backward or self.spec.has("sinks"):
+            return False
+        # lse is that of a call with sinks, which this one no longer has.
+        return any(outer.has("sinks") for _, outer in self.steps)
+
+    def _against(
+        self, rewrite: Rewrite, spec: AttentionSpec, inner: AttentionSpec
+    ) -> tuple[Reason, ...]:
+        """What speaks against the calls by which a rewrite replaces a call."""
+        left = self.terms.reasons_against(inner)
+        other = rewrite.beside(spec)
+        if other is None:
+            return left
+        if other not in self.others:
+            terms = replace(self.terms, may_fall_back=False, first=None)
+            self.others[other] = _rewritten(other, terms)
+        return left + tuple(x for x in self.others[other].reasons if x not in left)
+
+    def _take(self, steps: Sequence[Step], spec: AttentionSpec, left: tuple[Reason, ...]) -> None:
+        self.steps += steps
+        self.spec, self.reasons = spec, left
+        # As few rules as before are nearer, too.
+        if len(rules_of(left)) <= len(rules_of(self.nearest[1])):
+            self.nearest = len(self.steps), left

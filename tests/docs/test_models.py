@@ -1,0 +1,77 @@
+"""docs/models.md shows what is chosen, and every rewrite is taken by a call or a named case."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from attn_dispatch.core.consider import consider
+from attn_dispatch.core.rewrites import REWRITES, Rewrite
+from attn_dispatch.core.select import named
+from attn_dispatch.devices.target import parse
+from attn_dispatch_tools.verify.cases import BY_NAME
+from attn_dispatch_tools.verify.each_rewrite import calls_of
+from tests.scripts.models_table import DOCUMENT, SHOWN, row, runs
+from tests.support.backend import needs_cudnn
+from tests.support.model_calls import MODEL_CALLS, ModelCall
+from tests.support.rewrite_cases import REWRITE_CASES
+
+PAGE = DOCUMENT.read_text()
+NUMBERS = [x[1] for x in re.finditer(r"^\d+\. (.*) \([\w, ]+\)$", PAGE, re.MULTILINE)]
+"""The rewrites that calls take, in the order of their numbers."""
+
+EVERY = "ATTN_DISPATCH_TEST_EVERY_SIZE" in os.environ
+# cuDNN plans a call in a second or two; AITER has rules.
+PLANNED = MODEL_CALLS[:: 1 if EVERY else 4]
+WAYS = (("aiter", "gfx942"), ("cudnn", "sm90"), ("cudnn", "sm80"))
+
+
+def row_of(call: ModelCall) -> list[str]:
+    (line,) = (x for x in PAGE.splitlines() if x.startswith(f"| {call.model} | {call.what} |"))
+    return line.split(" | ")
+
+
+def shown(call: ModelCall, target: str) -> list[str]:
+    """The cells of the page for this target."""
+    first = 3 + 2 * list(SHOWN).index(target)
+    return [x.removesuffix(" |") for x in row_of(call)[first : first + 2]]
+
+
+def found(call: ModelCall, target: str) -> list[str]:
+    line = row(call, dict.fromkeys(SHOWN, runs(call, target)), NUMBERS)
+    return [x.removesuffix(" |") for x in line.split(" | ")[3:5]]
+
+
+def test_there_are_forty_calls():
+    assert len(MODEL_CALLS) == len(set(map(str, MODEL_CALLS))) == 40
+    assert all(row_of(call)[2] == call.shapes for call in MODEL_CALLS)
+
+
+@pytest.mark.parametrize("call", MODEL_CALLS, ids=str)
+def test_what_an_mi300x_runs(call: ModelCall):
+    assert shown(call, "gfx942") == found(call, "gfx942")
+
+
+@needs_cudnn
+@pytest.mark.parametrize("call", PLANNED, ids=str)
+def test_what_an_h100_runs(call: ModelCall):
+    assert shown(call, "sm90") == found(call, "sm90")
+
+
+@needs_cudnn
+@pytest.mark.parametrize("rewrite", REWRITES, ids=lambda x: x.name)
+def test_a_call_or_a_named_case_takes_each_rewrite(rewrite: Rewrite):
+    if rewrite.name in NUMBERS:
+        assert not rewrite.needed_for, "a call of a model takes it"
+        return
+    assert f"- {rewrite.name}: `{rewrite.needed_for}`" in PAGE
+    case = (BY_NAME | REWRITE_CASES)[rewrite.needed_for]
+    assert any(
+        rewrite in (x for x, _ in chain.steps)
+        for implementation, target in WAYS
+        for spec in calls_of(case)
+        for reasons, chain in [consider(named(implementation), spec, parse(target))]
+        if not reasons
+    )
