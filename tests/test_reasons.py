@@ -42,7 +42,7 @@ def test_rule_and_facts_make_a_reason():
     assert one != Reason("pages", (("size", 64),), "pages of 64", "pages of 128")
     assert str(one) == "pages of 64" and one.with_remedy == "pages of 64 (remedy: pages of 128)"
     assert replace(one, remedy="").with_remedy == "pages of 64"
-    noted = one.where("in the backward pass", direction="backward")
+    noted = one.where("in the backward pass", ("direction", "backward"))
     assert noted != one and noted.rule == one.rule and noted.remedy == one.remedy
     assert str(noted) == "pages of 64 (in the backward pass)"
 

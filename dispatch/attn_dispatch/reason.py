@@ -36,10 +36,10 @@ class Reason:
         """The sentence, with the remedy if there is one."""
         return f"{self.text} (remedy: {self.remedy})" if self.remedy else self.text
 
-    def where(self, note: str, **facts: object) -> Reason:
+    def where(self, note: str, *facts: tuple[str, object]) -> Reason:
         """The same reason for another form of the caller's call, which the note names."""
         text = f"{self.text} ({note})"
-        return replace(self, facts=(*self.facts, *facts.items()), text=text)
+        return replace(self, facts=(*self.facts, *facts), text=text)
 
 
 def reason_from_sentence(source: str, sentence: str) -> Reason:

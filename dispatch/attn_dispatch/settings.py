@@ -12,8 +12,8 @@ import operator
 import os
 import re
 import warnings
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, SupportsIndex, TypeVar, cast, get_args
@@ -199,26 +199,23 @@ def why_no_cache_path(variable: str) -> str:
 
 def restored(value: Settings) -> AbstractContextManager[None]:
     """A block in which these are the settings in force."""
-    return override(**vars(value))
+    return _context(value)
 
 
-@contextmanager
-def override(**changes: Any) -> Generator[None, None, None]:
-    """A block in which these settings differ."""
-    with _context(replace(current(), **changes)):
-        yield
+Change = Callable[[Settings], Settings]
+"""The settings in force to those of a block."""
 
 
 class Block:
     """Settings that differ within a `with` block, or in the calls of a function it decorates."""
 
-    def __init__(self, name: str, **changes: Any) -> None:
+    def __init__(self, name: str, change: Change) -> None:
         """Args:
         name: the public function that made the block, for messages.
-        changes: the settings that differ.
+        change: how the settings differ.
         """
         self._name = name
-        self._changes = changes
+        self._change = change
         self._entered: AbstractContextManager[None] | None = None
         self._is_used = False
 
@@ -226,7 +223,7 @@ class Block:
         if self._is_used:
             raise RuntimeError(f"{self._name}: expected a new block for each `with`")
         self._is_used = True
-        self._entered = override(**self._changes)
+        self._entered = restored(self._change(current()))
         self._entered.__enter__()
 
     def __exit__(self, *raised: Any) -> None:
@@ -238,7 +235,7 @@ class Block:
 
         @functools.wraps(function)
         def within(*args: P.args, **kwargs: P.kwargs) -> R:
-            with override(**self._changes):
+            with restored(self._change(current())):
                 return function(*args, **kwargs)
 
         return within
@@ -268,7 +265,8 @@ def fallback(policy: FallbackPolicy) -> Block:
     Raises:
       ValueError: for any other policy.
     """
-    return Block("fallback", fallback=_checked_policy(policy))
+    checked = _checked_policy(policy)
+    return Block("fallback", lambda settings: replace(settings, fallback=checked))
 
 
 def sharded_dropout(choice: ShardedDropout) -> Block:
@@ -284,7 +282,8 @@ def sharded_dropout(choice: ShardedDropout) -> Block:
     Raises:
       ValueError: for anything else.
     """
-    return Block("sharded_dropout", sharded_dropout=_checked_dropout(choice))
+    checked = _checked_dropout(choice)
+    return Block("sharded_dropout", lambda settings: replace(settings, sharded_dropout=checked))
 
 
 def rewrites(wanted: bool) -> Block:
@@ -302,7 +301,7 @@ def rewrites(wanted: bool) -> Block:
     """
     if not isinstance(wanted, bool):
         raise ValueError(f"rewrites: expected a bool, got {wanted!r}")
-    return Block("rewrites", rewrites=wanted)
+    return Block("rewrites", lambda settings: replace(settings, rewrites=wanted))
 
 
 def scratch_limit(limit: int | str | None) -> Block:
@@ -327,7 +326,8 @@ def scratch_limit(limit: int | str | None) -> Block:
     Raises:
       ValueError: for anything else.
     """
-    return Block("scratch_limit", scratch_limit=_checked_scratch(limit))
+    checked = _checked_scratch(limit)
+    return Block("scratch_limit", lambda settings: replace(settings, scratch_limit=checked))
 
 
 def tuning(seconds: float = 30.0) -> Block:
@@ -356,4 +356,5 @@ def tuning(seconds: float = 30.0) -> Block:
     Raises:
       ValueError: for anything but a positive number of seconds.
     """
-    return Block("tuning", tuning_seconds=checked_seconds(seconds))
+    checked = checked_seconds(seconds)
+    return Block("tuning", lambda settings: replace(settings, tuning_seconds=checked))

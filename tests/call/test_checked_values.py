@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -98,11 +99,11 @@ def test_ids_from_0_are_warned_of_when_the_program_runs():
 
 def test_a_change_misses_the_caches_of_jit():
     call = jax.jit(lambda ids: attend(X, ids))
-    with settings.override(check=False):
+    with settings.restored(replace(settings.current(), check=False)):
         assert np.isnan(call(jnp.asarray(WRONG))).any()
     with pytest.raises(jax.errors.JaxRuntimeError, match="got -1"):
         run(call, jnp.asarray(WRONG))
-    with settings.override(check=False):
+    with settings.restored(replace(settings.current(), check=False)):
         run(call, jnp.asarray(WRONG))
 
 

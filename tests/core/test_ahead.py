@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -40,7 +41,7 @@ def wait() -> None:
 
 
 def test_it_is_the_call_that_will_be_lowered_under_the_same_settings(planned):
-    with settings.override(rewrites=False):
+    with settings.restored(replace(settings.current(), rewrites=False)):
         ahead.plan_backward(FORWARD, GPU)
     wait()
     ((spec, device, surroundings, thread),) = planned

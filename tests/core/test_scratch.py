@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -221,7 +222,10 @@ def test_both_directions_with_dropout_have_the_same_parts():
     for wanted in (("query", "key", "value", "bias"), ("query",), ("value", "bias")):
         calls += [forward.backward(case.backward_options(wanted)), *forward.in_training(wanted)]
     for limit in ("35MB", "25MB", "20MB"):
-        with scratch_limit(limit), settings.override(fallback="silent"):
+        with (
+            scratch_limit(limit),
+            settings.restored(replace(settings.current(), fallback="silent")),
+        ):
             chains = [consider(cudnn, spec, device)[1] for spec in calls]
             drawn = mask_of(cudnn, forward, device)
             if drawn is not None:

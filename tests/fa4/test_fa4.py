@@ -210,7 +210,7 @@ def test_exported_modules_do_without_it(monkeypatch):
     monkeypatch.setattr(library, "loading_failure", lambda: "")
     here = replace(SM90, is_present=True)
     assert fa4.unusable_reason(here) == ""
-    with settings.override(is_exporting=True):
+    with settings.restored(replace(settings.current(), is_exporting=True)):
         assert "another could not run the module" in fa4.unusable_reason(here)
 
 

@@ -198,3 +198,23 @@ def test_what_is_shared_is_in_support():
 
 
 _NOT_TESTS = {"test_util"}  # of JAX
+
+
+_ANY_ARGUMENTS = {
+    "inspection.py": "explain, dropout_mask and the specs take the arguments of any public call",
+    "typed_jax.py": "the parameters of a JAX primitive",
+    "core/interpreters.py": "the parameters of a JAX primitive",
+}
+
+
+def test_no_step_takes_arguments_by_unknown_names():
+    """Arguments travel in dataclasses; `**kwargs: Any` would lose their names and types."""
+    found = set()
+    for path in FILES[ENGINE]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.args.kwarg is not None:
+                annotation = node.args.kwarg.annotation
+                if annotation is None or ast.unparse(annotation) in ("Any", "object"):
+                    found.add(path.relative_to(ENGINE).as_posix())
+    found = {x for x in found if not x.startswith("integrations/")}
+    assert found == _ANY_ARGUMENTS.keys()

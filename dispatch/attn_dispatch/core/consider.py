@@ -41,7 +41,9 @@ def consider(
         could_begin = others and not (reasons or spec.is_backward or spec.symbols)
         note = f"in the {direction} pass, which must draw the same dropout mask"
         reasons += tuple(
-            reason.where(note, direction=direction) for reason in others if reason not in reasons
+            reason.where(note, ("direction", direction))
+            for reason in others
+            if reason not in reasons
         )
         if could_begin and _may_be_xlas(spec):
             reasons += broken((_MASK_FOR_XLA,), spec)

@@ -42,7 +42,7 @@ def reasons_to_read(
         if reason not in reasons:
             names = ", then ".join(dict.fromkeys(rewrite.name for rewrite, _ in taken))
             reason = replace(reason, remedy=known.get(reason.rule, ""))
-            reason = reason.where(f"of the call as rewritten: {names}", rewritten=names)
+            reason = reason.where(f"of the call as rewritten: {names}", ("rewritten", names))
         if reason.rule in too_large:
             reason = _with_size(reason, too_large[reason.rule])
         found.append(reason)
@@ -69,4 +69,4 @@ def _with_size(reason: Reason, shape: Shape) -> Reason:
     in_parts = shape[0] > 1 and is_affordable((1, *shape[1:]))
     remedy = "make calls for a part of the batch each" if in_parts else ""
     reason = replace(reason, remedy=reason.remedy or remedy)
-    return reason.where(note, entries=entries, limit=MOST_PAIRS)
+    return reason.where(note, ("entries", entries), ("limit", MOST_PAIRS))

@@ -111,7 +111,7 @@ class Conformance:
     def check(self, case: Case) -> Outcome:
         """Runs a case, if the implementation is eligible for it, and judges everything."""
         started = time.perf_counter()
-        with settings.override(first_rewrite=case.rewrite or None):
+        with settings.restored(replace(settings.current(), first_rewrite=case.rewrite or None)):
             outcome = self._check(case)
         if case.rewrite and (outcome.status == "refused" or outcome.refused_gradients):
             outcome = self._check(case)

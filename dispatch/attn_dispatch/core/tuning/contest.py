@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -176,7 +176,7 @@ def _held(
     start = time.monotonic()
     with (
         settings.restored(surroundings),
-        settings.override(tuning_seconds=None, fallback="silent"),
+        settings.restored(replace(settings.current(), tuning_seconds=None, fallback="silent")),
         jax.default_device(jax.local_devices(backend=device.platform)[0]),
         screen.tuned(_short(spec)) as say,
     ):
