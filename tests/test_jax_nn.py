@@ -49,9 +49,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 def both(options: dict[str, Any], q=Q, k=KEY, v=V, out_grad=OUT_GRAD) -> list[Any]:
     """(out, residual) and the gradients of q, k, v and bias, of our call and of jax.nn's."""
-    floats = {"query": q, "key": k, "value": v}
+    floats: dict[str, Any] = {"query": q, "key": k, "value": v}
     floats |= {"bias": options["bias"]} if "bias" in options else {}
-    rest = {name: x for name, x in options.items() if name != "bias"}
+    rest: dict[str, Any] = {name: x for name, x in options.items() if name != "bias"}
 
     def run(function: Any, **more: Any) -> Any:
         def loss(floats):

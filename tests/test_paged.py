@@ -217,7 +217,12 @@ def test_rewrites_without_the_pages_behind_a_window(rewrite, t):
     table += 1
     table[0, :4], table[2, :4] = -1, 99
     number = np.array([t, 0, 1], np.int32)
-    arrays = {"query": queries(B, t), "key_pages": key, "value_pages": value, "page_table": table}
+    arrays: dict[str, Any] = {
+        "query": queries(B, t),
+        "key_pages": key,
+        "value_pages": value,
+        "page_table": table,
+    }
     arrays |= {"key_value_seq_lengths": LENGTHS, "query_seq_lengths": number}
     operands = {x: jnp.asarray(y) for x, y in arrays.items()}
     for name in ("key_pages", "value_pages"):
@@ -325,7 +330,12 @@ _WRONG = {
 @pytest.mark.parametrize("name", _WRONG)
 def test_wrong_arrays_say_what_was_expected(name):
     _, _, key, value, table = cache()
-    given = {"query": queries(B, 1), "key_pages": key, "value_pages": value, "page_table": table}
+    given: dict[str, Any] = {
+        "query": queries(B, 1),
+        "key_pages": key,
+        "value_pages": value,
+        "page_table": table,
+    }
     given |= {"key_value_seq_lengths": LENGTHS}
     wrong, message = _WRONG[name]
     with pytest.raises(ValueError, match=message):

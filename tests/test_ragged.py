@@ -14,7 +14,7 @@ from attn_dispatch import dot_product_attention, explain, ragged_dot_product_att
 
 CU_Q = np.array([0, 3, 3, 9, 10])
 CU_KV = np.array([0, 4, 6, 13, 13])
-LONGEST = {"max_seqlen_q": 6, "max_seqlen_kv": 7}
+LONGEST: dict[str, Any] = {"max_seqlen_q": 6, "max_seqlen_kv": 7}
 OPTIONS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"is_causal": True},
@@ -32,7 +32,7 @@ def arrays(dtype: Any = jnp.float32) -> list[jax.Array]:
 
 
 def ragged(q, k, v, **options: Any) -> Any:
-    given = {"cu_seqlens_q": CU_Q, "cu_seqlens_kv": CU_KV} | LONGEST | options
+    given: dict[str, Any] = {"cu_seqlens_q": CU_Q, "cu_seqlens_kv": CU_KV} | LONGEST | options
     return ragged_dot_product_attention(q, k, v, **given)
 
 
@@ -156,7 +156,13 @@ def test_a_sequence_that_is_too_long_is_nan_and_no_other(longest):
 )
 def test_wrong_call(change, message):
     q, k, v = arrays()
-    call = {"query": q, "key": k, "value": v, "cu_seqlens_q": CU_Q, "cu_seqlens_kv": CU_KV}
+    call: dict[str, Any] = {
+        "query": q,
+        "key": k,
+        "value": v,
+        "cu_seqlens_q": CU_Q,
+        "cu_seqlens_kv": CU_KV,
+    }
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         ragged_dot_product_attention(**call | LONGEST | change)
 

@@ -206,7 +206,7 @@ class TestFailures:
 
     def test_a_wrong_attribute_is_refused(self):
         q = jnp.zeros((2, 8, 4, 16), jnp.bfloat16)
-        changes = {"unheard_of": True, "scale": np.int64(1), "mask": True}
+        changes: dict[str, Any] = {"unheard_of": True, "scale": np.int64(1), "mask": True}
         with pytest.raises(jax.errors.JaxRuntimeError) as raised:
             call_directly([q] * 3, **changes)
         _, _, wrong = str(raised.value).partition("attributes of the custom call: ")

@@ -137,7 +137,11 @@ def test_gradients_of_what_such_mods_read(emulator, mod: Any, read: jax.Array):
     def gradients(implementation: str | None) -> list[np.ndarray]:
         def loss(read, q):
             _, k, v = arrays()
-            options = {"score_mod": mod(read), "is_causal": True, "implementation": implementation}
+            options: dict[str, Any] = {
+                "score_mod": mod(read),
+                "is_causal": True,
+                "implementation": implementation,
+            }
             return (dot_product_attention(q, k, v, **options).astype(jnp.float32) ** 2).sum()
 
         found = jax.jit(jax.grad(loss, (0, 1)))(read, arrays()[0])
@@ -477,7 +481,7 @@ def test_pages_of_sixteen_are_gathered(emulator):
 def test_queries_without_a_batch_axis(emulator):
     arrays, lengths = pages(8)
     query = arrays[0].reshape(24, 4, 16)
-    cu_seqlens = {"cu_seqlens_q": jnp.array([0, 9, 9, 20]), "max_seqlen_q": 11}
+    cu_seqlens: dict[str, Any] = {"cu_seqlens_q": jnp.array([0, 9, 9, 20]), "max_seqlen_q": 11}
     got = jax.block_until_ready(paged_attention(query, *arrays[1:], lengths, **cu_seqlens))
     assert emulator.calls("split_kv") == 1
     expected = paged_attention(query, *arrays[1:], lengths, **cu_seqlens, implementation="xla")

@@ -188,7 +188,7 @@ def _name(case: Any) -> str | None:
 
 @pytest.mark.parametrize(("change", "message"), _WRONG, ids=_name)
 def test_wrong_call(change: dict[str, Any], message: str):
-    call = {"query": Q, "key": KV, "value": KV} | change
+    call: dict[str, Any] = {"query": Q, "key": KV, "value": KV} | change
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         dot_product_attention(**call)
 

@@ -76,7 +76,9 @@ def test_wrong_ids(way: str, caplog):
     ],
 )
 def test_wrong_values(arguments: dict[str, Any], expected: str):
-    static = {"max_segments": 2, "max_segment_len": 2} if "query_segment_ids" in arguments else {}
+    static: dict[str, Any] = (
+        {"max_segments": 2, "max_segment_len": 2} if "query_segment_ids" in arguments else {}
+    )
     call = jax.jit(lambda arrays: dot_product_attention(X, X, X, **arrays, **static))
     with pytest.raises(jax.errors.JaxRuntimeError, match=f"(?s)ValueError: .*{expected}"):
         run(call, {x: jnp.asarray(y) for x, y in arguments.items()})

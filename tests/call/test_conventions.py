@@ -176,7 +176,7 @@ def test_one_query_under_a_top_left_window_or_alibi():
     query, slopes = X[:, :1], np.ones(X.shape[2], np.float32)
     both = {"local_window_size": (1, None), "alibi_slopes": slopes}
     for names in (["local_window_size"], ["alibi_slopes"], list(both)):
-        given = {name: both[name] for name in names}
+        given: dict[str, Any] = {name: both[name] for name in names}
         warning(f"{' and '.join(names)} with one query and several keys: top-left alignment counts "
                 "distances from key 0. For a cache pass causal_alignment=\"bottom_right\"",
                 query, X, X, **given)  # fmt: skip

@@ -75,7 +75,12 @@ def test_all_calls():
     for call in (*CALLS, explain, dropout_mask):
         error(hint, call, sm_scale=0.5)
     cu = np.array([0, 4])
-    arguments = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 4, "max_seqlen_k": 4}
+    arguments: dict[str, Any] = {
+        "cu_seqlens_q": cu,
+        "cu_seqlens_k": cu,
+        "max_seqlen_q": 4,
+        "max_seqlen_k": 4,
+    }
     error("'cu_seqlens_k': here it is cu_seqlens_kv", ragged_dot_product_attention, **arguments)
     error("'cu_seqlens_k': here it is cu_seqlens_kv", explain, **arguments)
 
@@ -218,7 +223,7 @@ def test_masks_that_are_small_or_beside_segments():
     short = LONG[:, :100]
     assert said(lambda: dot_product_attention(short, short, short, mask=few)) == []
     ids = np.ones((2, 160), int)
-    options = {"mask": TRI, "query_segment_ids": ids}
+    options: dict[str, Any] = {"mask": TRI, "query_segment_ids": ids}
     assert said(lambda: dot_product_attention(LONG, LONG, LONG, **options)) == []
     large = np.broadcast_to(TRI, (64, 2, 160, 160))
     struct = jax.ShapeDtypeStruct((64, 160, 2, 8), jnp.float32)

@@ -153,7 +153,7 @@ def in_order(layout: str, one_pool: bool) -> tuple[Any, Any]:
 def test_pages_in_any_order(options, t: int, layout: str, one_pool: bool):
     keys, values, table = cache()
     query = normal(3, t, N, H)
-    options = {"return_lse": True, **options}
+    options: dict[str, Any] = {"return_lse": True, **options}
     expected = paged_attention(query, keys, values, table, LENGTHS, **options)
     pools = in_order(layout, one_pool)
     got = paged_attention(query, *pools, table, LENGTHS, kv_layout=layout, **options)
@@ -205,7 +205,7 @@ def test_pages_are_written_in_their_order(ragged: bool, layout: str, one_pool: b
     assert all((x != 0).sum() == 12 * K * H for x in apart)
     if ragged:
         new = [jnp.concatenate([x[0], x[2, :3]]) for x in new]
-        tokens = {"cu_seqlens": jnp.array([0, 9, 9, 12])}
+        tokens: dict[str, Any] = {"cu_seqlens": jnp.array([0, 9, 9, 12])}
     page = (PAGE, K, H) if layout == "NHD" else (K, PAGE, H)
     if one_pool:
         pool = jnp.zeros((P, 2, *page))
@@ -344,7 +344,12 @@ def test_packed_gradients_have_rows_first(lengths: str):
 @pytest.mark.parametrize("side", ["head_rows_q", "head_rows_kv"])
 def test_the_library_refuses_packed_gradients_with_heads_first(side: str):
     backend = cudnn_library.find().backend
-    packed = {"packed_rows_q": 512, "packed_rows_kv": 512, "has_lengths": True, "backward": True}
+    packed: dict[str, Any] = {
+        "packed_rows_q": 512,
+        "packed_rows_kv": 512,
+        "has_lengths": True,
+        "backward": True,
+    }
     properties = cudnn_library.find().device_properties(parse("sm90"))
     backend.plan(cudnn_attributes(**packed), properties)
     with pytest.raises(

@@ -74,7 +74,7 @@ def test_leading_dims_are_folded(leading: tuple[int, ...]):
     call = call_of(q, k, v, **per_row)
     assert all(shape[0] == max(np.prod(leading), 1) for shape in shapes_of(call).values())
     for row in np.ndindex(*leading):
-        alone = {name: x[row] for name, x in per_row.items()}
+        alone: dict[str, Any] = {name: x[row] for name, x in per_row.items()}
         expected = dot_product_attention(
             q[row], k[row], v[row], **alone, return_residual=True, return_lse=True
         )
@@ -204,9 +204,9 @@ def test_results_in_order(dtype: str):
 
 
 def test_python_lists():
-    options = {"mask": [True, False, True, True, True], "bias": [[0.5], [1.0], [-1.0]],
+    options: dict[str, Any] = {"mask": [True, False, True, True, True], "bias": [[0.5], [1.0], [-1.0]],
                "query_seq_lengths": [3, 2], "sinks": [0.0, 1.0, 2.0, 3.0]}  # fmt: skip
-    arrays = {name: np.asarray(x) for name, x in options.items()}
+    arrays: dict[str, Any] = {name: np.asarray(x) for name, x in options.items()}
     got = dot_product_attention(Q.tolist(), K.tolist(), V.tolist(), **options)
     np.testing.assert_array_equal(got, dot_product_attention(Q, K, V, **arrays))
 

@@ -51,7 +51,9 @@ _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 @pytest.mark.parametrize("convert", [lambda x: x, np.asarray, jnp.asarray])
 @pytest.mark.parametrize(("arguments", "message"), _WRONG)
 def test_wrong_values(arguments: dict[str, Any], message: str, convert: Any):
-    given = {x: convert(y) if isinstance(y, list) else y for x, y in arguments.items()}
+    given: dict[str, Any] = {
+        x: convert(y) if isinstance(y, list) else y for x, y in arguments.items()
+    }
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         dot_product_attention(Q, KV, KV, **given)
     # Under jit they are known where they are not arguments of what is traced.
@@ -62,15 +64,15 @@ def test_wrong_values(arguments: dict[str, Any], message: str, convert: Any):
 @pytest.mark.parametrize(("arguments", "message"), _WRONG)
 def test_traced_values_are_not_looked_at(arguments: dict[str, Any], message: str):
     del message
-    static = {x: y for x, y in arguments.items() if isinstance(y, int)}
-    traced = {x: jnp.asarray(y) for x, y in arguments.items() if x not in static}
+    static: dict[str, Any] = {x: y for x, y in arguments.items() if isinstance(y, int)}
+    traced: dict[str, Any] = {x: jnp.asarray(y) for x, y in arguments.items() if x not in static}
 
     @jax.jit
     def call(traced):
         return dot_product_attention(Q, KV, KV, **traced, **static)
 
     assert np.isnan(call(traced)).any()
-    shapes = {x: jax.ShapeDtypeStruct(y.shape, y.dtype) for x, y in traced.items()}
+    shapes: dict[str, Any] = {x: jax.ShapeDtypeStruct(y.shape, y.dtype) for x, y in traced.items()}
     assert explain(Q, KV, KV, **shapes, **static).chosen_forward == "xla"
 
 
@@ -116,7 +118,9 @@ def test_the_rows_that_are_wrong_are_nan_and_no_others():
 def test_no_gradient_goes_through_rows_that_are_wrong(way: str):
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal((1, 6, 2, 8), np.float32) for _ in range(2))
-    ids = {f"{x}_segment_ids": jnp.array([[1, 1, 2, 2, 3, 3]]) for x in ("query", "key_value")}
+    ids: dict[str, Any] = {
+        f"{x}_segment_ids": jnp.array([[1, 1, 2, 2, 3, 3]]) for x in ("query", "key_value")
+    }
     wrong = "query_segment_ids" if way == "query" else "key_value_segment_ids"
     spoiled = ids | {wrong: jnp.array([[1, 1, 2, 2, 3, 1]])}
 

@@ -122,7 +122,7 @@ def with_operand(mesh: jax.sharding.Mesh, name: str, x: Any, spec: P, k: int) ->
     operands, more = arrays(k), OPTIONS.get(name, {})
     is_float = jnp.issubdtype(x.dtype, jnp.floating)
     if name.endswith("_segment_ids"):
-        more = {"key_value_segment_ids": x, "max_segments": 3}
+        more: dict[str, Any] = {"key_value_segment_ids": x, "max_segments": 3}
 
     @jax.jit
     def call(x, q, k, v, out_grad):
@@ -196,7 +196,7 @@ def packed(mesh: jax.sharding.Mesh, spec: P) -> dict[str, Any]:
 def with_dropout(mesh: jax.sharding.Mesh) -> float:
     """XLA partitions it by itself, or the mask would be that of the first batch rows everywhere."""
     operands = arrays(2)
-    options = {"dropout_rate": 0.4, "dropout_key": jax.random.key(3)}
+    options: dict[str, Any] = {"dropout_rate": 0.4, "dropout_key": jax.random.key(3)}
     call = jax.jit(lambda *x: step(*x, **options))
     return error(call(*(place(x, mesh, P("x", None, "y")) for x in operands)), call(*operands))
 

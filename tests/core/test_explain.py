@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,7 @@ def test_forward_and_backward_may_differ():
 
 def test_every_reason_is_in_the_table():
     q = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.float32)
-    options = {"mask": np.ones((128, 128), bool), "sinks": np.zeros(2, np.float32)}
+    options: dict[str, Any] = {"mask": np.ones((128, 128), bool), "sinks": np.zeros(2, np.float32)}
     with attn_dispatch.rewrites(False):
         explanation = explain(q, q, q, **options, return_max_logits=True, target="gfx942")
     (reasons,) = (x.reasons for x in explanation.forward if x.implementation == "aiter")

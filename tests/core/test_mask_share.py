@@ -30,7 +30,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 def shares(options: dict[str, Any]) -> tuple[float, float]:
     """Of pairs, and of those in tiles that have one, written out."""
-    options = dict(options)
+    options: dict[str, Any] = dict(options)
     mask_mod = options.pop("mask_mod")
     b, n, t, s = np.ogrid[:B, :N, :T, :S]
     may = np.asarray(mask_mod(*map(jnp.asarray, (b, n, t, s))))
@@ -63,7 +63,7 @@ def test_long_calls_are_estimated(length: int):
     share = explain(q, q, q, target="gfx942", mask_mod=lambda b, n, t, s: s <= t).mask
     assert (share.pairs, share.tiles) == pytest.approx((0.5, 0.5), abs=0.02)
     assert share.computed == pytest.approx(0.5, abs=0.02)
-    prefix = {"mask_mod": lambda b, n, t, s: (s <= t) | (s < 1000 * b)}
+    prefix: dict[str, Any] = {"mask_mod": lambda b, n, t, s: (s <= t) | (s < 1000 * b)}
     share = explain(q, q, q, target="gfx942", **prefix).mask
     assert share.pairs == pytest.approx(0.5, abs=0.02) and share.computed == 1
     (one, key) = (jax.ShapeDtypeStruct((2, x, 1, 8), jnp.float32) for x in (1, 10 * length))

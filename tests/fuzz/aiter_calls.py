@@ -335,7 +335,7 @@ def _check_by_xla(call: Drawn, sentence: str) -> None:
     if not (sentence and is_small and is_kept and is_same and has_dtypes):
         return
     numbers = {bool: bool, str: _text, float: np.float32, int: np.int64}
-    attributes = {x: numbers[type(y)](y) for x, y in call.attributes.items()}
+    attributes: dict[str, Any] = {x: numbers[type(y)](y) for x, y in call.attributes.items()}
     aiter_emulated.emulator().set_arch(_text(call.attributes["arch"])[:60])
     function = jax.ffi.ffi_call(call.target, [jax.ShapeDtypeStruct(*x) for x in call.results])
     try:

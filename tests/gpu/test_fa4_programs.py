@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +114,7 @@ def test_a_mesh_of_the_devices_that_are_here():
 @pytest.mark.parametrize("with_lengths", [False, True])
 def test_sizes_that_nobody_chose(size, with_lengths):
     operands = arrays(2, **size)
-    options = {}
+    options: dict[str, Any] = {}
     if with_lengths:
         lengths = jnp.arange(size["b"], dtype=jnp.int32) % (size["t"] + 1)
         options = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +91,7 @@ def test_threads_each_get_their_own_results():
 @pytest.mark.parametrize("with_lengths", [False, True])
 def test_sizes_that_nobody_chose(size, with_lengths):
     operands = arrays(2, **size)
-    options = {}
+    options: dict[str, Any] = {}
     if with_lengths:
         lengths = jnp.arange(size["b"], dtype=jnp.int32) % (size["t"] + 1)
         options = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -185,7 +186,7 @@ def test_command_buffer(emulator, record, tmp_path):
             direction: any("kCommandBuffer" in text for text in thunk_sequences(dump, direction))
             for direction in ("forward", "backward")
         }
-        saved = dict(np.load(path))
+        saved: dict[str, Any] = dict(np.load(path))
         handler_calls[name] = saved["handler_calls"].tolist()
         errors[name] = {
             x: max(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +82,7 @@ def test_gradients_of_a_bias_in_parts(limit, record):
 
     out_grad, *qkv = arrays
     expected = jax.vjp(plain, *qkv, bias)[1](out_grad.astype(jnp.float32))
-    errors = {}
+    errors: dict[str, Any] = {}
     for name, x, y in zip(("query", "key", "value", "bias"), found, expected, strict=True):
         x, y = x.astype(jnp.float32), y.astype(jnp.float32)
         errors[name] = float(jnp.abs(x - y).max() / jnp.abs(y).max())

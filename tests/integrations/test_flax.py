@@ -106,7 +106,7 @@ def test_what_has_no_counterpart_is_said_once():
 
 
 def test_deterministic_means_without_dropout():
-    given = {"dropout_rng": jax.random.key(0), "dropout_rate": 0.5}
+    given: dict[str, Any] = {"dropout_rng": jax.random.key(0), "dropout_rate": 0.5}
     got = attention_fn(Q, K, V, deterministic=True, **given)
     np.testing.assert_array_equal(got, attention_fn(Q, K, V))
     with pytest.raises(ValueError, match="dropout_key"):
@@ -153,7 +153,7 @@ def test_weights_that_are_kept_by_nnx(record_property: Any):
     for got, expected in zip(*found, strict=True):
         np.testing.assert_allclose(got, expected, atol=2e-6)
     assert found[0][1].shape == (B, N, T, T)
-    causal = {"is_causal": True} if HAS_CAUSAL else {"mask": np.tri(T, dtype=bool)}
+    causal: dict[str, Any] = {"is_causal": True} if HAS_CAUSAL else {"mask": np.tri(T, dtype=bool)}
     out, _ = said(lambda: layer(x, sow_weights=True, **causal))
     weights = jax.tree.leaves(nnx.pop(layer, nnx.Intermediate))[0]
     np.testing.assert_array_equal(np.triu(np.asarray(weights), 1), 0)
@@ -181,7 +181,7 @@ def test_weights_that_are_kept_by_linen(record_property: Any):
 
 def test_einsums_that_are_another():
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
-    einsums = {
+    einsums: dict[str, Any] = {
         "qk_attn_weights_einsum_cls": lambda: lambda *a: 2 * jnp.einsum(*a),
         "attn_weights_value_einsum_cls": lambda: jnp.einsum,
     }
@@ -270,14 +270,16 @@ def test_what_goes_by_the_place_of_a_query_in_a_cache(kind: str, options: dict[s
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     masks = [None] * T
     (name,) = options
-    options = {name: jnp.asarray(x) if name == "alibi_slopes" else x for name, x in options.items()}
+    options: dict[str, Any] = {
+        name: jnp.asarray(x) if name == "alibi_slopes" else x for name, x in options.items()
+    }
     for more in ({}, {"causal_alignment": "bottom_right"}):
         with pytest.raises(ValueError, match=f'{name}: expected causal_alignment="bottom_right"'):
             steps_of(kind, x, masks, functools.partial(attention_fn, **options, **more))
     step = iter(range(1, T + 1))
 
     def placed(*args: Any, **kwargs: Any) -> Any:
-        ends = {"key_value_seq_lengths": np.full(B, next(step))}
+        ends: dict[str, Any] = {"key_value_seq_lengths": np.full(B, next(step))}
         return attention_fn(*args, **kwargs, **options, **ends, causal_alignment="bottom_right")
 
     whole, causal = functools.partial(attention_fn, **options), np.tri(T, dtype=bool)
@@ -322,8 +324,11 @@ def test_one_query_outside_of_a_cache():
         got = said(lambda options=options: attention_fn(query, K, V, **options))[0]
         expected = said(lambda options=options: dot_product_attention(query, K, V, **options))[0]
         np.testing.assert_array_equal(got, expected)
-    ids = {"query_segment_ids": np.ones((B, 1), int), "key_value_segment_ids": np.ones((B, S), int)}
-    near = {"local_window_size": (2, 0), "causal_alignment": "bottom_right"}
+    ids: dict[str, Any] = {
+        "query_segment_ids": np.ones((B, 1), int),
+        "key_value_segment_ids": np.ones((B, S), int),
+    }
+    near: dict[str, Any] = {"local_window_size": (2, 0), "causal_alignment": "bottom_right"}
     got, messages = said(lambda: attention_fn(query, K, V, mask=mask, **near, **ids))
     np.testing.assert_allclose(got, dot_product_attention(query, K, V, **near), atol=2e-6)
     assert messages == []

@@ -63,7 +63,7 @@ def test_masks(mask: np.ndarray):
 def test_options_and_dtypes():
     bias = _rng.standard_normal((1, N, T, S))
     q, k = jnp.asarray(Q, jnp.bfloat16), jnp.asarray(K, jnp.bfloat16)
-    options = {"scale": 0.2, "is_causal": True}
+    options: dict[str, Any] = {"scale": 0.2, "is_causal": True}
     for arrays in ((Q, K, V), (q, k, V), (Q, K[:, :, :2], V[:, :, :2])):
         got, expected = both(*arrays, bias=bias, **options)
         assert got.dtype == expected.dtype

@@ -21,7 +21,12 @@ def test_equinox_layers_have_equinox_parameters():
     eqx = pytest.importorskip("equinox")
     from attn_dispatch.integrations.equinox import MultiheadAttention
 
-    options = {"key_size": 8, "value_size": 12, "output_size": 20, "use_query_bias": True}
+    options: dict[str, Any] = {
+        "key_size": 8,
+        "value_size": 12,
+        "output_size": 20,
+        "use_query_bias": True,
+    }
     own = eqx.nn.MultiheadAttention(N, D, key=jax.random.key(0), **options)
     ours = MultiheadAttention(N, D, key=jax.random.key(0), **options)
     for a, b in zip(*map(jax.tree.leaves, (own, ours)), strict=True):

@@ -334,7 +334,7 @@ def test_segments_in_any_order():
     is_same = ids[:, None, :, None] == key_ids[:, None, None, :]
 
     def ours(q, table):
-        segments = {"query_segment_ids": ids, "key_value_segment_ids": key_ids}
+        segments: dict[str, Any] = {"query_segment_ids": ids, "key_value_segment_ids": key_ids}
         return given(q, table, mask_mod=lambda b, n, t, s: s <= t, **segments)
 
     def plain(q, table):

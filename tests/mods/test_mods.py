@@ -80,7 +80,7 @@ def test_values_and_gradients(causality: str):
     mask = s <= t
     options: dict[str, Any] = {"is_causal": True}
     if causality == "mask_mod":
-        options = {"mask_mod": lambda b, n, t, s: s <= t}
+        options: dict[str, Any] = {"mask_mod": lambda b, n, t, s: s <= t}
     if causality == "lengths too":
         lengths = jnp.array([20, 7])
         options["key_value_seq_lengths"] = lengths

@@ -99,7 +99,7 @@ def arrays(program: Program, dtype: str = "float32") -> dict[str, np.ndarray]:
 
 def step(program: Program, attention: Attention) -> Callable[..., Any]:
     """out and the gradients of all floating arrays, of the arrays by name."""
-    options = dict(program.options)
+    options: dict[str, Any] = dict(program.options)
     if "dropout_key" in options:
         options["dropout_key"] = jax.random.key(options["dropout_key"])
 
@@ -107,7 +107,7 @@ def step(program: Program, attention: Attention) -> Callable[..., Any]:
         given = dict(given)
         out_grad = given.pop("out_grad")
         floats = {x: y for x, y in given.items() if jnp.issubdtype(y.dtype, jnp.floating)}
-        rest = {x: y for x, y in given.items() if x not in floats}
+        rest: dict[str, Any] = {x: y for x, y in given.items() if x not in floats}
         call = partial(attention, **rest, **options, is_causal=True)
         # jax.nn's takes one batch dim.
         is_mapped = program.front == "vmap" or attention is jax.nn.dot_product_attention

@@ -59,7 +59,7 @@ Arrays = dict[str, Any]
 SUM, OF_HEADS = ((Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, read),) for read in "sn")
 CAP, SLOPES = ((Step(name, 0, 0, 1.5, 8, "n"),) for name in ("soft cap", "ALiBi"))
 EVERY_THIRD = ("s == t or (t - s) % w == 0", 3)
-_WIDE = {"h": 16, "t": 6, "s": 7}
+_WIDE: dict[str, Any] = {"h": 16, "t": 6, "s": 7}
 
 
 def chain_of(spec: AttentionSpec, without: tuple[str, ...] = (), first: str = "") -> Chain:

@@ -290,8 +290,8 @@ class Run:
         return found
 
 
-CAUSAL = {"window": (-1, 0)}
-PACKED = {"batch": 3, "query_lengths": (5, 3, 4), "key_lengths": (6, 7, 2)}
+CAUSAL: dict[str, Any] = {"window": (-1, 0)}
+PACKED: dict[str, Any] = {"batch": 3, "query_lengths": (5, 3, 4), "key_lengths": (6, 7, 2)}
 CASES = {
     "dense": Case(),
     "bf16": Case(dtype="bfloat16"),
