@@ -198,3 +198,15 @@ def test_what_is_shared_is_in_support():
 
 
 _NOT_TESTS = {"test_util"}  # of JAX
+
+
+def test_the_quick_tests_are_files_of_tests_and_of_every_room():
+    """`make check` runs them: each is there once, and no room of the engine goes without."""
+    listed = (TESTS / "quick.txt").read_text().splitlines()
+    assert listed == sorted(set(listed))
+    assert [x for x in listed if not (ROOT / x).is_file()] == []
+    rooms = {x.parent.name for x in ENGINE.glob("*/__init__.py")}
+    assert rooms - {Path(x).parts[1] for x in listed} <= _NOT_QUICK
+
+
+_NOT_QUICK = {"fa4"}  # their tests compute kernels' arithmetic in NumPy
