@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-Facts = tuple[tuple[str, Any], ...]
+Facts = tuple[tuple[str, object], ...]
 _Call = TypeVar("_Call")
 
 
@@ -36,7 +36,7 @@ class Reason:
         """The sentence, with the remedy if there is one."""
         return f"{self.text} (remedy: {self.remedy})" if self.remedy else self.text
 
-    def where(self, note: str, **facts: Any) -> Reason:
+    def where(self, note: str, **facts: object) -> Reason:
         """The same reason for another form of the caller's call, which the note names."""
         text = f"{self.text} ({note})"
         return replace(self, facts=(*self.facts, *facts.items()), text=text)
@@ -71,7 +71,7 @@ class Rule(Generic[_Call]):
     """The sentence, with names of facts in braces."""
     remedy: str | Callable[[_Call], str] = ""
     """One remedy for all calls that break the rule, or a function of the call."""
-    facts: Callable[[_Call], Mapping[str, Any]] = lambda call: {}
+    facts: Callable[[_Call], Mapping[str, object]] = lambda call: {}
     """The facts that decide, by name."""
 
     def reason(self, call: _Call) -> Reason:

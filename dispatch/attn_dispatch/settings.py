@@ -127,24 +127,24 @@ def flag(name: str, default: str = "0") -> bool:
     return value == "1"
 
 
-def _checked_policy(policy: Any, name: str = "fallback") -> FallbackPolicy:
+def _checked_policy(policy: object, name: str = "fallback") -> FallbackPolicy:
     if policy not in get_args(FallbackPolicy):
         raise ValueError(f"{name}: expected one of {get_args(FallbackPolicy)}, got {policy!r}")
-    return policy
+    return cast("FallbackPolicy", policy)
 
 
-def _checked_dropout(choice: Any, name: str = "sharded_dropout") -> ShardedDropout:
+def _checked_dropout(choice: object, name: str = "sharded_dropout") -> ShardedDropout:
     if choice not in get_args(ShardedDropout):
         raise ValueError(f"{name}: expected one of {get_args(ShardedDropout)}, got {choice!r}")
-    return choice
+    return cast("ShardedDropout", choice)
 
 
-def checked_seconds(seconds: Any, name: str = "seconds") -> float:
+def checked_seconds(seconds: object, name: str = "seconds") -> float:
     """The seconds as a float; ValueError unless they are positive and finite."""
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds < float("inf"):
-        raise ValueError(f"{name}: expected a positive number of seconds, got {seconds!r}")
-    return float(seconds)
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool):
+        if 0 < seconds < float("inf"):
+            return float(seconds)
+    raise ValueError(f"{name}: expected a positive number of seconds, got {seconds!r}")
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:([kmgt]i?)?b|(%))?", re.IGNORECASE | re.ASCII)

@@ -1,6 +1,8 @@
 // Tests of CudnnScope: threads are inside cuDNN when the process ends or forks. Prints "ok", or the
-// first condition that does not hold. usage: cudnn_scope [stay]; with `stay` a thread never comes back,
-// and the exit status is 3.
+// first condition that does not hold. usage: cudnn_scope [stay]; with `stay` a thread never comes
+// back, and the exit status is 3.
+#include "cudnn_scope.h"
+
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,7 +16,6 @@
 #include <vector>
 
 #include "check.h"
-#include "cudnn_scope.h"
 #include "library.h"
 
 // CudnnScope asks this: cuDNN is loaded.

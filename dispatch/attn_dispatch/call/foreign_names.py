@@ -163,7 +163,7 @@ def hints_at_foreign_names(call: Callable[P, R]) -> Callable[P, R]:
     return hinting
 
 
-def check_names(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def check_names(call: Callable[..., Any], given: Mapping[str, object]) -> None:
     """Check the names of a call's arguments.
 
     Raises:
@@ -178,7 +178,7 @@ def check_names(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
         )
 
 
-def _hint(name: str, value: Any, own: Collection[str], call: str) -> str:
+def _hint(name: str, value: object, own: Collection[str], call: str) -> str:
     if name not in NAMES:
         near = difflib.get_close_matches(name, own, 1, 0.75)
         return f": did you mean {near[0]}?" if near else ""
@@ -197,5 +197,5 @@ def _hint(name: str, value: Any, own: Collection[str], call: str) -> str:
     return f": here it {found}" if found.startswith(("is ", "has ")) else f": {found}"
 
 
-def _is_open(value: Any) -> bool:
+def _is_open(value: object) -> bool:
     return isinstance(value, int | tuple | list) and value in (-1, (-1, -1), [-1, -1])

@@ -11,14 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.options import AttentionOptions, is_mod_operand
-from attn_dispatch.call.spec import AttentionSpec, Operand
+from attn_dispatch.call.spec import ArrayType, AttentionSpec, Operand
 
 _PAGES = ("key_pages", "value_pages")
 
@@ -39,7 +38,7 @@ class LeadingCall:
     operands: tuple[Operand, ...]
 
     @staticmethod
-    def of(avals: Sequence[Any], options: AttentionOptions) -> LeadingCall:
+    def of(avals: Sequence[ArrayType], options: AttentionOptions) -> LeadingCall:
         """The call with these abstract values, in the order of `options.operands`."""
         return LeadingCall(options, AttentionSpec.of(avals, options).operands)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -175,7 +175,7 @@ def _check_longest(a: Arguments, *, has_ids: bool) -> tuple[int | None, tuple[in
     return max_segments, (a.max_seqlen_q, a.max_seqlen_kv)
 
 
-def _check_max_segments(value: Any, has_ids: bool) -> int:
+def _check_max_segments(value: int, has_ids: bool) -> int:
     number = check_positive_int("max_segments", value)
     if not has_ids:
         raise ValueError(
@@ -185,7 +185,7 @@ def _check_max_segments(value: Any, has_ids: bool) -> int:
     return number
 
 
-def _check_max_segment_len(value: Any, max_segments: int | None) -> tuple[int, int]:
+def _check_max_segment_len(value: int, max_segments: int | None) -> tuple[int, int]:
     """As AttentionOptions.max_seq_lens: of queries and of keys."""
     longest = check_positive_int("max_segment_len", value)
     if max_segments is None:

@@ -67,10 +67,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+from numpy.typing import DTypeLike
 
 from attn_dispatch.call.options import (
     AttentionOptions,
@@ -80,6 +81,16 @@ from attn_dispatch.call.options import (
     backward_options,
     both_options,
 )
+
+
+class ArrayType(Protocol):
+    """An array, or what says its shape and dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> DTypeLike: ...
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,7 @@ class AttentionSpec:
     operands: tuple[Operand, ...]
 
     @staticmethod
-    def of(avals: Sequence[Any], options: AttentionOptions) -> AttentionSpec:
+    def of(avals: Sequence[ArrayType], options: AttentionOptions) -> AttentionSpec:
         """The spec of a call with these abstract values, in the order of `options.operands`."""
         if len(avals) != len(options.operands):
             raise ValueError(
@@ -317,7 +328,7 @@ class AttentionSpec:
         return f"{direction}({', '.join([*arrays, *self._features()])})"
 
     @staticmethod
-    def _said_shape(operand: Operand) -> tuple[int | Any, ...]:
+    def _said_shape(operand: Operand) -> tuple[int, ...]:
         """Pages are of one pool, but for calls under `jax.vmap`: as the caller gave them."""
         is_one_pool = operand.name in ("key_pages", "value_pages") and operand.shape[0] == 1
         return operand.shape[1:] if is_one_pool else operand.shape

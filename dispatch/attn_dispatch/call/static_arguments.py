@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Literal, SupportsFloat, SupportsIndex, TypeVar, cast
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 from attn_dispatch.typed_jax import is_tracer
 
@@ -26,18 +27,18 @@ Side = int | jax.Array | None
 Window = int | jax.Array | Sequence[Side] | None
 
 
-def _static_float(name: str, value: Any, expected: str = "a static number") -> float:
+def _static_float(name: str, value: object, expected: str = "a static number") -> float:
     try:
         if isinstance(value, str | bytes) or _is_bool(value):
             raise TypeError
-        return float(value)
+        return float(cast("SupportsFloat", value))
     except OverflowError as error:
         raise ValueError(f"{name}: expected a number that a float holds, got {value}") from error
     except (TypeError, ValueError, jax.errors.ConcretizationTypeError) as error:
         raise ValueError(f"{name}: expected {expected}, got {type(value).__name__}") from error
 
 
-def _check_range(name: str, value: float, dtype: Any) -> None:
+def _check_range(name: str, value: float, dtype: DTypeLike) -> None:
     """Scores are computed in float32, or float64 for float64 inputs."""
     facts = np.finfo(np.promote_types(dtype, np.float32))
     least, most = float(facts.tiny), float(facts.max)
@@ -48,16 +49,16 @@ def _check_range(name: str, value: float, dtype: Any) -> None:
         )
 
 
-def check_scale(scale: Any, head_dim: int, dtype: Any) -> float:
+def check_scale(scale: object, head_dim: int, dtype: DTypeLike) -> float:
     if scale is None:
         # 1 / sqrt(d) of arXiv:1706.03762, section 3.2.1; any number will do where d is 0.
         return 1 / math.sqrt(max(head_dim, 1))
-    scale = _static_float("scale", scale, "a number or a floating array [] or [N]")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale: expected a finite number, got {scale}")
-    if scale != 0:
-        _check_range("scale", scale, dtype)
-    return scale
+    number = _static_float("scale", scale, "a number or a floating array [] or [N]")
+    if not math.isfinite(number):
+        raise ValueError(f"scale: expected a finite number, got {number}")
+    if number != 0:
+        _check_range("scale", number, dtype)
+    return number
 
 
 def _is_bool(value: object) -> bool:
@@ -107,14 +108,14 @@ def wrong_window(got: object) -> ValueError:
     )
 
 
-def check_soft_cap(cap: Any, dtype: Any) -> float | None:
+def check_soft_cap(cap: object, dtype: DTypeLike) -> float | None:
     if cap is None:
         return None
-    cap = _static_float("logits_soft_cap", cap)
-    if not (cap > 0 and math.isfinite(cap)):
-        raise ValueError(f"logits_soft_cap: expected a positive number or None, got {cap}")
-    _check_range("logits_soft_cap", cap, dtype)
-    return cap
+    number = _static_float("logits_soft_cap", cap)
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError(f"logits_soft_cap: expected a positive number or None, got {number}")
+    _check_range("logits_soft_cap", number, dtype)
+    return number
 
 
 _OF_TOKAMAX = ("mosaic", "mosaic_gpu", "mosaic_tpu", "triton", "xla_chunked")
@@ -137,9 +138,9 @@ def check_implementation(
     return wanted
 
 
-def check_positive_int(name: str, value: Any) -> int:
+def check_positive_int(name: str, value: object) -> int:
     try:
-        number = operator.index(value)
+        number = operator.index(cast("SupportsIndex", value))
     except TypeError:
         number = 0
     if isinstance(value, bool) or number < 1:
@@ -149,10 +150,12 @@ def check_positive_int(name: str, value: Any) -> int:
     return number
 
 
-def check_dropout(rate: Any, has_key: bool) -> float:
-    rate = _static_float("dropout_rate", rate)
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout_rate: expected 0 <= rate < 1, got {rate}")
-    if rate > 0 and not has_key:
-        raise ValueError(f"dropout_key: expected a JAX PRNG key with dropout_rate={rate}, got None")
-    return rate
+def check_dropout(rate: object, has_key: bool) -> float:
+    share = _static_float("dropout_rate", rate)
+    if not 0 <= share < 1:
+        raise ValueError(f"dropout_rate: expected 0 <= rate < 1, got {share}")
+    if share > 0 and not has_key:
+        raise ValueError(
+            f"dropout_key: expected a JAX PRNG key with dropout_rate={share}, got None"
+        )
+    return share

@@ -10,14 +10,15 @@ accelerator at once, traced ones by a callback from the running program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from attn_dispatch import settings
 from attn_dispatch.call.conventions import warn_of_ids
@@ -45,7 +46,7 @@ class Limits:
     """As in `AttentionOptions`."""
 
 
-def check_values(arrays: Mapping[str, Any], limits: Limits) -> None:
+def check_values(arrays: Mapping[str, ArrayLike], limits: Limits) -> None:
     """Check the arguments of a call whose shapes are known to be right.
 
     Args:
@@ -63,14 +64,17 @@ def check_values(arrays: Mapping[str, Any], limits: Limits) -> None:
         return
     line = caller()  # when the program runs it is another
 
-    def check(values: Mapping[str, Any]) -> None:
+    def check(values: Mapping[str, ArrayLike]) -> None:
         _check({x: np.asarray(y) for x, y in values.items()}, limits, values.keys(), line)
 
     jax.debug.callback(check, {name: jnp.asarray(x) for name, x in given.items()})
 
 
 def _check(
-    known: Mapping[str, np.ndarray], limits: Limits, given: Any, line: Line | None = None
+    known: Mapping[str, np.ndarray],
+    limits: Limits,
+    given: Collection[str],
+    line: Line | None = None,
 ) -> None:
     """Check what is known of the arguments with the names in `given`.
 
@@ -96,7 +100,7 @@ def _check(
         raise wrong_window(window.min())
 
 
-def known_values(x: Any) -> np.ndarray | None:
+def known_values(x: ArrayLike | None) -> np.ndarray | None:
     """The array as NumPy's, if it may be looked at; else None."""
     if isinstance(x, jax.Array):
         return np.asarray(x) if _may_be_read(x) else None
@@ -174,7 +178,7 @@ def _check_order(name: str, ids: np.ndarray) -> None:
         )
 
 
-def check_cu_seqlens_q(given: Any, tokens: int, longest: int) -> None:
+def check_cu_seqlens_q(given: ArrayLike, tokens: int, longest: int) -> None:
     """Check those of a paged call's queries [tokens, N, H], where they may be looked at."""
     known = known_values(given)
     if known is not None:
@@ -182,7 +186,7 @@ def check_cu_seqlens_q(given: Any, tokens: int, longest: int) -> None:
 
 
 def check_pages(
-    arrays: Mapping[str, Any], pages: int, page_size: int, queries: int, left: int | None
+    arrays: Mapping[str, ArrayLike], pages: int, page_size: int, queries: int, left: int | None
 ) -> None:
     """Check the page table [B, M] of a call where its queries need it, if it may be looked at.
 

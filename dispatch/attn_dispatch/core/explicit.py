@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import Bind, LeadingCall
@@ -91,6 +91,6 @@ def with_auto_axes(
     return call
 
 
-def _resharded(x: jax.Array, mesh: Any, to: P) -> jax.Array:
+def _resharded(x: jax.Array, mesh: Mesh | AbstractMesh, to: P) -> jax.Array:
     sharding = NamedSharding(mesh, P(*to, *(None for _ in range(x.ndim - len(to)))))
     return x if jax.typeof(x).sharding == sharding else jax.sharding.reshard(x, sharding)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import jax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 
 class UnsupportedJax(ImportError):
@@ -157,7 +157,7 @@ def number_of_devices(context: Context) -> int:
     return int(getattr(context.module_context.axis_context, "num_devices", 1))
 
 
-def with_devices(context: Context, mesh: Any) -> Context | None:
+def with_devices(context: Context, mesh: Mesh | AbstractMesh) -> Context | None:
     """A lowering rule's context that names devices, which custom_partitioning asks for.
 
     JAX names them only to primitives that it does not lower under an AbstractMesh at all. The
@@ -179,7 +179,7 @@ def with_devices(context: Context, mesh: Any) -> Context | None:
         return None
     if mesh.empty or mesh.size != count:
         mesh = _mesh_of_program(module, count) or AbstractMesh((count,), ("all devices",))
-    axes = ShardingContext(count, devices, mesh)
+    axes = ShardingContext(count, devices, cast("AbstractMesh", mesh))
     return context.replace(module_context=module.replace(axis_context=axes))
 
 

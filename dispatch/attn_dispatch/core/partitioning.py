@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, NamedSharding, use_abstract_mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, use_abstract_mesh
 
 from attn_dispatch import settings
 from attn_dispatch.call.leading import Bind, LeadingCall
@@ -46,16 +46,16 @@ def _partitioner(
 ) -> Callable[..., Any]:
     inputs, outputs = layouts(call)
 
-    def shards_of(mesh: Any, args: Any) -> tuple[Any, Shards]:
+    def shards_of(mesh: Mesh, args: Any) -> tuple[Mesh, Shards]:
         by_name = dict(zip(call.options.operands, args, strict=True))
         given = {x: (by_name[x].sharding, len(by_name[x].shape)) for x in ("query", of_keys(call))}
         mesh, specs = mesh_and_specs(mesh, given)
         return mesh, Shards.of(call, mesh.shape, specs["query"], specs[of_keys(call)])
 
-    def shardings(axes: tuple[str, ...], mesh: Any, shards: Shards) -> Any:
+    def shardings(axes: tuple[str, ...], mesh: Mesh, shards: Shards) -> tuple[NamedSharding, ...]:
         return tuple(NamedSharding(mesh, shards.spec_of(x)) for x in axes)
 
-    def partition(mesh: Any, args: Any, results: Any) -> Any:
+    def partition(mesh: Mesh, args: Any, results: Any) -> Any:
         mesh, shards = shards_of(mesh, args)
         say_unsplit(call.spec, shards.unused)
 
@@ -68,13 +68,13 @@ def _partitioner(
         to = shardings(outputs, mesh, shards)
         return mesh, shard, to, shardings(inputs, mesh, shards)
 
-    def infer(mesh: Any, args: Any, results: Any) -> Any:
+    def infer(mesh: Mesh, args: Any, results: Any) -> tuple[NamedSharding, ...]:
         return shardings(outputs, *shards_of(mesh, args))
 
     def unsplit(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return call.results_by(bind, operands)
 
-    def rule(mesh: Any, *_: Any) -> tuple[str, dict[str, Any]]:
+    def rule(mesh: Mesh, *_: Any) -> tuple[str, dict[str, object]]:
         return _rule(call.spec, mesh, inputs, outputs)
 
     whole = custom_partitioning(unsplit)
@@ -88,8 +88,8 @@ def _partitioner(
 
 
 def _rule(
-    spec: AttentionSpec, mesh: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]
-) -> tuple[str, dict[str, Any]]:
+    spec: AttentionSpec, mesh: Mesh, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> tuple[str, dict[str, object]]:
     """The sharding rule, such as "b0 b1 t (k g) h, b0 b1 s k h, b0 b1 s k v -> b0 b1 t (k g) v".
 
     Query heads are n, apart from k, where a mesh axis might split kv heads and groups at once: kv

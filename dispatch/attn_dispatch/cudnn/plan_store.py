@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from attn_dispatch.cudnn.planning_process import PlanningProcess
 from attn_dispatch.files import writing
@@ -38,7 +37,7 @@ _write_failures: dict[Path, str] = {}
 
 
 def plan(
-    backend: ModuleType | PlanningProcess, attributes: Mapping[str, Any], properties: str
+    backend: ModuleType | PlanningProcess, attributes: Mapping[str, object], properties: str
 ) -> tuple[str, int]:
     """`backend.plan`, from the folder if the plan is there: engine and workspace in bytes.
 

@@ -56,24 +56,26 @@ class PlanningProcess:
             self._path = self._path or path
         return version
 
-    def plan(self, attributes: Mapping[str, Any], device_properties: str) -> tuple[str, int]:
+    def plan(self, attributes: Mapping[str, object], device_properties: str) -> tuple[str, int]:
         """`_cuda.plan`; a planner that crashes raises CudnnError."""
         engine, workspace_bytes = self._ask_loaded("plan", dict(attributes), device_properties)
         return engine, workspace_bytes
 
-    def plan_key(self, attributes: Mapping[str, Any], device_properties: str) -> str:
+    def plan_key(self, attributes: Mapping[str, object], device_properties: str) -> str:
         return self._ask_loaded("plan_key", dict(attributes), device_properties)
 
-    def has_plan(self, attributes: Mapping[str, Any], device_properties: str) -> bool:
+    def has_plan(self, attributes: Mapping[str, object], device_properties: str) -> bool:
         return self._ask_loaded("has_plan", dict(attributes), device_properties)
 
-    def export_plan(self, attributes: Mapping[str, Any], device_properties: str) -> str:
+    def export_plan(self, attributes: Mapping[str, object], device_properties: str) -> str:
         return self._ask_loaded("export_plan", dict(attributes), device_properties)
 
-    def import_plan(self, attributes: Mapping[str, Any], device_properties: str, line: str) -> None:
+    def import_plan(
+        self, attributes: Mapping[str, object], device_properties: str, line: str
+    ) -> None:
         self._ask_loaded("import_plan", dict(attributes), device_properties, line)
 
-    def engines(self, attributes: Mapping[str, Any], device_properties: str) -> str:
+    def engines(self, attributes: Mapping[str, object], device_properties: str) -> str:
         return self._ask_loaded("engines", dict(attributes), device_properties)
 
     def cudnn_version(self) -> int:
@@ -91,7 +93,7 @@ class PlanningProcess:
     def device_properties(self, ordinal: int) -> str:
         raise self._error("device", f"device {ordinal}: no CUDA driver library could be loaded")
 
-    def _ask_loaded(self, function: str, *arguments: Any) -> Any:
+    def _ask_loaded(self, function: str, *arguments: object) -> Any:
         with self._lock:
             if self._helper is not None and self._helper.has_ended:
                 self._helper.end()  # it ended for a reason other than this question
@@ -100,7 +102,7 @@ class PlanningProcess:
                 self._ask("load_cudnn", self._path, True)
             return self._ask(function, *arguments)
 
-    def _ask(self, function: str, *arguments: Any) -> Any:
+    def _ask(self, function: str, *arguments: object) -> Any:
         line = json.dumps([function, arguments]).encode() + b"\n"
         try:
             if self._helper is None:

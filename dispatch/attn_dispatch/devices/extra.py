@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from types import UnionType
 from typing import Any, cast
 
 import jax
@@ -154,9 +155,11 @@ class Extra:
             raise
         return self._checked(spec, function, results)
 
-    def _checked(self, spec: AttentionSpec, function: str, results: Any) -> tuple[jax.Array, ...]:
+    def _checked(
+        self, spec: AttentionSpec, function: str, results: object
+    ) -> tuple[jax.Array, ...]:
         expected = [f"{x.dtype.name}{list(x.shape)}" for x in spec.results]
-        got: Any = f"a {type(results).__name__}"
+        got: object = f"a {type(results).__name__}"
         if isinstance(results, list | tuple):
             arrays = cast("Sequence[jax.Array]", results)
             got = [_kind(x) for x in arrays]
@@ -167,7 +170,7 @@ class Extra:
 
 
 def _nothing(*_: object) -> None:
-    """What a module answers by default that lacks an optional function."""
+    """Stands in for an optional function that a module does not define."""
 
 
 def _kind(x: Any) -> str:
@@ -175,10 +178,10 @@ def _kind(x: Any) -> str:
     return f"{x.dtype.name}{list(x.shape)}" if is_array else repr(x)
 
 
-def _is_collection_of(value: Any, kind: Any) -> bool:
+def _is_collection_of(value: object, kind: type | UnionType) -> bool:
     """Whether the value is a collection whose items are all of this kind."""
     is_collection = isinstance(value, list | tuple | set | frozenset)
-    return is_collection and all(isinstance(x, kind) for x in cast("Collection[Any]", value))
+    return is_collection and all(isinstance(x, kind) for x in cast("Collection[object]", value))
 
 
 @lru_cache(maxsize=1)

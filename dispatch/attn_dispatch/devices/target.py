@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from attn_dispatch import settings
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
@@ -158,12 +158,12 @@ def _nvidia(properties: str, where: str = "") -> Device:
             raise ValueError(f"expected an object, got {type(value).__name__}")
         version = facts.get("deviceVer")
         name = facts.get("deviceName", "NVIDIA GPU")
-        if version is None or not _is_count(version) or not _OLDEST <= version <= _NEWEST:
+        if not _is_count(version) or not _OLDEST <= version <= _NEWEST:
             raise ValueError(f"expected a whole number like 900 as deviceVer, got {version!r}")
         if not isinstance(name, str) or not name.isprintable():
             raise ValueError(f"expected a name as deviceName, got {name!r}")
         for key, value in facts.items():
-            counts = cast("list[Any]", value) if isinstance(value, list) else [value]
+            counts = cast("list[object]", value) if isinstance(value, list) else [value]
             if key != "deviceName" and not all(map(_is_count, counts)):
                 raise ValueError(f"expected whole numbers from 0 to 2^63 as {key}, got {value!r}")
     except ValueError as error:
@@ -174,7 +174,7 @@ def _nvidia(properties: str, where: str = "") -> Device:
     return Device("cuda", f"sm{version // 10}", name, properties, is_present=False)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 

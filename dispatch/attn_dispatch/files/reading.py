@@ -8,6 +8,7 @@ import os
 import select
 import stat
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -135,6 +136,8 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _items(x: Any) -> Any:
+def _items(x: object) -> Iterable[Any]:
     """The values inside a JSON value."""
-    return x.values() if isinstance(x, dict) else x if isinstance(x, list) else ()
+    if isinstance(x, dict):
+        return cast("dict[str, Any]", x).values()
+    return cast("list[Any]", x) if isinstance(x, list) else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from attn_dispatch.call.features import unknown_features
 from attn_dispatch.call.spec import AttentionSpec
@@ -97,7 +96,7 @@ _SCALE = Rule[AttentionSpec](
 )
 
 
-def _width(call: _KernelCall) -> dict[str, Any]:
+def _width(call: _KernelCall) -> dict[str, object]:
     spec, widest = call.spec, call.widest
     is_narrower = widest < call.generation.widest
     return {
@@ -115,7 +114,7 @@ def _too_many_blocks(call: _KernelCall) -> bool:
     return max(call.blocks[0], call.spec.num_heads) > _MAX_BLOCKS
 
 
-def _blocks(call: _KernelCall) -> dict[str, Any]:
+def _blocks(call: _KernelCall) -> dict[str, object]:
     assert call.blocks is not None
     number, what = call.blocks
     forward = call.generation.blocks_limit_forward

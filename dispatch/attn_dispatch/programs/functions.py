@@ -1,4 +1,4 @@
-"""What callers pass as score_mod and mask_mod: plain JAX functions of scalars."""
+"""The types of score_mod and mask_mod as callers write them: plain JAX functions of scalars."""
 
 from __future__ import annotations
 

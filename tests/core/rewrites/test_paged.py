@@ -124,7 +124,7 @@ def some_that_apply(rewrite: Any, most: int) -> list[Case]:
 @pytest.mark.parametrize(
     "rewrite",
     [QUERIES_AS_HEADS, NEAR_KEYS, WHOLE_PAGES, SMALLER_PAGES, PAGES_GATHERED],
-    ids=str,
+    ids=lambda x: x.name,
 )
 def test_rewrites_change_nothing(rewrite):
     """By XLA, and few queries by what stands for cuDNN's kernel, which reads no padding.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from attn_dispatch import api
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES, Rewrite, preferred
 from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
@@ -17,6 +17,7 @@ from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
 from attn_dispatch.core.rewrites.catalogue import FOR_DECODING
 from attn_dispatch.core.rewrites.mask_as_lengths import MASK_MOD_AS_LENGTHS
 from attn_dispatch.core.rewrites.sinks import SINKS_AFTERWARDS
+from attn_dispatch.inspection import spec_of
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import CASES
 from attn_dispatch_tools.verify.each_rewrite import calls_of
@@ -80,8 +81,8 @@ def test_a_rewrite_is_asked_of_what_an_earlier_one_adds():
     x = jax.ShapeDtypeStruct((2, 4, 8, 64), jnp.bfloat16)
     lengths = jnp.ones(2, jnp.int32)
 
-    def asked(**options) -> tuple[Rewrite, ...]:
-        spec = api.spec_of(query=x, key=x, value=x, **options)
+    def asked(**options: Any) -> tuple[Rewrite, ...]:
+        spec = spec_of(query=x, key=x, value=x, **options)
         return asked_about(spec, skips=True)
 
     with_mask = asked(mask_mod=lambda b, n, t, s, a: s < a[b], mask_mod_args=(lengths,))

@@ -104,7 +104,8 @@ def preferred(
         *(() if skips_from_bottom_right else (ONE_DIAGONAL,)),
         *(FOR_DECODING if has_decoding_kernel else ()),
     )
-    found, known = [], set(names)
+    found: list[Rewrite] = []
+    known = set(names)
     for rewrite in rewrites:
         if rewrite.asked_of.includes(known, is_backward=is_backward):
             found.append(rewrite)

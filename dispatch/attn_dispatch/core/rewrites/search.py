@@ -101,10 +101,10 @@ class _Search:
     moves: frozenset[str] | None
     """The names of the rewrites that move dropout and must be taken, no others of those; None: any
     may be."""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list[Step])
     reasons: tuple[Reason, ...] = ()
     """What speaks against `spec`."""
-    others: dict[AttentionSpec, Chain] = field(default_factory=dict)
+    others: dict[AttentionSpec, Chain] = field(default_factory=dict[AttentionSpec, Chain])
     """The calls that rewrites need beside their inner calls."""
     nearest: tuple[int, tuple[Reason, ...]] = (0, ())
     """See `Chain.nearest`."""

@@ -55,7 +55,7 @@ the next winner that can be written takes them along."""
 class Winner:
     """What is kept of one call on one device."""
 
-    call: dict[str, Any]
+    call: dict[str, object]
     """What `described` makes of its spec."""
     device: str
     versions: dict[str, str]
@@ -81,10 +81,10 @@ class Winner:
         return f"{name} {time:.1f} µs{others}, {self.date}"
 
 
-def described(spec: AttentionSpec) -> dict[str, Any]:
+def described(spec: AttentionSpec) -> dict[str, object]:
     """What tells a call from others in the file."""
     arrays = {x.name: f"{x.dtype}[{','.join(map(str, x.shape))}]" for x in spec.operands}
-    found: dict[str, Any] = {"pass": "backward" if spec.is_backward else "forward", **arrays}
+    found: dict[str, object] = {"pass": "backward" if spec.is_backward else "forward", **arrays}
     for part in (spec.meaning, spec.wanted):
         for field in fields(part):
             value = getattr(part, field.name)
@@ -209,14 +209,15 @@ def _winner(entry: dict[str, Any]) -> Winner:
     return winner
 
 
-def _is_printable(text: Any) -> bool:
+def _is_printable(text: object) -> bool:
     """Whether it is a text that does nothing to a terminal."""
     return isinstance(text, str) and text.isprintable()
 
 
-def _is_time(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value < _LONGEST_TIME
+def _is_time(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value < _LONGEST_TIME
 
 
 def _replace(file: Path, kept: Mapping[str, Winner]) -> None:
@@ -229,7 +230,7 @@ def _replace(file: Path, kept: Mapping[str, Winner]) -> None:
     writing.remove_stale(file.parent)
 
 
-def _key(call: Mapping[str, Any], device: str, versions: Mapping[str, str]) -> str:
+def _key(call: Mapping[str, object], device: str, versions: Mapping[str, str]) -> str:
     return json.dumps([call, device, dict(versions)], sort_keys=True)
 
 

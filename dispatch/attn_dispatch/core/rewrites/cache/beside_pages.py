@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.dense import SLOPES_AS_BIAS
 from attn_dispatch.core.rewrites.mods_as_arguments import SCORE_MOD_AS_CAP
@@ -18,10 +19,14 @@ from attn_dispatch.core.rewrites.rewrite import PAGES, Rewrite
 def _for_whole_pages(rewrite: Rewrite) -> Rewrite:
     """The rewrite, of calls on pages of which a kernel would have all keys gathered otherwise."""
     (operand,) = rewrite.asked_of.operands
+
+    def when(spec: AttentionSpec) -> bool:
+        return spec.has(operand) and rewrite.when(spec)
+
     return replace(
         rewrite,
         asked_of=PAGES,
-        when=lambda spec: spec.has(operand) and rewrite.when(spec),
+        when=when,
         enables=WHOLE_PAGES,
     )
 
