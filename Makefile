@@ -87,7 +87,8 @@ quick-tests: $(VENV)/cuda-library $(VENV)/test-packages
 	$(TESTS_IN_PARALLEL) @tests/quick.txt
 
 # Types are checked on one core while tests run on the other.
-check:
+check: $(VENV)/cuda-library $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages \
+    $(VENV)/framework-packages
 	$(MAKE) --jobs 2 lint quick-tests
 
 # Haiku 0.0.16 calls functions that JAX 0.10.2 deprecates.

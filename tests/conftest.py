@@ -87,8 +87,9 @@ def pytest_collection_modifyitems(items):
     """What takes longest goes first, so that no core is idle at last."""
     longest = (
         "cudnn/test_planning.py", "xla/test_conformance.py", "xla/test_draws.py",
-        "core/test_meshes.py", "core/rewrites/test_rewrites.py", "core/test_forward_mode.py",
-        "tools/verify/test_judge.py",
+        "core/test_meshes.py", "aiter/test_conformance.py", "aiter/test_dispatch.py",
+        "core/rewrites/test_rewrites.py", "core/rewrites/test_whole_pages.py",
+        "core/test_partitioning.py", "core/test_forward_mode.py", "tools/verify/test_judge.py",
     )  # fmt: skip
     items.sort(key=lambda item: not item.path.as_posix().endswith(longest))
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,47 +13,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import attn_dispatch
-from attn_dispatch import dot_product_attention, explain, inspection, paged_attention
+from attn_dispatch import dot_product_attention, explain, paged_attention
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
-from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
-from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
-from attn_dispatch.core.rewrites.cache.near_keys import NEAR_KEYS
-from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
-from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
-from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.reason import rules_of
-from attn_dispatch.semantics.merge import merged
 from attn_dispatch.xla import paged as xla_paged
 from attn_dispatch_tools.verify.cache_cases import CACHE
-from attn_dispatch_tools.verify.case import Case, spec_of
+from attn_dispatch_tools.verify.case import spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
-from tests.support.backend import needs_cudnn
-from tests.support.in_place_of_kernels import by_xla, kernel
-from tests.support.rewritten_calls import rewritten_alone
-
-B, N, K, H, V, PAGE, PAGES = 3, 4, 2, 16, 24, 8, 5
-LENGTHS = np.array([33, 0, 40], np.int32)
-
-
-def cache(dtype: Any = jnp.float32, seed: int = 0) -> tuple[Any, ...]:
-    """key [B, S, K, H], value, and the same in pages with NaN where nobody may look."""
-    rng = np.random.default_rng(seed)
-    key, value = (rng.standard_normal((B, PAGE * PAGES, K, d)) for d in (H, V))
-    table = rng.permutation(B * PAGES + 2)[: B * PAGES].reshape(B, PAGES).astype(np.int32)
-    in_pages = []
-    for x in (key, value):
-        pages = np.full((B * PAGES + 2, PAGE, K, x.shape[-1]), np.nan)
-        hidden = np.arange(PAGE * PAGES)[None, :, None, None] >= LENGTHS[:, None, None, None]
-        pages[table] = np.where(hidden, np.nan, x).reshape(B, PAGES, PAGE, K, -1)
-        in_pages.append(jnp.asarray(pages, dtype))
-    table = np.where(np.arange(PAGES) * PAGE < LENGTHS[:, None], table, -999)
-    return jnp.asarray(key, dtype), jnp.asarray(value, dtype), *in_pages, table.astype(np.int32)
-
-
-def queries(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(9).standard_normal((*shape, N, H)), dtype)
+from tests.support.paged_calls import (
+    LENGTHS,
+    PAGE,
+    PAGES,
+    B,
+    H,
+    K,
+    N,
+    V,
+    cache,
+    in_the_cache,
+    queries,
+)
 
 
 def on_arrays(query: jax.Array, **options: Any) -> Any:
@@ -64,11 +41,6 @@ def on_arrays(query: jax.Array, **options: Any) -> Any:
     return dot_product_attention(
         query, key, value, key_value_seq_lengths=LENGTHS, **causal | options
     )
-
-
-def in_the_cache(query: jax.Array, **options: Any) -> Any:
-    _, _, *pages = cache()
-    return paged_attention(query, *pages, LENGTHS, **options)
 
 
 @pytest.mark.parametrize("t", [1, 3, 9])
@@ -207,36 +179,6 @@ def test_pages_behind_a_window_and_everything_else():
     )
     two = mapped(np.stack([key, key]), np.stack([table, table]))
     np.testing.assert_allclose(two[1], traced(4, table), atol=2e-6)
-
-
-@pytest.mark.parametrize("rewrite", [NEAR_KEYS, PAGES_GATHERED], ids=lambda x: x.name)
-@pytest.mark.parametrize("t", [1, 2])
-def test_rewrites_without_the_pages_behind_a_window(rewrite, t):
-    """Row 0 lacks one that it needs; row 2 lacks those that it does not. Page 0 is NaN."""
-    _, _, key, value, table = cache()
-    table += 1
-    table[0, :4], table[2, :4] = -1, 99
-    number = np.array([t, 0, 1], np.int32)
-    arrays: dict[str, Any] = {
-        "query": queries(B, t),
-        "key_pages": key,
-        "value_pages": value,
-        "page_table": table,
-    }
-    arrays |= {"key_value_seq_lengths": LENGTHS, "query_seq_lengths": number}
-    operands = {x: jnp.asarray(y) for x, y in arrays.items()}
-    for name in ("key_pages", "value_pages"):
-        operands[name] = jnp.pad(operands[name], ((1, 0), *[(0, 0)] * 3), constant_values=jnp.nan)
-    window: dict[str, Any] = {"local_window_size": (7, 0)}
-    given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
-    spec = inspection.spec_of(**given, **window)
-    operands |= {x: operands[x][None] for x in ("key_pages", "value_pages")}  # of one pool
-    found = rewrite.compute(spec, rewrite.inner(spec), operands, Calls(by_xla, by_xla, by_xla))[
-        "out"
-    ]
-    expected = in_the_cache(queries(B, t), query_seq_lengths=number, **window)
-    assert np.isnan(found[0]).all()
-    np.testing.assert_allclose(found[1:], expected[1:], atol=2e-6)
 
 
 @pytest.mark.parametrize("missing", ["slots", "queries", "columns", "page", "values", "dims"])
@@ -385,113 +327,6 @@ def test_explain_says_what_stands_in_the_way():
     assert "pages gathered" in str(found) and "backward  " not in str(found)
     on_amd = {x.implementation: x for x in explain(query, **arrays, target="gfx942").forward}
     assert "aiter/page_size" in rules_of(on_amd["aiter"].reasons_as_it_is)
-
-
-@needs_cudnn
-def test_how_cudnn_takes_them():
-    def forward(t: int, page: int = 16, **options: Any) -> Any:
-        arrays = {
-            "key_pages": jax.ShapeDtypeStruct((40, page, K, 64), jnp.bfloat16),
-            "value_pages": jax.ShapeDtypeStruct((40, page, K, 64), jnp.bfloat16),
-            "page_table": jax.ShapeDtypeStruct((B, 64), jnp.int32),
-            "key_value_seq_lengths": jax.ShapeDtypeStruct((B,), jnp.int32),
-        }
-        query = jax.ShapeDtypeStruct((B, t, N, 64), jnp.bfloat16)
-        return explain(query, **arrays, target="sm90", **options).forward[0]
-
-    assert forward(1).rewrites == ()
-    assert forward(4).rewrites == (QUERIES_AS_HEADS.name,)
-    assert forward(33).rewrites == (WHOLE_PAGES.name, HEADS_AS_QUERIES.name)
-    assert forward(1, local_window_size=(50, 0)).rewrites == (NEAR_KEYS.name,)
-    odd = forward(1, page=24)
-    assert odd.rewrites == (SMALLER_PAGES.name,)
-    assert forward(1, page=3).rewrites == (PAGES_GATHERED.name,)
-    assert "cudnn/page_size" in rules_of(odd.reasons_as_it_is)
-
-
-@needs_cudnn
-def test_a_cache_that_is_no_pages_is_not_copied():
-    """One custom call that is given the arrays as they are."""
-    shapes = ((B, 1, N, 64), (B, 512, K, 64), (B, 512, K, 64))
-    given = [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]
-
-    def call(q, k, v, lengths):
-        return dot_product_attention(
-            q, k, v, key_value_seq_lengths=lengths, is_causal=True, causal_alignment="bottom_right"
-        )
-
-    with attn_dispatch.target("sm90"):
-        traced = jax.jit(call).trace(*given, jax.ShapeDtypeStruct((B,), jnp.int32))
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    (line,) = (x for x in text.splitlines() if "custom_call @attn_dispatch" in x)
-    assert len(re.findall(r"tensor<3x512x2x64xbf16>", line)) == 2
-    assert "packed_rows_q = 0" in line and "window_right = -1" in line
-
-
-def some_that_apply(rewrite: Any, most: int) -> list[Case]:
-    def applies(case: Case) -> bool:
-        if case.transform in ("vmap", "scan") or case.s > 1024 or case.score_shift:
-            return False
-        operands = case.avals()
-        options = case.forward_options()
-        if case.page:
-            options = paged_options(case, options)
-            operands = jax.eval_shape(partial(in_pages, case), operands)
-        return rewrite.applied(spec_of(options, operands)) is not None
-
-    cases = [case for case in CACHE if applies(case)]
-    return cases[:: -(-len(cases) // most)]
-
-
-@pytest.mark.parametrize(
-    "rewrite",
-    [QUERIES_AS_HEADS, NEAR_KEYS, WHOLE_PAGES, SMALLER_PAGES, PAGES_GATHERED],
-    ids=lambda x: x.name,
-)
-def test_rewrites_change_nothing(rewrite):
-    """By XLA, and few queries by what stands for cuDNN's kernel, which reads no padding.
-
-    Of the cases that a rewrite is for every so many, from the first to the last of the table. Each
-    has shapes of its own, for which all is compiled anew.
-    """
-    found = 0
-    for number, case in enumerate(some_that_apply(rewrite, 10)):
-        is_heads_first = number % 3 == 1 and case.page.bit_count() < 2  # others are not cut
-        case = replace(
-            case,
-            heads_first="kv" if is_heads_first else "",
-            one_pool=case.page > 0 and number % 2 == 1,
-        )
-        computes = [by_xla]
-        if rewrite is QUERIES_AS_HEADS and case.h == 64 and case.n == 8:
-            computes.append(kernel)
-        for compute in computes:
-            results = rewritten_alone(rewrite, case, compute)
-            if results is None:
-                continue
-            found += 1
-            for name, x in results[0].items():
-                x, y = (np.asarray(z, np.float32) for z in (x, results[1][name]))
-                assert (np.isnan(x) == np.isnan(y)).all(), (case, name)
-                assert ((x == -np.inf) == (y == -np.inf)).all(), (case, name)
-                np.testing.assert_allclose(x, y, atol=0.02, rtol=0.01, err_msg=case.name)
-    assert found >= 6
-
-
-def test_what_two_sets_of_keys_make_together():
-    key, value, *_ = cache()
-    query, halves = queries(B, 4), (slice(0, 17), slice(17, 40))
-    parts = [dot_product_attention(query, key[:, x], value[:, x], return_lse=True) for x in halves]
-    expected = dot_product_attention(query, key, value, return_lse=True)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
-        merged(*parts[0], *parts[1]), expected,
-    )  # fmt: skip
-    nothing = jnp.full_like(parts[0][0], jnp.nan), jnp.full_like(parts[0][1], -jnp.inf)
-    for pair in ((*parts[0], *nothing), (*nothing, *parts[0])):
-        np.testing.assert_allclose(merged(*pair)[0], parts[0][0], atol=1e-6)
-    out, lse = merged(*nothing, *nothing)
-    assert (out == 0).all() and (lse == -np.inf).all()
 
 
 _ON_A_MESH = """

@@ -204,8 +204,10 @@ def test_results_in_order(dtype: str):
 
 
 def test_python_lists():
-    options: dict[str, Any] = {"mask": [True, False, True, True, True], "bias": [[0.5], [1.0], [-1.0]],
-               "query_seq_lengths": [3, 2], "sinks": [0.0, 1.0, 2.0, 3.0]}  # fmt: skip
+    options: dict[str, Any] = {
+        "mask": [True, False, True, True, True], "bias": [[0.5], [1.0], [-1.0]],
+        "query_seq_lengths": [3, 2], "sinks": [0.0, 1.0, 2.0, 3.0],
+    }  # fmt: skip
     arrays: dict[str, Any] = {name: np.asarray(x) for name, x in options.items()}
     got = dot_product_attention(Q.tolist(), K.tolist(), V.tolist(), **options)
     np.testing.assert_array_equal(got, dot_product_attention(Q, K, V, **arrays))

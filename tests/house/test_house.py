@@ -218,3 +218,15 @@ def test_no_step_takes_arguments_by_unknown_names():
                     found.add(path.relative_to(ENGINE).as_posix())
     found = {x for x in found if not x.startswith("integrations/")}
     assert found == _ANY_ARGUMENTS.keys()
+
+
+def test_the_quick_tests_are_files_of_tests_and_of_every_room():
+    """`make check` runs them: each is there once, and no room of the engine goes without."""
+    listed = (TESTS / "quick.txt").read_text().splitlines()
+    assert listed == sorted(set(listed))
+    assert [x for x in listed if not (ROOT / x).is_file()] == []
+    rooms = {x.parent.name for x in ENGINE.glob("*/__init__.py")}
+    assert rooms - {Path(x).parts[1] for x in listed} <= _NOT_QUICK
+
+
+_NOT_QUICK = {"fa4"}  # their tests compute kernels' arithmetic in NumPy

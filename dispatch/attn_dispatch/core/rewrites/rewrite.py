@@ -147,6 +147,9 @@ class Rewrite:
     needed_for: str = ""
     """A case of the conformance suite that needs it, where no call of docs/models.md does."""
 
+    def __str__(self) -> str:
+        return self.name
+
     def applied(self, spec: AttentionSpec) -> AttentionSpec | None:
         """The inner call of a call; None where the rewrite does not apply."""
         if not self._applies(spec) or not all(map(is_affordable, self.pairs(spec))):

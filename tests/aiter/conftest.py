@@ -1,0 +1,49 @@
+"""AITER's dispatch, compiled from its wheel, and its kernels, emulated on this CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import attn_dispatch
+from attn_dispatch.core import primitive
+from attn_dispatch.devices.target import device_for
+from tests.support import aiter_emulated
+from tests.support.aiter_judge import api, build
+
+
+@pytest.fixture(scope="module")
+def libraries() -> tuple[api.Library, api.Library]:
+    judge, capture = build.build()
+    return api.Library(judge), api.Library(capture)
+
+
+@pytest.fixture
+def judge(libraries: tuple[api.Library, api.Library]) -> Any:
+    """judge.so as a GPU of the arch that it is called with."""
+
+    def on(arch: str) -> api.Library:
+        libraries[0].set_hip_version(7)
+        for gfx in build.ARCHS:
+            libraries[0].set_asm_folder(gfx, build.asm_folder(gfx))
+        libraries[0].set_gpu(arch)
+        return libraries[0]
+
+    return on
+
+
+@pytest.fixture
+def emulator(monkeypatch):
+    """Lowering for the CPU is lowering for gfx942, whose kernels the emulator has."""
+
+    def played(platform: str):
+        return device_for("rocm" if platform == "cpu" else platform)
+
+    monkeypatch.setattr(primitive, "device_for", played)
+    with (
+        attn_dispatch.target("gfx942"),
+        attn_dispatch.fallback("error"),
+        aiter_emulated.arch("gfx942") as emulator,
+    ):
+        yield emulator

@@ -1,0 +1,163 @@
+"""What the adapter does of HIP: devices, architectures, errors of its own and of others."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.aiter_judge import build, grid
+from tests.support.aiter_judge.asked import ARCHS, atomic_32, launched
+from tests.support.aiter_judge.calls import struct_of
+
+pytestmark = pytest.mark.skipif(
+    isinstance(build.tools(), str), reason=str(build.tools()).replace("\n", " ")
+)
+
+
+@ARCHS
+def test_device_arch(judge: Any, arch: str):
+    assert judge(arch).table.api_version == 4
+    assert judge(arch).table.generation == b"dev18"
+    assert judge(arch).table.arch is None  # this library has the host code of both
+    assert judge(arch).device_arch() == arch
+    assert judge(arch).device_arch(size=6) == "the name of the GPU needs 7 bytes, got 6"
+
+
+def test_ck_stands_in_where_the_loader_has_no_kernel_for_the_gpu(judge: Any):
+    library, struct = judge("gfx942"), struct_of(grid.CALL, use_asm=True)
+    for units, takes in ((304, True), (80, True), (64, True), (228, False), (38, False)):
+        library.set_gpu("gfx942", units)
+        assert library.takes_asm(struct) == takes
+    failed, (record,) = library.run(struct)
+    assert not failed and record.startswith("ck ")
+
+
+@pytest.mark.parametrize("version", [6, 7])
+def test_an_error_of_hip_is_told(judge: Any, version: int):
+    library = judge("gfx942")
+    library.set_hip_version(version)
+    library.set_launch_error(1)
+    failed, records = library.run(struct_of(grid.CALL, use_asm=False))
+    assert failed.startswith(
+        'HIP reports "an error of the fake HIP" after AITER\'s launch of: bf16'
+    )
+    assert len(records) == 1
+    assert library.last_error() == 0  # no other caller must take it for its own error
+    library.run(struct_of(grid.CALL, use_asm=False))
+    assert library.run(struct_of(grid.CALL, use_asm=False))[0] == ""
+
+
+@pytest.mark.parametrize("version", [6, 7])
+@pytest.mark.parametrize("use_asm", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+def test_an_earlier_error_of_somebody_else(judge: Any, version: int, use_asm: bool, backward: bool):
+    """HIP 7 still reports it after our launch, and CK would stop after its first kernel."""
+    library = judge("gfx942")
+    library.set_hip_version(version)
+    call = replace(grid.CALL, backward=backward)
+    struct = struct_of(call, use_asm=use_asm, accumulator="atomic_32" if use_asm else "split")
+    expected = library.run(struct)
+    assert expected[0] == "" and len(expected[1]) == (3 if backward and use_asm else 1)
+    library.set_error(2)
+    assert library.run(struct) == expected
+    if use_asm:
+        library.set_error(2)
+        assert library.takes_asm(struct)
+        assert library.last_error() == 0
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_hip_does_not_say_which_device_is_current(judge: Any, backward: bool):
+    """Then the forward pass runs by CK; either leaves no error behind."""
+    library, call = judge("gfx942"), replace(grid.CALL, backward=backward)
+    struct = struct_of(call, use_asm=True, accumulator=atomic_32(call))
+    for first in (0, 1, 2, 3):  # calls of hipGetDevice that succeed before one fails
+        library.fail_call("hipGetDevice", first)
+        failed, _ = library.run(struct)
+        assert not failed or "an error of the fake HIP" in failed
+        assert library.last_error() == 0
+        library.fail_call("", 0)
+
+
+def test_a_device_that_cannot_be_made_current_at_first(judge: Any):
+    """The next call finds it."""
+    library, results = judge("gfx942"), []
+    struct = struct_of(grid.CALL, use_asm=True)
+
+    def run() -> None:
+        library.set_device(0)
+        results.append(library.run(struct))
+        library.set_device(7)  # a thread of it begins
+        library.fail_call("hipSetDevice", 0)
+        results.extend(library.run(struct) for _ in range(2))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    (first, _), (second, records), (third, _) = results
+    assert (first, records, third) == ("", [], "")
+    assert second == "HIP cannot make the device current: an error of the fake HIP"
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_asm_without_its_files(judge: Any, backward: bool):
+    library = judge("gfx942")
+    call = replace(grid.CALL, backward=backward)
+    struct = struct_of(call, use_asm=True, accumulator="atomic_32")
+    name = "fmha_v3_bwd/" if backward else "fmha_v3_fwd/"
+    for folder, missing in (("", "hsa/gfx…/"), ("/nowhere/hsa/gfx942/", "/nowhere/hsa/gfx942/")):
+        library.set_asm_folder("gfx942", folder)
+        failed, records = library.run(struct)
+        assert f"ASM kernels are missing: there is no folder {missing}{name} beside" in failed
+        assert not records
+
+
+def test_the_environment_names_no_folder(judge: Any, monkeypatch: pytest.MonkeyPatch):
+    """`import aiter` sets AITER_ASM_DIR to the kernels of its version, which must be ignored."""
+    monkeypatch.setenv("AITER_ASM_DIR", "/nowhere/")
+    _, file = launched(grid.CALL, judge("gfx942").run(struct_of(grid.CALL, use_asm=True))[1])
+    assert file.startswith(build.asm_folder("gfx942"))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_two_devices_from_one_thread(judge: Any, backward: bool):
+    """AITER has its ASM kernels by thread, each on the device on which it was loaded."""
+    library, results = judge("gfx950"), []
+    call = replace(grid.CALL, backward=backward)
+    struct = struct_of(call, use_asm=True, accumulator=atomic_32(call))
+
+    def run() -> None:
+        for device in (3, 4, 3, 5, 4):
+            library.set_device(device)
+            results.append(library.run(struct))
+
+    for _ in range(2):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert len(results) == 10
+    for failed, records in results:
+        assert failed == ""
+        launched(call, records)  # of no other device
+
+
+def test_two_architectures_in_one_process(judge: Any):
+    """Each device's calls take its architecture's kernels, whichever device is 0."""
+    library, files = judge("gfx942"), []
+    library.set_gpu_of(1, "gfx950")
+
+    def run() -> None:
+        for device in (0, 1, 0, 1):
+            library.set_device(device)
+            failed, records = library.run(struct_of(grid.CALL, use_asm=True))
+            assert failed == ""
+            files.append(launched(grid.CALL, records)[1])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert [re.findall(r"/hsa/(\w+)/", x)[0] for x in files] == ["gfx942", "gfx950"] * 2

@@ -1,0 +1,24 @@
+"""What tests of AITER's dispatch share: the architectures, and the one ASM kernel of a launch."""
+
+from __future__ import annotations
+
+import pytest
+
+from attn_dispatch.aiter.call import AiterCall
+from tests.support.aiter_judge import build
+
+ARCHS = pytest.mark.parametrize("arch", build.ARCHS)
+
+
+def atomic_32(call: AiterCall) -> str:
+    return "atomic_32" if call.backward else "split"
+
+
+def launched(call: AiterCall, records: list[str]) -> tuple[str, str]:
+    """Name and file of the one ASM kernel, with CK's kernels around it if it is a backward pass."""
+    assert not [line for line in records if line.startswith("missing ")], records
+    (line,) = (line for line in records if line.startswith("asm "))
+    if call.backward:
+        assert records == ["dot_do_o", line, "convert_dq"]
+    _, name, file = line.split()
+    return name, file

@@ -1,0 +1,190 @@
+"""Who is measured beside ours: that all compute the same, and why one is absent."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from attn_dispatch.flash import library as flash_library
+from attn_dispatch_tools.bench import measure, run
+from attn_dispatch_tools.bench.arrays import BATCH, PADDED, ROW, ROWS, Arrays
+from attn_dispatch_tools.bench.grids import GRIDS
+from attn_dispatch_tools.bench.peers import all_peers, dew_flash_attn, named, torch_sdpa
+from attn_dispatch_tools.bench.peers.jax_nn import JaxNn
+from attn_dispatch_tools.bench.peers.ours import PEERS as OURS
+from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer
+from tests.support.bench_cells import DOCUMENTS, QUICK, TINY, WINDOW, bench, ours
+
+
+class Raising(JaxPeer):
+    """A package that has no such call."""
+
+    name = "raising"
+
+    def absent(self) -> str:
+        return ""
+
+    def call(self, cell, arrays):
+        raise ValueError(f"no kernel for head dim {cell.head_dim}\nand more")
+
+
+class Doubled(JaxPeer):
+    """A package that computes something else."""
+
+    name = "doubled"
+
+    def absent(self) -> str:
+        return ""
+
+    def call(self, cell, arrays):
+        return Call(lambda q, k, v: 2 * jax.nn.dot_product_attention(q, k, v, is_causal=True))
+
+
+# Peers
+
+
+def test_layouts_hold_the_same_numbers():
+    arrays = Arrays(DOCUMENTS)
+    rows, row, padded = (arrays.given(x) for x in (ROWS, ROW, PADDED))
+    assert [x.shape for x in rows[:2]] == [(12, 2, 8), (12, 1, 8)]
+    assert row[0].shape == (1, 12, 2, 8) and padded[1].shape == (3, 8, 1, 8)
+    for layout, given in ((ROW, row), (PADDED, padded)):
+        for x, y in zip(arrays.without_padding(given, layout), rows, strict=True):
+            assert (x == y).all()
+    assert padded[0][1, 0].any() and not padded[0][1, 1:].any()
+    assert Arrays(WINDOW).given(BATCH)[3].shape == (2, 16, 2, 8)
+
+
+@pytest.mark.parametrize("cell", [TINY, WINDOW, DOCUMENTS], ids=lambda x: x.grid)
+@pytest.mark.parametrize("direction", ["forward", "backward", "forward_backward"])
+def test_peers_compute_the_same_thing(cell, direction):
+    anywhere = {"ours", "ours: segment ids", "ours: padded"}
+    peers = [*(x for x in OURS if x.name in anywhere), JaxNn("xla")]
+    found = measure.measure(cell, direction, peers, Arrays(cell), QUICK)
+    wanted = {"ours", "jax.nn: xla"}
+    if cell.lengths:
+        wanted |= {"ours: segment ids", "ours: padded"}
+    assert found.keys() == wanted
+    for row in found.values():
+        assert row["difference"] <= 0.03
+        wall = row["wall_us"]
+        assert 0 < wall["min"] <= wall["quartiles"][0] <= wall["median"] <= wall["quartiles"][1]
+        flops = cell.flops(direction)
+        assert row["tflops"] == pytest.approx(flops / wall["median"] / 1e6)
+        assert row["memory_bytes"] > 0
+        assert row["device_us"] is None and row["device_reason"] == "the profile has no GPU"
+        steps = row["first_call_ms"]
+        assert steps["total"] == pytest.approx(sum(steps[x] for x in steps if x != "total"))
+
+
+def test_a_peer_that_raises_or_differs_is_a_reason():
+    peers = [ours(), Raising(), Doubled()]
+    found = measure.measure(TINY, "forward", peers, Arrays(TINY), QUICK)
+    assert found["raising"] == {"reason": "ValueError: no kernel for head dim 8"}
+    assert "its results differ by 1 of the largest" in found["doubled"]["reason"]
+    assert "tflops" in found["ours"] and "tflops" not in found["doubled"]
+
+
+def test_a_peer_that_fails_between_its_turns_is_a_reason():
+    class Failing:
+        def __init__(self):
+            self.facts, self.left = {}, 3
+
+        def seconds(self, calls):
+            self.left -= 1
+            if not self.left:
+                raise MemoryError("no more")
+            return 1e-3
+
+        def results(self):
+            return None
+
+    class Late(Raising):
+        name = "late"
+
+        def program(self, cell, direction, arrays):
+            return Failing()
+
+    found = measure.measure(TINY, "forward", [ours(), Late()], Arrays(TINY), QUICK)
+    assert found["late"] == {"reason": "MemoryError: no more"}
+    assert found["ours"]["rounds"] == 1
+
+
+def test_absent_peers_are_told_with_their_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokamax", None)
+    here, facts = run.present(all_peers())
+    assert {"ours", "jax.nn: xla"} <= {x.name for x in here}
+    assert facts["peers"].keys() == {x.name for x in all_peers()}
+    assert facts["absent"]["jax.nn: cudnn"] == "cuDNN runs on NVIDIA GPUs, and this is cpu"
+    assert facts["absent"]["ours: cudnn"].startswith("cuDNN runs on NVIDIA GPUs")
+    assert facts["absent"].keys() == facts["peers"].keys() - {x.name for x in here}
+    assert all(facts["absent"].values())
+
+
+def test_a_package_that_cannot_be_imported_is_absent(monkeypatch, tmp_path):
+    (tmp_path / "tokamax.py").write_text("raise OSError('libx.so: cannot open')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tokamax,) = named(["tokamax"], all_peers())
+    assert tokamax.absent() == "cannot be imported: OSError: libx.so: cannot open"
+
+
+def test_torch_answers_from_a_process_of_its_own(tmp_path):
+    """Without torch, in which everything but the numbers is there."""
+    for text, reason in (
+        ("#!/bin/sh\n", "its process has ended"),
+        ('#!/bin/sh\necho \'{"reason": "torch sees no CUDA device"}\'\nread x\n', "torch sees no"),
+    ):
+        script = tmp_path / "python"
+        script.write_text(text)
+        script.chmod(0o755)
+        peer, _ = torch_sdpa.peers(str(script))
+        assert peer.absent().startswith(reason)
+        peer.close()
+    script.write_text(
+        "#!/bin/sh\n"
+        'echo \'{"version": "torch 9"}\'\n'
+        'read x; echo \'{"memory_bytes": 5, "first_call_ms": {"total": 1}}\'\n'
+        "read x; echo '{\"seconds\": 0.25}'\n"
+        'read x; echo \'{"reason": "RuntimeError: no profiler"}\'\n'
+    )
+    peer, _ = torch_sdpa.peers(str(script))
+    assert (peer.absent(), peer.version()) == ("", "torch 9")
+    program = peer.program(TINY, "forward", Arrays(TINY))
+    assert program.facts["memory_bytes"] == 5 and program.seconds(3) == 0.25
+    assert program.device_seconds(3) == (None, "RuntimeError: no profiler")
+    with pytest.raises(RuntimeError, match="its process has ended"):
+        program.seconds(3)
+    with pytest.raises(NotImplementedError, match="no packed sequences"):
+        peer.program(DOCUMENTS, "forward", Arrays(DOCUMENTS))
+
+
+def test_a_process_that_is_not_torch(capsys, tmp_path):
+    """/bin/cat writes the worker's own text, which is no JSON."""
+    words = ["--grid", "small", "--cells", "*full b1 128", "--peer", "torch*", "--out", tmp_path]
+    status, out, _ = bench(capsys, *map(str, words), "--torch-python", "/bin/cat")
+    assert status == 1 and "absent: torch: cudnn: its process answered b" in out
+
+
+def test_the_difference_is_a_share_of_the_largest_number():
+    x = jnp.asarray([[[1.0, -8.0]]])
+    assert measure._difference([x, x + 0.5], [x, x]) == pytest.approx(0.5 / 8)
+    assert not measure._difference([x * jnp.nan], [x]) <= measure.MOST_DIFFERENCE
+
+
+@pytest.mark.parametrize("name", ["d128 causal b2 8k", "16 documents, even b1 16k"])
+def test_the_kernels_of_dew_flash_attn_are_called_as_flash_calls_them(name, monkeypatch):
+    """Traced alone, where its library is not: both passes, dense and packed."""
+    monkeypatch.setattr(flash_library, "register", lambda generation: None)
+    (cell,) = (x for grid in GRIDS.values() for x in grid if x.name == name)
+    call = dew_flash_attn._kernels(cell, Arrays(cell))
+    rows = (cell.seq_len,) if cell.lengths else (cell.batch, cell.seq_len)
+    heads = (cell.num_heads, cell.num_kv_heads, cell.num_kv_heads)
+    given = [jax.ShapeDtypeStruct((*rows, n, cell.head_dim), jnp.bfloat16) for n in heads]
+
+    def gradients(*qkv):
+        return jax.grad(lambda *x: call.function(*x, *call.extra).sum(), (0, 1, 2))(*qkv)
+
+    assert [x.shape for x in jax.eval_shape(gradients, *given)] == [x.shape for x in given]
