@@ -117,6 +117,7 @@ lint: $(VENV)/test-packages $(VENV)/demo-packages $(VENV)/dev-packages $(VENV)/f
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --project pyproject.toml --pythonpath $(BIN)/python
 	$(BIN)/pyright --project tests/pyright_strict.json --pythonpath $(BIN)/python
+	$(BIN)/pyright --project tests/pyright_tests.json --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run --Werror $(shell find *_backend tests -name '*.h' -o -name '*.cc')
 
 # What is kept in the repository and made by a script: CONTRIBUTING.md says when.

@@ -117,6 +117,7 @@ def main(folder: pathlib.Path) -> None:
         for x, spec in zip(arrays, SPECS, strict=True)
     ]
     both = jax.jit(lambda *x: jax.value_and_grad(lambda q: (attend(q, *x[1:]) ** 2).sum())(x[0])[1])
+    on: list[NamedSharding] = []
     lowered = both.trace(*shapes).lower(lowering_platforms=("cpu",))
     for name, order in {"first": devices, "reversed": devices[::-1]}.items():
         compiled = lowered.compile(device_assignment=tuple(order))

@@ -209,7 +209,7 @@ def unsplit() -> dict[str, list[str]]:
             for _ in range(2):
                 jax.jit(lambda *x: attention(*x))(*operands)
         found[kind] = [str(x.message) for x in said]
-        attn_dispatch.warning.forget()
+        attn_dispatch.warning.forget()  # pyright: ignore[reportAttributeAccessIssue]
     return found
 
 

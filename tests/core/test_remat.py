@@ -104,7 +104,7 @@ def test_layers_in_a_scan(policy: Any, runs: int):
 
 def test_names_keep_out_and_lse_and_nothing_else(capsys):
     """Beside the arguments: what is kept is linear in the length."""
-    jax.ad_checkpoint.print_saved_residuals(jax.checkpoint(layer, policy=CONTEXT), X, W)
+    jax.ad_checkpoint.print_saved_residuals(jax.checkpoint(layer, policy=CONTEXT), X, W)  # pyright: ignore[reportAttributeAccessIssue]
     kept = [x for x in capsys.readouterr().out.splitlines() if "from the argument" not in x]
     shapes = sorted(re.findall(r"f32\[[\d,]*\]", "\n".join(kept)))
     assert shapes == sorted([f"f32[{B},{T},{N},{H}]", f"f32[{B},{N},{T}]"]), kept

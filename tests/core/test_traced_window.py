@@ -44,7 +44,7 @@ def test_under_jit(side: str, alignment: Any):
         expected = static(pair(window), causal_alignment=alignment)
         np.testing.assert_allclose(call(window), expected, atol=1e-6)
     assert np.isnan(call(-1)).all()
-    assert call._cache_size() == 1
+    assert call._cache_size() == 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_of_the_layers_in_a_scan():

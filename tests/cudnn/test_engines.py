@@ -30,13 +30,12 @@ FOUND = json.dumps(
 
 def test_what_is_like_an_engine():
     expected = ("7 A=0", "6 A=0 B=0", "6 A=2 B=0", "6 A=1 B=2", "6 A=1 B=4", "7 A=1")
-    assert engines.like("", FOUND) == expected
+    assert engines.similar_engines("", FOUND) == expected
     of_one = {"6 A=0 B=2", "6 A=1 B=2", "6 A=2 B=0", "6 A=2 B=4"}
-    assert of_one <= set(engines.like("6 A=2 B=2", FOUND)) and "6 A=2 B=2" not in engines.like(
-        "6 A=2 B=2", FOUND
-    )
-    assert engines.like("9 A=1", FOUND) == ("6 A=1 B=0", "7 A=0")
-    assert engines.like("", json.dumps({"proposed": [], "knobs": {}})) == ()
+    found = engines.similar_engines("6 A=2 B=2", FOUND)
+    assert of_one <= set(found) and "6 A=2 B=2" not in found
+    assert engines.similar_engines("9 A=1", FOUND) == ("6 A=1 B=0", "7 A=0")
+    assert engines.similar_engines("", json.dumps({"proposed": [], "knobs": {}})) == ()
 
 
 SM90 = parse("sm90")

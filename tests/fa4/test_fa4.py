@@ -155,8 +155,8 @@ def test_the_configuration_of_its_backend(monkeypatch, options, expected):
             return q, k, v
 
     package = ModuleType("fa4_jax.attention")
-    package.AttnConfig = SimpleNamespace
-    package.get_backend = lambda name: {"cute": Backend()}[name]
+    package.AttnConfig = SimpleNamespace  # pyright: ignore[reportAttributeAccessIssue]
+    package.get_backend = lambda name: {"cute": Backend()}[name]  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "fa4_jax", ModuleType("fa4_jax"))
     monkeypatch.setitem(sys.modules, "fa4_jax.attention", package)
     case = Case("call", t=14, s=14, n=2, k=2, h=130, v=130, dtype="bfloat16", **options)

@@ -40,6 +40,7 @@ def test_two_hundred_calls_do_not_grow_memory(call, record):
     for _ in range(20):
         jax.block_until_ready(step(*operands))
     before = device_bytes_in_use() - pool_bytes()
+    results = None
     for _ in range(200):
         results = step(*operands)
     jax.block_until_ready(results)

@@ -76,6 +76,7 @@ def test_three_hundred_steps_do_not_grow_memory(record):
     for _ in range(20):
         jax.block_until_ready(step(*given))
     before = device_bytes_in_use() - pool_bytes()
+    out = None
     for _ in range(300):
         out = step(*given)
     jax.block_until_ready(out)

@@ -24,6 +24,7 @@ def test_thousand_calls_do_not_grow_memory(step, record):
     for _ in range(20):
         jax.block_until_ready(step(*operands))
     before, pool_before = device_bytes_in_use(), pool_bytes()
+    results = None
     for _ in range(1000):
         results = step(*operands)
     jax.block_until_ready(results)

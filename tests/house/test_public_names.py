@@ -18,7 +18,7 @@ ROOMS = {"integrations", "mods", "serving"}
 
 
 def test_every_name_is_that_of_the_list():
-    assert attn_dispatch.__all__ is public_names.__all__
+    assert attn_dispatch.__all__ is public_names.__all__  # pyright: ignore[reportAttributeAccessIssue]
     for name in public_names.__all__:
         assert getattr(attn_dispatch, name) is getattr(public_names, name)
     assert set(public_names.__all__) <= set(dir(attn_dispatch))
@@ -43,15 +43,15 @@ def test_a_package_of_which_no_name_is_used_imports_nothing(first: str):
 
 def test_no_name_is_also_a_file():
     """`from attn_dispatch import NAME` would be the file, or the name, by what came first."""
-    found = {x for x in attn_dispatch.__all__ if find_spec(f"attn_dispatch.{x}")}
+    found = {x for x in attn_dispatch.__all__ if find_spec(f"attn_dispatch.{x}")}  # pyright: ignore[reportAttributeAccessIssue]
     assert found == ROOMS
 
 
 def test_a_name_that_is_not_there():
     with pytest.raises(AttributeError, match="module 'attn_dispatch' has no attribute 'attend'"):
-        attn_dispatch.attend  # noqa: B018
+        attn_dispatch.attend  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AttributeError, match="has no attribute '_attend'"):
-        attn_dispatch._attend  # noqa: B018
+        attn_dispatch._attend  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ImportError, match="cannot import name 'attend'"):
         exec("from attn_dispatch import attend")
 
@@ -59,7 +59,7 @@ def test_a_name_that_is_not_there():
 @pytest.mark.parametrize(
     "first",
     [
-        "import attn_dispatch; attn_dispatch.settings.override",
+        "import attn_dispatch; attn_dispatch.settings.restored",
         "from attn_dispatch import mods, settings",
         "from attn_dispatch.inspection import explain",
         "from attn_dispatch.devices import target",

@@ -165,7 +165,9 @@ def test_grouped_queries_of_a_layer_with_its_own_call():
     """Its keys may be anything: they go on as they are."""
 
     class Own(keras.layers.GroupQueryAttention):
-        def call(self, query: Any, value: Any, key: Any = None) -> Any:
+        def call(  # pyright: ignore[reportIncompatibleMethodOverride]
+            self, query: Any, value: Any, key: Any = None
+        ) -> Any:
             self._return_attention_scores = False
             q, k = (self._query_dense(y) for y in (query, value))
             return self._compute_attention(q, k, k)[0]

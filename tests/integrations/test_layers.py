@@ -154,7 +154,7 @@ def test_penzai_transformers(record_property: Any):
             for x in (ours, own)
         )
         np.testing.assert_allclose(got, expected, atol=1e-5)
-        assert ours.body.sublayers != own.body.sublayers
+        assert ours.body.sublayers != own.body.sublayers  # pyright: ignore[reportAttributeAccessIssue]
         assert jax.tree.structure(replace_attention(ours)) == jax.tree.structure(ours)
 
         steps = []

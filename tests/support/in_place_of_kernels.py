@@ -13,6 +13,7 @@ from attn_dispatch.cudnn import arrays as cudnn_arrays
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.cudnn.call import variants_of
 from attn_dispatch.devices.target import CPU
+from attn_dispatch.reason import Reason
 from attn_dispatch_tools.verify.case import Case, spec_of
 from tests.support.comparing import to_jax
 from tests.support.cudnn_in_numpy import run
@@ -20,7 +21,7 @@ from tests.support.cudnn_in_numpy import run
 Arrays = dict[str, Any]
 
 
-def rules(spec: AttentionSpec) -> list[str]:
+def rules(spec: AttentionSpec) -> list[Reason]:
     """Reasons but for float32, in which results can be compared closely."""
     reasons = cudnn_rules.not_supported_reasons(spec)
     return [reason for reason in reasons if reason.rule != "dtype"]

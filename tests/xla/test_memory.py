@@ -113,19 +113,22 @@ def packed_call(kind: str, direction: str) -> tuple[Any, list[jax.ShapeDtypeStru
     if kind == "segment ids":
         packing = jax.ShapeDtypeStruct((LONG,), jnp.int32)
 
-        def forward(q, k, v, ids):
+        def of_ids(q, k, v, ids):
             return dot_product_attention(
                 q, k, v, is_causal=True, query_segment_ids=ids, max_segments=64
             )
 
+        forward = of_ids
     else:
         packing = jax.ShapeDtypeStruct((65,), jnp.int32)
 
-        def forward(q, k, v, cu):
+        def of_sequences(q, k, v, cu):
             return ragged_dot_product_attention(
                 q, k, v, is_causal=True, cu_seqlens_q=cu, cu_seqlens_kv=cu,
                 max_seqlen_q=LONG, max_seqlen_kv=LONG,
             )  # fmt: skip
+
+        forward = of_sequences
 
     def backward(q, k, v, packing):
         def loss(*qkv):

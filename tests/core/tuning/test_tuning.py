@@ -284,7 +284,7 @@ def test_who_cannot_say_its_engines_is_tuned_without(toy, monkeypatch, capsys):
     def fails(spec, device):
         raise OSError("boom")
 
-    monkeypatch.setattr(select.named("toy")._module, "other_engines", fails, raising=False)
+    monkeypatch.setattr(select.named("toy")._module, "other_engines", fails, raising=False)  # pyright: ignore[reportAttributeAccessIssue]
     with tuning():
         assert contest.hold(SPEC, CPU) is not None
     assert "toy: other_engines failed: boom" in capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_a_peer_that_fails_between_its_turns_is_a_reason():
     class Late(Raising):
         name = "late"
 
-        def program(self, cell, direction, arrays):
+        def program(self, cell, direction, arrays):  # pyright: ignore[reportIncompatibleMethodOverride]
             return Failing()
 
     found = measure.measure(TINY, "forward", [ours(), Late()], Arrays(TINY), QUICK)

@@ -365,7 +365,7 @@ def test_plots_of_no_report(tmp_path):
 def test_without_matplotlib_nothing_runs(verify, monkeypatch):
     pytest.importorskip("markdown_it")
     monkeypatch.delitem(sys.modules, "attn_dispatch_tools.verify.plots", raising=False)
-    monkeypatch.delattr(attn_dispatch_tools.verify, "plots", raising=False)
+    monkeypatch.delattr(attn_dispatch_tools.verify, "plots", raising=False)  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, printed, *_ = verify("--cases", NAMES[0], "--html")
     assert "pip install matplotlib, or the extra [bench]" in str(status) and not printed
