@@ -108,7 +108,7 @@ FOUND: tuple[Case, ...] = (
         lse_grad=True,
         magnitude=0.01,
     ),
-    # AITER's mask for XLA's backward pass is read by a call beside it, which is padded to 256 as well
+    # AITER's mask for XLA's backward pass is read by a call beside it, which is padded to 256 too
     # and got the arrays of both.
     _found("dropout_mask_wide_heads", h=136, v=48, dropout=0.5, alibi=1),
     # What a row bias of -inf hides is not what a mask drops.
