@@ -18,8 +18,6 @@ from attn_dispatch.call.static_arguments import Window, check_positive_int
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
 from attn_dispatch.public_call import normal_form, run
 
-_READ_BY_MODS = ("score_mod_args", "mask_mod_args")
-
 
 @hints_at_foreign_names
 def dot_product_attention(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.layouts import rows_first
 from attn_dispatch.call.normal_form import Call, normalise
-from attn_dispatch.core import select, told
+from attn_dispatch.core import call_warnings, select
 from attn_dispatch.core.primitive import attention
 from attn_dispatch.semantics.array_scale import with_number_as_scale
 
@@ -26,7 +26,7 @@ def normal_form(arguments: Arguments) -> Call:
 
 def run(call: Call, arguments: Arguments) -> Any:
     """What the public call returns: the output, and the rows that the arguments ask for."""
-    told.called_here(call.options)
+    call_warnings.note_line(call.options)
     out, *rows = attention(call.options, call.operands)
     is_swapped = call.options.meaning.heads_first_q
     results = [jnp.swapaxes(out, -3, -2) if is_swapped else out]

@@ -99,9 +99,9 @@ class Promises:
     pages of its own, which kernels may read."""
     is_checked: bool = False
     """Lengths and page tables are right: no row is wrong for what they say."""
-    ignores_dead_rows: bool = False
-    """Forward: out of rows that attend nothing may be anything, NaN too; their lse is -inf. Of use
-    to implementations that clear rows after a kernel."""
+    ignores_padding_rows: bool = False
+    """Forward: out of padding rows may be anything, also NaN; their lse is -inf. So implementations
+    need not clear these rows after a kernel."""
 
 
 @dataclass(frozen=True)
