@@ -1,4 +1,4 @@
-"""What all public calls do: bring their arguments into normal form, and compute the call."""
+"""The steps of all public calls: bring the arguments into normal form, and compute the call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attn_dispatch.semantics.array_scale import with_number_as_scale
 
 
 def normal_form(arguments: Arguments) -> Call:
-    """The call that these arguments make, checked.
+    """The checked call with these arguments.
 
     Raises:
       ValueError: with expected and got.
@@ -25,13 +25,13 @@ def normal_form(arguments: Arguments) -> Call:
 
 
 def run(call: Call, arguments: Arguments) -> Any:
-    """What the public call returns: the output, and the rows that the arguments ask for."""
+    """The results of the public call: the output, then lse and maxima, if they are wanted."""
     call_warnings.note_line(call.options)
     out, *rows = attention(call.options, call.operands)
     is_swapped = call.options.meaning.heads_first_q
     results = [jnp.swapaxes(out, -3, -2) if is_swapped else out]
     if rows:
-        # Inside lse and the maxima are [B, N, T]; outside they have the layout of query.
+        # lse and the maxima are [B, N, T] inside; the caller gets them in the layout of query.
         lse, *row_max = rows if is_swapped else (jnp.swapaxes(x, -1, -2) for x in rows)
         if arguments.return_residual:
             results.append(jax.lax.stop_gradient(lse).astype(out.dtype))

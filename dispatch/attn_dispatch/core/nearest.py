@@ -52,8 +52,8 @@ def reasons_to_read(
 def _too_large(
     spec: AttentionSpec, left: tuple[Reason, ...], reasons_against: Reasons
 ) -> Iterator[tuple[str, Shape]]:
-    """The rules that a rewrite would remove if its array over pairs were smaller, each with the shape
-    of that array."""
+    """The rules that a rewrite would remove if its array over pairs were smaller, each with the
+    shape of that array."""
     for rewrite in reversed(REWRITES):
         if (shape := rewrite.too_large(spec)) is not None:
             gone = rules_of(left) - rules_of(reasons_against(rewrite.inner(spec)))
