@@ -17,7 +17,7 @@ from attn_dispatch import aiter, cudnn, explain, fa4, flash, xla
 from attn_dispatch.aiter import call_rules as aiter_call_rules
 from attn_dispatch.aiter import rules as aiter_rules
 from attn_dispatch.call.options import backward_options
-from attn_dispatch.core import consider, nearest, select
+from attn_dispatch.core import eligibility, nearest, select
 from attn_dispatch.core.rewrites import rewritten
 from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
 from attn_dispatch.core.rewrites.dense import MASK_AS_BIAS, SLOPES_AS_BIAS
@@ -183,7 +183,7 @@ def test_a_rewrite_that_changes_a_number_is_not_taken():
     """Padding a head dim of 200 to 256 leaves a value dim of 512 what it is."""
     case = Case("wide", h=200, v=512, dtype="bfloat16", inference=True)
     spec = spec_of(case.forward_options(), case.avals())
-    reasons, chain = consider.consider(aiter, spec, GFX942)
+    reasons, chain = eligibility.reasons_and_chain(aiter, spec, GFX942)
     assert reasons == () and len(chain.steps) == 1 and "columns" in chain.names[0]
 
 

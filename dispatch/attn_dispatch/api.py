@@ -1,4 +1,4 @@
-"""The public calls: arguments in, normal form out; see primitive.py for what happens then."""
+"""The public calls: their signatures and documentation. core/primitive.py computes a call."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from attn_dispatch.call.options import CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
 from attn_dispatch.public_call import normal_form, run
-
-_READ_BY_MODS = ("score_mod_args", "mask_mod_args")
 
 
 @hints_at_foreign_names
@@ -86,7 +84,7 @@ def dot_product_attention(
         Differentiable.
       mask: bool, True = attend; shapes as for bias. A dense mask is read in full: prefer lengths,
         windows and segment ids, which let kernels skip work.
-      scale: what scores are multiplied by; 1/sqrt(H) if None (arXiv:1706.03762). Either a number,
+      scale: the factor of the scores; 1/sqrt(H) if None (arXiv:1706.03762). Either a number,
         which may be 0 or negative, and otherwise must be a normal float32 (float64 for float64
         inputs). Or a floating array, [] or, one for each head, [N]: it may be traced and is
         differentiable, but is multiplied into query beforehand, which rounds
@@ -315,7 +313,7 @@ def ragged_dot_product_attention(
 
 
 def ragged_call(arguments: Arguments) -> Call:
-    """The call that the arguments of `ragged_dot_product_attention` make, checked.
+    """The checked call with the arguments of `ragged_dot_product_attention`.
 
     Raises:
       ValueError: with expected and got.

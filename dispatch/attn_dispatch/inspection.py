@@ -1,4 +1,4 @@
-"""What there is to know of a public call without computing it: who runs it, its spec, its mask."""
+"""Inspection of public calls: which implementation runs them, their specs, and dropout masks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from attn_dispatch.public_call import normal_form
 
 
 def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
-    """The dropout mask of a call: what the implementation that runs it draws.
+    """The dropout mask of a call, from the implementation that runs it.
 
     For tests, and for computing the same attention elsewhere. The mask is as large as the scores.
 
@@ -105,7 +105,7 @@ def spec_of(**kwargs: Any) -> AttentionSpec:
 
 
 def specs_of(**kwargs: Any) -> tuple[AttentionSpec, ...]:
-    """The specs of all that computes the call, most often of one; that of `spec_of` last.
+    """The specs of the calls that compute the public call, usually one; that of `spec_of` is last.
 
     Raises:
       TypeError, ValueError: the call is wrong.
@@ -115,15 +115,15 @@ def specs_of(**kwargs: Any) -> tuple[AttentionSpec, ...]:
 
 @dataclass(frozen=True)
 class _PublicCall:
-    """One of the public calls, as a user made it."""
+    """A public call with the user's arguments."""
 
     arguments: Arguments
     calls_of: Callable[[Arguments], tuple[Call, ...]]
-    """The calls that compute it, most often one; that of most queries last."""
+    """Returns the calls that compute it, usually one; the one with the longest queries is last."""
 
 
 def _public_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _PublicCall:
-    """The public call that a user's arguments are of, by their names."""
+    """The public call that has these arguments, which their names decide."""
     function: Callable[..., Any] = dot_product_attention
     if "key_pages" in kwargs or "page_table" in kwargs:
         function, kwargs = paged_attention, {"value_pages": None} | kwargs
@@ -155,7 +155,7 @@ def _specs(call: _PublicCall) -> tuple[AttentionSpec, ...]:
 
 
 def _known_mask_mod(arguments: Arguments) -> Mod | None:
-    """The call's mask_mod, if what it reads has values."""
+    """The call's mask_mod, if the arrays that it reads have known values."""
     function, read = arguments.mask_mod, arguments.mask_mod_args
     if function is None or holds_structs(read):
         return None

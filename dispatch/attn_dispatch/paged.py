@@ -1,4 +1,4 @@
-"""`paged_attention`: attention to a cache in pages, and what its arguments say as a call."""
+"""`paged_attention`: attention to a cache in pages, and the calls that compute it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from attn_dispatch.call.arguments import Arguments, with_same_lengths
 from attn_dispatch.call.foreign_names import hints_at_foreign_names
-from attn_dispatch.call.layouts import KvLayout, pages_apart
+from attn_dispatch.call.layouts import KvLayout, separate_pages
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.paged_arguments import check_ragged, with_cut_table
@@ -79,8 +79,8 @@ def paged_attention(
         has the queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] - 1. So one call can hold sequences
         that decode, with one query each, and chunks of prompts.
       max_seqlen_q: static, with cu_seqlens_q: an upper bound on the number of queries of a
-        sequence; by default the number of tokens. It matters up to 16, which is the most that
-        kernels for decoding take, and with a score_mod, where queries are padded to it.
+        sequence; by default the number of tokens. It matters up to 16, the largest number for which
+        kernels for decoding run, and with a score_mod, where queries are padded to it.
       max_seqlen_kv: static: an upper bound on the number of keys of a sequence; by default
         M · page. The table is cut to the pages that so many keys need, and kernels plan for them.
       is_causal: True: each query attends to keys up to its own. False: all queries of a sequence
@@ -143,11 +143,11 @@ def paged_attention(
 
 
 Packed = Callable[[Sequence[jax.Array], float], jax.Array]
-"""One result of each of the calls, and what stands where no sequence is, as what is returned."""
+"""Packs one result of each call into one array, with a value for rows outside all sequences."""
 
 
 def paged_calls(arguments: Arguments) -> tuple[tuple[Call, ...], Packed]:
-    """The calls that compute it, that of most queries last, and how their results are combined.
+    """The calls that compute `paged_attention`, the longest last, and how to combine results.
 
     Raises:
       ValueError: with expected and got.
@@ -155,7 +155,7 @@ def paged_calls(arguments: Arguments) -> tuple[tuple[Call, ...], Packed]:
     for name in ("page_table", "key_value_seq_lengths"):
         if name not in arguments.arrays:
             raise ValueError(f"{name}: expected an array of integers, got None")
-    arguments = with_cut_table(pages_apart(arguments))
+    arguments = with_cut_table(separate_pages(arguments))
     arguments = replace(arguments, causal_alignment="bottom_right")
     if arguments.cu_seqlens_q is None:
         if arguments.max_seqlen_q is not None:

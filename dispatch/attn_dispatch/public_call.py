@@ -1,4 +1,4 @@
-"""What all public calls do: bring their arguments into normal form, and compute the call."""
+"""The steps of all public calls: bring the arguments into normal form, and compute the call."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from attn_dispatch.call.arguments import Arguments
 from attn_dispatch.call.layouts import rows_first
 from attn_dispatch.call.normal_form import Call, normalise
-from attn_dispatch.core import select, told
+from attn_dispatch.core import call_warnings, select
 from attn_dispatch.core.primitive import attention
 from attn_dispatch.semantics.array_scale import with_number_as_scale
 
 
 def normal_form(arguments: Arguments) -> Call:
-    """The call that these arguments make, checked.
+    """The checked call with these arguments.
 
     Raises:
       ValueError: with expected and got.
@@ -25,13 +25,13 @@ def normal_form(arguments: Arguments) -> Call:
 
 
 def run(call: Call, arguments: Arguments) -> Any:
-    """What the public call returns: the output, and the rows that the arguments ask for."""
-    told.called_here(call.options)
+    """The results of the public call: the output, then lse and maxima, if they are wanted."""
+    call_warnings.note_line(call.options)
     out, *rows = attention(call.options, call.operands)
     is_swapped = call.options.meaning.heads_first_q
     results = [jnp.swapaxes(out, -3, -2) if is_swapped else out]
     if rows:
-        # Inside lse and the maxima are [B, N, T]; outside they have the layout of query.
+        # lse and the maxima are [B, N, T] inside; the caller gets them in the layout of query.
         lse, *row_max = rows if is_swapped else (jnp.swapaxes(x, -1, -2) for x in rows)
         if arguments.return_residual:
             results.append(jax.lax.stop_gradient(lse).astype(out.dtype))

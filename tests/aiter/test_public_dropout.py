@@ -68,7 +68,7 @@ def test_xla_goes_back_under_the_mask_of_aiters_forward_pass(emulator, s):
 
 def test_a_dropped_call_is_not_begun_if_its_mask_is_too_large_to_tell(emulator, monkeypatch):
     """XLA would not draw the mask of AITER's forward pass again."""
-    monkeypatch.setattr(rewrite, "MOST_PAIRS", 2 * 4 * 24 * 40 - 1)
+    monkeypatch.setattr(rewrite, "MAX_PAIR_ENTRIES", 2 * 4 * 24 * 40 - 1)
     with attn_dispatch.fallback("silent"):
         got = value_and_gradients(*arrays(), **CAPPED)
         assert (emulator.calls("forward"), emulator.calls("backward")) == (0, 0)

@@ -23,7 +23,7 @@ def array(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 _SIZES = "expected a size from 1.18e-38 to 3.4e+38, the normal numbers of float32, got "
 
-_BOOL = "; of 0 and 1 pass mask != 0, and what is added to scores as bias"
+_BOOL = "; for 0 and 1 pass mask != 0, and for numbers that are added to scores pass bias"
 
 _WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     # query, key, value

@@ -120,11 +120,11 @@ def test_window_with_minus_1_for_an_open_side(window: Any):
 
 def test_arrays_with_heads_before_length():
     x = np.zeros((2, 2, 160, 8), np.float32)
-    warning("arrays are [batch, length, heads, dim]; of [batch, heads, length, dim] say "
+    warning("arrays are [batch, length, heads, dim]; for [batch, heads, length, dim] pass "
             'qkv_layout="BNTH"', x, x, x)  # fmt: skip
     no_warning(x, x, x, qkv_layout="BNTH")
     swapped = np.swapaxes(x, 1, 2)
-    warning("arrays are [batch, heads, length, dim]; of [batch, length, heads, dim] leave out "
+    warning("arrays are [batch, heads, length, dim]; for [batch, length, heads, dim] leave out "
             "qkv_layout", swapped, swapped, swapped, qkv_layout="BNTH")  # fmt: skip
     error("(arrays are [batch, length, heads, dim])", np.zeros((2, 4, 9, 8), np.float32), X, X)
     one = np.zeros((2, 1, 128, 8), np.float32)  # a step of decoding, of many heads
@@ -138,7 +138,7 @@ def test_a_mask_of_batch_queries_and_keys():
               x, x, x, **{name: np.ones((3, 4, 4), dtype)})  # fmt: skip
     mask = np.ones((2, 4, 4), bool)
     warning("mask: [2, 4, 4] is taken for [heads, queries, keys], and the batch is 2 too. If it is "
-            "[batch, queries, keys] pass mask[:, None]; else mask[None] says that it is not",
+            "[batch, queries, keys] pass mask[:, None]; else pass mask[None]",
             mask=mask)  # fmt: skip
     no_warning(mask=mask[:, None])
     no_warning(mask=mask[None])
@@ -156,7 +156,7 @@ def test_a_mask_of_batch_and_keys():
     x = np.zeros((4, 4, 2, 8), np.float32)
     mask = np.ones((4, 4), bool)
     warning("mask: [4, 4] is taken for [queries, keys], and the batch is 4 too. If it is [batch, "
-            "keys] pass mask[:, None, None, :]; else mask[None, None] says that it is not",
+            "keys] pass mask[:, None, None, :]; else pass mask[None, None]",
             x, x, x, mask=mask)  # fmt: skip
     no_warning(x, x, x, mask=mask[None, None])
     no_warning(x, x, x, mask=mask[:, None, None, :])
@@ -244,6 +244,6 @@ def test_soft_cap_with_a_bias():
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_a_mask_of_0_and_1(dtype: Any):
-    error(f"mask: expected dtype bool (True = attend), got {np.dtype(dtype).name}; of 0 and 1 "
-          "pass mask != 0, and what is added to scores as bias",
+    error(f"mask: expected dtype bool (True = attend), got {np.dtype(dtype).name}; for 0 and 1 "
+          "pass mask != 0, and for numbers that are added to scores pass bias",
           mask=np.ones((4, 4), dtype))  # fmt: skip

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attn_dispatch.call.arguments import Arguments
-from attn_dispatch.call.layouts import pages_apart, rows_first
+from attn_dispatch.call.layouts import rows_first, separate_pages
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call, normalise
 from attn_dispatch.call.paged_arguments import with_cut_table
@@ -66,7 +66,7 @@ def test_a_scale_that_is_an_array_goes_into_the_query():
 
 
 def test_a_page_table():
-    steps = with_cut_table(pages_apart(PAGED))
+    steps = with_cut_table(separate_pages(PAGED))
     assert jnp.shape(steps.page_table) == (2, 4) and steps.max_seqlen_kv is None
     call = normalise(steps, ("xla",))
     operands = dict(zip(call.options.operands, call.operands, strict=True))

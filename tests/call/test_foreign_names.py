@@ -134,7 +134,7 @@ def test_the_signatures_are_what_is_written():
 
 def test_heads_and_length_swapped():
     q, kv = np.zeros((2, 8, 100, 16), np.float32), np.zeros((2, 8, 30, 16), np.float32)
-    hint = '; these look swapped: of [batch, heads, length, dim] say qkv_layout="BNTH"'
+    hint = '; these look swapped: for [batch, heads, length, dim] pass qkv_layout="BNTH"'
     for kv_heads in (8, 4, 1):
         with pytest.raises(ValueError, match=re.escape(hint)):
             dot_product_attention(q, kv[:, :kv_heads], kv[:, :kv_heads])
@@ -145,7 +145,7 @@ def test_heads_and_length_swapped():
         with pytest.raises(ValueError, match=re.escape(hint)):
             dot_product_attention(q, q, q, **{name: x})
     dot_product_attention(q, kv, kv, qkv_layout="BNTH")
-    with pytest.raises(ValueError, match=r"of .batch, length, heads, dim. leave out qkv_layout"):
+    with pytest.raises(ValueError, match=r"for .batch, length, heads, dim. leave out qkv_layout"):
         dot_product_attention(*(x.swapaxes(1, 2) for x in (q, kv, kv)), qkv_layout="BNTH")
     with pytest.raises(ValueError) as raised:  # fits neither
         dot_product_attention(q, q, q, mask=np.ones((2, 8, 7, 100), bool))
@@ -186,7 +186,7 @@ TRI = np.tri(160, dtype=bool)
 )  # fmt: skip
 def test_masks_that_are_less(mask: Any, instead: str):
     (message,) = said(lambda: [dot_product_attention(LONG, LONG, LONG, mask=mask) for _ in "ab"])
-    assert f"says no more than {instead}" in message
+    assert f"only expresses {instead}" in message
     # As a constant of a program it is known as well; what a program is given is not looked at.
     given = np.asarray(mask)
     assert said(lambda: jax.jit(lambda: dot_product_attention(LONG, LONG, LONG, mask=given))())

@@ -149,7 +149,7 @@ _CHANGES = (
     {"mask_mod": MOD},
     {"implementation": ("xla",)}, {"needs_lse": True}, {"max_seq_lens": (3, 5)},
     {"same_lengths": True}, {"whole_pages": True}, {"value_page": 1},
-    {"is_checked": True}, {"ignores_dead_rows": True},
+    {"is_checked": True}, {"ignores_padding_rows": True},
     {"heads_first_q": True}, {"heads_first_kv": True},
     {"max_segments": 4}, {"needs_max": True}, {"needs_keep": True}, {"partner": OPTIONS},
     {"derivative": "forward-mode derivative"},

@@ -16,7 +16,7 @@ import pytest
 from attn_dispatch import dot_product_attention, explain, fallback, scratch_limit, settings, target
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import scratch
-from attn_dispatch.core.consider import consider, mask_of
+from attn_dispatch.core.eligibility import mask_chain, reasons_and_chain
 from attn_dispatch.core.rewrites.in_parts import in_parts_of, length_of
 from attn_dispatch.core.rewrites.rewrite import Calls, Rewrite
 from attn_dispatch.core.select import named
@@ -226,8 +226,8 @@ def test_both_directions_with_dropout_have_the_same_parts():
             scratch_limit(limit),
             settings.restored(replace(settings.current(), fallback="silent")),
         ):
-            chains = [consider(cudnn, spec, device)[1] for spec in calls]
-            drawn = mask_of(cudnn, forward, device)
+            chains = [reasons_and_chain(cudnn, spec, device)[1] for spec in calls]
+            drawn = mask_chain(cudnn, forward, device)
             if drawn is not None:
                 chains.append(drawn)
         parts = {tuple(x for x, _ in c.steps if x.parts) for c in chains}

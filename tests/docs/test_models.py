@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from attn_dispatch.core.consider import consider
+from attn_dispatch.core.eligibility import reasons_and_chain
 from attn_dispatch.core.rewrites import REWRITES, Rewrite
 from attn_dispatch.core.select import named
 from attn_dispatch.devices.target import parse
@@ -72,6 +72,6 @@ def test_a_call_or_a_named_case_takes_each_rewrite(rewrite: Rewrite):
         rewrite in (x for x, _ in chain.steps)
         for implementation, target in WAYS
         for spec in calls_of(case)
-        for reasons, chain in [consider(named(implementation), spec, parse(target))]
+        for reasons, chain in [reasons_and_chain(named(implementation), spec, parse(target))]
         if not reasons
     )

@@ -177,7 +177,7 @@ def _without_work() -> Iterator[None]:
             (verify_command, "run", started),
             (bench_command, "present", started),
             (tune_command, "_tune_script", started),
-            (tune_command.contest, "hold", lambda *_: None),
+            (tune_command.contest, "tune", lambda *_: None),
             (build_command, "build", not_built),
             (plan_store, "plan", lambda *_: ("an engine", 0)),
         ):

@@ -141,7 +141,7 @@ def test_only_the_choice_names_the_implementations():
         if room_of(path) not in _OF_ANY_VENDOR:
             continue
         rooms = {room for room, _ in imported(ast.parse(path.read_text()))}
-        if path.name not in ("consider.py", "select.py"):
+        if path.name not in ("eligibility.py", "select.py"):
             assert rooms.isdisjoint(("cudnn", "flash", "fa4", "aiter", "xla")), path.name
 
 

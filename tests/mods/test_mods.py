@@ -13,7 +13,7 @@ import pytest
 
 from attn_dispatch import dot_product_attention, explain, mods, ragged_dot_product_attention
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.apart import READ_GRADIENTS_APART
+from attn_dispatch.core.rewrites.results_by_xla import READ_GRADIENTS_BY_XLA
 from attn_dispatch.core.rewrites.rewrite import Calls
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.xla import blocks
@@ -378,11 +378,11 @@ def test_gradients_of_arrays_come_from_xla_beside_a_kernel(gradients: tuple[str,
         return lambda spec, operands: {x: who for x in spec.wanted.gradients}
 
     calls: Any = Calls(by("kernel"), by("xla"), by("kernel"))
-    found: Any = READ_GRADIENTS_APART.compute(spec, READ_GRADIENTS_APART.inner(spec), {}, calls)
+    found: Any = READ_GRADIENTS_BY_XLA.compute(spec, READ_GRADIENTS_BY_XLA.inner(spec), {}, calls)
     assert found["score_mod_0"] == "xla"
     assert "query" not in gradients or found["query"] == "kernel"
     dropping = spec_with(spec, dropout_rate=0.5)
-    assert READ_GRADIENTS_APART.applied(dropping) is None
+    assert READ_GRADIENTS_BY_XLA.applied(dropping) is None
 
 
 def test_sums_in_any_order_are_refused_where_they_must_not_be(monkeypatch: pytest.MonkeyPatch):

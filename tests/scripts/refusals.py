@@ -102,7 +102,9 @@ def count(cases: list[Case], device: Device) -> Count:
     (implementation,) = (x for x in select.IMPLEMENTATIONS if x.PLATFORM == device.platform)
     result = Count()
     for case in cases:
-        considered = [select.consider(implementation, spec, device) for spec in variants_of(case)]
+        considered = [
+            select.reasons_and_chain(implementation, spec, device) for spec in variants_of(case)
+        ]
         against = [bool(reasons) for reasons, _ in considered]
         why = {_general(reason) for _, chain in considered for reason in chain.reasons}
         result.calls += 1

@@ -1,4 +1,4 @@
-"""The arguments of a public call, from the call on: each step takes and returns `Arguments`."""
+"""The arguments of a public call; each step up to the normal form takes and returns them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _READ_BY_MODS = ("score_mod_args", "mask_mod_args")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arguments:
-    """Every argument that a public call has, as given there or as a step has made it.
+    """All arguments of a public call, as given or as a step has changed them.
 
-    A public call leaves the arguments that it does not have at these defaults. The docstrings of
+    Arguments that a public call does not have keep these defaults. The docstrings of
     `dot_product_attention`, `ragged_dot_product_attention` and `paged_attention` describe them.
     """
 
@@ -70,7 +70,7 @@ class Arguments:
     return_lse: bool = False
     return_max_logits: bool = False
 
-    # What no caller gives, and steps find out; as in `Meaning` and `Wanted`.
+    # Found by the steps, not given by a caller; see `Meaning` and `Wanted`.
     same_lengths: bool = False
     heads_first_q: bool = False
     heads_first_kv: bool = False
@@ -85,7 +85,7 @@ class Arguments:
 
     @property
     def traceable(self) -> dict[str, Any]:
-        """What `jax.eval_shape` can trace, by name: arrays, what mods read, and structs."""
+        """The arguments that `jax.eval_shape` can trace, by name: arrays, mods' arrays, structs."""
         read = {name: getattr(self, name) for name in _READ_BY_MODS}
         given = {x.name: getattr(self, x.name) for x in fields(self)}
         structs = {name: x for name, x in given.items() if holds_structs(x)}
@@ -93,12 +93,12 @@ class Arguments:
 
 
 def holds_structs(argument: Any) -> bool:
-    """Whether a `jax.ShapeDtypeStruct` stands for an array in it."""
+    """Whether it contains a `jax.ShapeDtypeStruct` in place of an array."""
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(argument))
 
 
 def with_same_lengths(arguments: Arguments) -> Arguments:
-    """The arguments, with whether every sequence has as many keys as queries.
+    """The arguments with `same_lengths`: whether every sequence has as many keys as queries.
 
     They do if one array was given for the lengths, ids or cu_seqlens of both sides, or segment ids
     for one side alone. A public call decides this first, on the caller's own objects: no step

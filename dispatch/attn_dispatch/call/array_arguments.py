@@ -1,6 +1,6 @@
-"""The arrays of a call beside query, key and value: checked, and in the shapes of spec.py.
+"""The checks of arrays other than query, key and value, which get the shapes of spec.py.
 
-They have the leading dims of query, or 1 along a dim that they are shared along (leading.py).
+They have the leading dims of query, with size 1 where they are shared along a dim (leading.py).
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from attn_dispatch.call.shapes import CallShape, swapped
+from attn_dispatch.call.shapes import CallShape, hint_if_swapped
 from attn_dispatch.call.values import as_int32
 
 
 def operand(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
-    """The array that was given as the argument of this name, as an operand.
+    """The operand from the array that was given as the argument of this name.
 
     Raises:
       ValueError: with expected and got, if it does not fit the call.
@@ -36,8 +36,8 @@ def _score_shaped(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     if name == "mask" and x.dtype != jnp.bool_:
         raise ValueError(
-            f"mask: expected dtype bool (True = attend), got {x.dtype.name}; of 0 and 1 pass "
-            "mask != 0, and what is added to scores as bias"
+            f"mask: expected dtype bool (True = attend), got {x.dtype.name}; for 0 and 1 "
+            "pass mask != 0, and for numbers that are added to scores pass bias"
         )
     if name == "bias" and not floating:
         raise ValueError(f"bias: expected a floating dtype, got {x.dtype.name}")
@@ -50,7 +50,7 @@ def _score_shaped(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
         raise ValueError(
             f"{name}: expected a shape that broadcasts to [batch, heads, queries, keys] "
             f"{list(full)}, got {list(x.shape)}"
-            + (_of_batch_and_keys(name, x, full) or swapped(shape, x.shape))
+            + (_of_batch_and_keys(name, x, full) or hint_if_swapped(shape, x.shape))
         )
     x = x.reshape((1,) * (rank - x.ndim) + x.shape)
     return x if shape.leading else x[0]
@@ -82,7 +82,7 @@ def _segment_ids(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
     if x.shape != (*shape.leading, length):
         raise ValueError(f"{name}: expected shape {[*shape.leading, length]}, got {list(x.shape)}")
     ids, most = as_int32(x), jnp.iinfo(jnp.int32).max
-    # One that int32 does not hold is wrong, not the largest that it does.
+    # An id that int32 cannot hold becomes an invalid one, not the largest int32.
     return jnp.where(x > most, -1, ids) if jnp.iinfo(x.dtype).max > most else ids
 
 
@@ -117,7 +117,7 @@ def _per_head(name: str, x: jax.Array, shape: CallShape) -> jax.Array:
 
 
 def key_data(key: jax.Array) -> tuple[jax.Array, str]:
-    """Key data [words] uint32, and the name of the PRNG it belongs to."""
+    """The words of the key, [words] uint32, and the name of its PRNG."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         impl, data = str(jax.random.key_impl(key)), jax.random.key_data(key)
     elif key.dtype == jnp.uint32 and key.ndim == 1:

@@ -1,4 +1,4 @@
-"""Dense masks that say no more than causality or lengths do: said once, with what to write."""
+"""The warning of dense masks that only express causality or lengths, with what to write instead."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from contextvars import ContextVar
 import numpy as np
 
 from attn_dispatch.call.arguments import Arguments
-from attn_dispatch.call.conventions import say
+from attn_dispatch.call.conventions import warn
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.shapes import CallShape
 from attn_dispatch.call.values import known_values
 
-_LEAST_PAIRS = 2**14
-"""A mask of fewer pairs costs next to nothing."""
-_MOST = 2**20
-"""Larger masks are not looked at: it would take longer than a tenth of a millisecond."""
+_MIN_PAIRS = 2**14
+"""A mask with fewer pairs costs next to nothing."""
+_MAX_ENTRIES = 2**20
+"""Larger masks are not examined: it would take more than 0.1 ms."""
 _OTHER_COUNTS = ("query_segment_ids", "key_value_segment_ids", "cu_seqlens_q", "page_table")
 
-_are_told = ContextVar("dense masks are told of", default=True)
+_warns_of_dense_masks = ContextVar("warns of dense masks", default=True)
 
 
 @contextmanager
-def untold() -> Generator[None]:
-    """Nothing is said of the masks of calls inside, which a layer has made and not its caller."""
-    before = _are_told.set(False)
+def without_dense_mask_warnings() -> Generator[None]:
+    """No warning of the masks of calls inside, which a layer made and not its caller."""
+    before = _warns_of_dense_masks.set(False)
     try:
         yield
     finally:
-        _are_told.reset(before)
+        _warns_of_dense_masks.reset(before)
 
 
 def warn_of_dense_mask(arguments: Arguments, shape: CallShape, options: AttentionOptions) -> None:
     """Warn of a mask, where its values are known, for which the call has cheaper arguments.
 
     Args:
-      arguments: those of the call, arrays as the caller gave them.
-      shape: of query and key.
-      options: those of the call.
+      arguments: the arguments of the call, with arrays as the caller gave them.
+      shape: the shapes of query and key.
+      options: the options of the call.
     """
     given = arguments.mask
-    if given is None or not _are_told.get():
+    if given is None or not _warns_of_dense_masks.get():
         return
     if not arguments.arrays.keys().isdisjoint(_OTHER_COUNTS):
         return
     sizes = (shape.seq_len_q, shape.seq_len_kv)
-    if not all(isinstance(x, int) for x in sizes) or sizes[0] * sizes[1] < _LEAST_PAIRS:
+    if not all(isinstance(x, int) for x in sizes) or sizes[0] * sizes[1] < _MIN_PAIRS:
         return
-    if np.size(given) > _MOST or (mask := known_values(given)) is None:
+    if np.size(given) > _MAX_ENTRIES or (mask := known_values(given)) is None:
         return
     instead = _as_causal(mask, arguments, shape, options) or _as_lengths(mask, arguments, shape)
     if instead:
-        say(
-            f"mask: {list(mask.shape)} says no more than {instead}, by which kernels skip what is "
-            "hidden instead of reading a mask of it"
+        warn(
+            f"mask: {list(mask.shape)} only expresses {instead}, by which kernels skip hidden "
+            "keys without reading a mask"
         )
 
 
@@ -79,7 +79,7 @@ def _as_causal(
 
 
 def _is_diagonal(mask: np.ndarray, offset: int) -> bool:
-    """Whether of each mask [masks, T, S] query i attends to the keys up to i + offset."""
+    """Whether in each mask [masks, T, S] query i attends to exactly the keys up to i + offset."""
     first = mask[0, 0]
     if not first[: offset + 1].all() or first[offset + 1 :].any():
         return False
@@ -87,7 +87,7 @@ def _is_diagonal(mask: np.ndarray, offset: int) -> bool:
 
 
 def _as_lengths(mask: np.ndarray, arguments: Arguments, shape: CallShape) -> str | None:
-    """Whether it is alike for all heads and queries, and keys are hidden at the end alone."""
+    """The argument instead of a mask that hides only last keys, for all heads and queries alike."""
     if arguments.key_value_seq_lengths is not None or mask.ndim < 2:
         return None
     if mask.shape[-1] != shape.seq_len_kv or (mask.ndim > 2 and mask.shape[-3] != 1):

@@ -1,4 +1,4 @@
-"""Divisors of extents, which may be too large to try every number below them."""
+"""Divisors of extents, which may be too large to try every smaller number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def largest_divisor(number: int, most: int) -> int:
     """The largest divisor of a number that is at most `most`, or 1."""
     if number <= most:
         return number
-    # Of two divisors whose product is the number, one is at most its root.
+    # One of two divisors whose product is the number is at most its root.
     found, end = 1, min(most, isqrt(number)) + 1
     for start in range(1, end, _TRIED_AT_ONCE):
         tried = np.arange(start, min(start + _TRIED_AT_ONCE, end), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""What a call has beyond plain attention, by the names that an implementation says it knows.
+"""The features of calls beyond plain attention, by the names that implementations list as known.
 
-An implementation that has never heard of a feature refuses a call that has it: one that is added
-here later cannot pass it by.
+An implementation refuses calls with features that it does not list, so a feature that is added here
+later is never ignored.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _HAS: dict[str, Callable[[AttentionSpec], bool]] = {
 }
 
 FEATURES = tuple(_HAS)
-"""All of them. What every implementation knows: query, key and value of any lengths and heads, a
-scale, lse as a result."""
+"""All features. Every implementation knows, beside these, query, key and value of any lengths and
+heads, a scale, and lse as a result."""
 
 
 def features_of(spec: AttentionSpec) -> tuple[str, ...]:
-    """Those that a call has."""
+    """The features that a call has."""
     return tuple(name for name, has in _HAS.items() if has(spec))
 
 
@@ -65,7 +65,7 @@ def feature_rule(name: str, text: str, remedy: str = "") -> Rule[AttentionSpec]:
 
 
 def unknown_features(spec: AttentionSpec, known: Collection[str], whose: str) -> tuple[Reason, ...]:
-    """What speaks against a call that has features which an implementation does not know.
+    """The reasons against a call with features that an implementation does not know.
 
     Args:
       spec: the call.

@@ -1,4 +1,4 @@
-"""Arguments by the names that other libraries give them: an error that says the name here."""
+"""Arguments by the names of other libraries: the error gives the name in this one."""
 
 from __future__ import annotations
 
@@ -140,18 +140,18 @@ NAMES = {
     "module": f"{_WITHOUT}; attn_dispatch.integrations.flax has an attention_fn",
     "mask_fn": "is mask_mod(b, n, t, s), a function of scalars",
 }
-"""By the foreign name, what it is here."""
+"""By the foreign name, its counterpart here, as the end of a sentence."""
 
 
 _NAMED = frozenset(re.findall(r"^is (\w+)", "\n".join(NAMES.values()), re.M)) | {"kv_layout"}
-"""The arguments that hints are of."""
+"""The arguments that hints name."""
 
 _OF_A_CALL = re.compile(r" of (?:ragged_dot_product|paged)_attention$")
-"""What a hint of another call's argument ends with."""
+"""The end of a hint at an argument of another call."""
 
 
 def hints_at_foreign_names(call: Callable[P, R]) -> Callable[P, R]:
-    """The call, with a TypeError for a name that it has not which says what it is here."""
+    """The call, whose TypeError for an unknown argument name gives the name here."""
     own = inspect.signature(call).parameters.keys()
 
     @functools.wraps(call)
@@ -167,7 +167,7 @@ def check_names(call: Callable[..., Any], given: Mapping[str, object]) -> None:
     """Check the names of a call's arguments.
 
     Raises:
-      TypeError: the call has no such argument; says of each which it is here, if that is known.
+      TypeError: the call has no such arguments; the message has the name of each here, if known.
     """
     own = inspect.signature(call).parameters
     if foreign := [name for name in given if name not in own]:
@@ -187,10 +187,10 @@ def _hint(name: str, value: object, own: Collection[str], call: str) -> str:
     if not named.isdisjoint(own):
         found = _OF_A_CALL.sub("", found)
     elif named and found.startswith(_WITHOUT):
-        found = _WITHOUT  # what to do instead is not to be done in this call either
+        found = _WITHOUT  # this call does not have the alternative either
     elif named and found.startswith("is ") and not _OF_A_CALL.search(found):
         return f": {call} has no counterpart; in dot_product_attention it {found}"
-    if "causal_alignment" not in own:  # aligned at the end anyway
+    if "causal_alignment" not in own:  # this call is always aligned at the end
         found = found.replace(_AT_THE_END, "")
     if name.startswith("window") and _is_open(value):
         found += f"; {value} is none: leave it out"

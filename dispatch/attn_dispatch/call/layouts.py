@@ -1,7 +1,7 @@
-"""In which order the axes of arrays are given: brought to that of spec.py, and remembered.
+"""The order of the axes of the caller's arrays, which becomes the order of spec.py.
 
-What is swapped here is swapped back where a kernel reads it (cudnn/arrays.py), and XLA drops the
-two. So the order says how arrays lie in memory, and nothing is copied.
+Axes that are swapped here are swapped back where a kernel reads them (cudnn/arrays.py), and XLA
+drops both. So nothing is copied, and the options record the order in memory.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LEAST_DIMS = 3
 
 
 def rows_first(arguments: Arguments) -> Arguments:
-    """The arguments of a call with query, key and value as [..., length, heads, dim].
+    """The arguments with query, key and value as [..., length, heads, dim].
 
-    `qkv_layout` is replaced by what it means: heads_first_q and heads_first_kv.
+    heads_first_q and heads_first_kv replace `qkv_layout`.
 
     Raises:
       ValueError: there is no such layout.
@@ -51,7 +51,7 @@ def rows_first(arguments: Arguments) -> Arguments:
 
 
 def _hint(layout: str) -> str:
-    """What a layout by another library's name is here."""
+    """The name here of another library's layout, as the end of a message."""
     if layout.lower() in _FOREIGN:
         return f', which is "{_FOREIGN[layout.lower()]}" here'
     if "thd" in layout.lower().replace("3", "").replace("2", ""):
@@ -62,15 +62,15 @@ def _hint(layout: str) -> str:
     return ""
 
 
-def pages_apart(arguments: Arguments) -> Arguments:
-    """The arguments of a paged call with pages [P, page, K, ·] of keys and of values.
+def separate_pages(arguments: Arguments) -> Arguments:
+    """The arguments of a paged call with separate pages [P, page, K, ·] of keys and of values.
 
-    `kv_layout` is replaced by what it means, heads_first_kv. Of one pool [P, 2, ...] with both,
-    key_pages and value_pages are the same pages, 2 · P of them, in which each page of keys is
-    followed by that of its values: value_page is 1 then.
+    heads_first_kv replaces `kv_layout`. From one pool [P, 2, ...] of both, key_pages and
+    value_pages become the same 2 · P pages, in which the page of its values follows each page of
+    keys, and value_page becomes 1.
 
     Raises:
-      ValueError: there is no such layout, or the pool is another.
+      ValueError: there is no such layout, or the pool has another shape.
     """
     layout: KvLayout = check_choice("kv_layout", arguments.kv_layout, get_args(KvLayout))
     keys, values, value_page = arguments.key_pages, arguments.value_pages, 0
@@ -104,5 +104,5 @@ def _both_in_one(pool: ArrayLike, layout: KvLayout) -> jax.Array:
 
 
 def _swapped(x: Given, least: int) -> Given | jax.Array:
-    """x with length and heads swapped; what has too few dims is wrong, and said to be elsewhere."""
+    """x with length and heads swapped; unchanged if it has too few dims, which is refused later."""
     return x if x is None or jnp.ndim(x) < least else jnp.swapaxes(jnp.asarray(x), -3, -2)

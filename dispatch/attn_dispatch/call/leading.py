@@ -1,8 +1,8 @@
 """The leading dims of a call's arrays: any number of them in the primitives, one in the spec.
 
-All operands of a primitive have the same number of leading dims, those of query, or 1 where an
-operand is shared along a dim. So vmap puts one more in front, and XLA sees each dim that may be
-sharded. What one device computes is folded: the dims become one batch axis.
+All operands of a primitive have as many leading dims as query, of the same sizes, or of size 1
+where an operand is shared along a dim. So vmap adds one in front, and XLA sees each dim that may be
+sharded. The part that one device computes is folded: the dims become one batch axis.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from attn_dispatch.call.spec import ArrayType, AttentionSpec, Operand
 _PAGES = ("key_pages", "value_pages")
 
 SHAREABLE = ("bias", "mask", "window", "alibi_slopes", "sinks", *_PAGES)
-"""Operands that may be shared along any of the dims. A dropout key may be along the last ones: it
-counts the rows that share it. So does mods_start, and what the mods read may be shared further."""
+"""Operands that may be shared along any of the dims. dropout_key and mods_start count the rows that
+share them, so they may be shared along the last dims, and the arrays of mods along further ones."""
 
 
 Bind = Callable[[AttentionOptions], Callable[..., list[jax.Array]]]
-"""The function of operands with one batch axis that one device computes, for these options."""
+"""For options, the function that one device computes, of operands with one batch axis."""
 
 
 @dataclass(frozen=True)
 class LeadingCall:
-    """A call as the primitives take it, shapes and options; hashable."""
+    """The options and operands of a call of the primitives; hashable."""
 
     options: AttentionOptions
     operands: tuple[Operand, ...]
@@ -47,12 +47,12 @@ class LeadingCall:
         return {operand.name: operand.shape for operand in self.operands}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an operand the call has."""
+        """The shape of an operand of the call."""
         return self._shapes[name]
 
     @cached_property
     def dims(self) -> tuple[int, ...]:
-        """The leading dims: those of query."""
+        """The leading dims of query."""
         return self.shape("query")[:-3]
 
     @cached_property
@@ -65,7 +65,7 @@ class LeadingCall:
 
     @cached_property
     def _is_folded(self) -> bool:
-        """Whether it has one batch axis already. Pools of pages may be repeated even then."""
+        """Whether there already is one batch axis, and no pages, which may be repeated anyway."""
         return len(self.dims) == 1 and not set(_PAGES) & self._shapes.keys()
 
     def leading(self, name: str) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class LeadingCall:
         return {name: self._folded(name, x) for name, x in operands.items()}
 
     def unfold(self, results: Sequence[jax.Array]) -> list[jax.Array]:
-        """The results of the folded call with the leading dims; of gradients, the operand's."""
+        """The folded call's results with the leading dims of query, or of a gradient's operand."""
         if self._is_folded:
             return list(results)
         if not self.options.wanted.gradients:
@@ -90,13 +90,13 @@ class LeadingCall:
         ]
 
     def results_by(self, bind: Bind, operands: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """The results where one device has the whole call, in the order of `spec.result_names`."""
+        """The results of the call on one device, in the order of `spec.result_names`."""
         by_name = dict(zip(self.options.operands, operands, strict=True))
         return tuple(self.unfold(bind(self.options)(*self.fold(by_name).values())))
 
     @property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """What the call returns, in the order of `spec.result_names`."""
+        """The results' shapes and dtypes, in the order of `spec.result_names`."""
         folded = self.spec.results
         if self._is_folded:
             return folded
@@ -109,16 +109,16 @@ class LeadingCall:
         )
 
     def _is_repeated(self, name: str) -> bool:
-        """Whether an operand is shared along some of the dims only, and repeated along them."""
+        """Whether an operand is shared along only some of the dims, and so must be repeated."""
         leading = self.leading(name)
         is_shared = name not in _PAGES and all(size == 1 for size in leading)
         return not is_shared and leading != self._unshared(name)
 
     def _unshared(self, name: str) -> tuple[int, ...]:
-        """The leading dims of an operand that is shared along none that it need not be."""
+        """The leading dims of an operand that is repeated along every dim where it can be."""
         if is_mod_operand(name):
             return self.leading("mods_start")
-        if name in _PAGES:  # of as many rows as share both there is one pool
+        if name in _PAGES:  # one pool serves all rows that share both operands
             pools = [self.leading(x) for x in _PAGES]
             own = max((i + 1 for x in pools for i, size in enumerate(x) if size != 1), default=0)
             return self.dims[:own] + self.leading(name)[own:]
@@ -135,7 +135,7 @@ class LeadingCall:
         return x.reshape(self._folded_shape(name))
 
     def _gradient(self, name: str, x: jax.Array) -> jax.Array:
-        """That of what is repeated is a sum, which 16-bit numbers are added up for as float32."""
+        """The gradient of an operand. If it was repeated, a sum, of 16-bit numbers in float32."""
         if not self._is_repeated(name):
             return x.reshape(self.shape(name))
         leading = self.leading(name)

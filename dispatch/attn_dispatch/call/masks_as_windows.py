@@ -1,4 +1,4 @@
-"""A mask_mod that is a window, or lies in one, as the window: kernels leave out what is beyond."""
+"""A mask_mod that is a window, or lies in one, as that window: kernels skip the keys outside it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Array = TypeVar("Array")
 def with_window(
     options: AttentionOptions, operands: Mapping[str, Array]
 ) -> tuple[AttentionOptions, dict[str, Array]]:
-    """The same call, its window as narrow as its mask_mod allows; without that if it says no more.
+    """The same call with a window as narrow as its mask_mod, which is dropped if it is that window.
 
-    A mask_mod counts from the top left. So this leaves calls alone whose own window does not.
+    A mask_mod counts from the top left. Calls whose own window counts otherwise are left unchanged.
     """
     program, operands = options.meaning.mask_mod, dict(operands)
     if program is None or "window" in operands:

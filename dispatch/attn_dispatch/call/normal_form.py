@@ -1,4 +1,4 @@
-"""From the arguments of a call to its one normal form, checked."""
+"""Checking the arguments of a call, and bringing them to its one normal form."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ from attn_dispatch.programs.tracing import trace
 
 @dataclass(frozen=True)
 class Call:
-    """The options and, in the order of options.operands, the arrays of one attention call."""
+    """The options of one attention call, and its arrays in the order of options.operands."""
 
     options: AttentionOptions
     operands: tuple[jax.Array, ...]
-    """Each with as many leading dims as query was given with; see leading.py."""
+    """Each array has as many leading dims as the caller's query; see leading.py."""
 
 
 def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> Call:
     """Check a call and bring it to normal form; spec.py has the shapes.
 
     Args:
-      arguments: the arrays brought to the order of spec.py (layouts.py), and the scale a number
+      arguments: arguments with arrays in the order of spec.py (layouts.py) and a number as scale
         (array_scale.py).
-      known_implementations: what there is to choose from.
+      known_implementations: the names that `implementation` may have.
 
     Raises:
-      ValueError: with expected and got, for whatever does not fit together.
+      ValueError: arguments are wrong, or do not fit each other; with expected and got.
     """
     a = arguments
     arrays = a.arrays
@@ -149,7 +149,7 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
 
 
 def _complete_segment_ids(given: dict[str, jax.Array], shape: CallShape) -> None:
-    """In self attention one array of segment ids serves both sides."""
+    """In self attention, use one array of segment ids for both sides."""
     sides = ("query_segment_ids", "key_value_segment_ids")
     present = [name for name in sides if name in given]
     if len(present) != 1:
@@ -186,7 +186,7 @@ def _check_max_segments(value: int, has_ids: bool) -> int:
 
 
 def _check_max_segment_len(value: int, max_segments: int | None) -> tuple[int, int]:
-    """As AttentionOptions.max_seq_lens: of queries and of keys."""
+    """The longest sequence of queries and of keys, as in `Meaning.max_seq_lens`."""
     longest = check_positive_int("max_segment_len", value)
     if max_segments is None:
         raise ValueError(
@@ -199,7 +199,7 @@ def _check_max_segment_len(value: int, max_segments: int | None) -> tuple[int, i
 def _static_window(
     left: Side, right: Side
 ) -> tuple[tuple[int | None, int | None], jax.Array | None]:
-    """The window as it is static; else an open one, and both sides as int32 [2]."""
+    """The static window and None; if a side is traced, an open window and the sides, int32 [2]."""
     if not isinstance(left, jax.Array) and not isinstance(right, jax.Array):
         return (left, right), None
     most = jnp.iinfo(jnp.int32).max
@@ -215,7 +215,7 @@ def _static_window(
 def _add_mods(
     operands: dict[str, jax.Array], a: Arguments, shape: CallShape, dtype: np.dtype
 ) -> dict[str, ModProgram]:
-    """The programs of the mods by name; what they read becomes operands."""
+    """The programs of the mods, by name; adds the arrays that they read to the operands."""
     functions = (
         ("score_mod", a.score_mod, a.score_mod_args),
         ("mask_mod", a.mask_mod, a.mask_mod_args),
@@ -226,7 +226,7 @@ def _add_mods(
             if len(arguments):
                 raise ValueError(f"{name}_args: expected none without {name}, got {arguments!r}")
             continue
-        # NumPy's, because JAX's promotion may be strict.
+        # NumPy promotes here because JAX's promotion may be strict.
         mod = trace(name, function, arguments, np.promote_types(dtype, np.float32).name)
         programs[name] = mod.program
         names = mod_operands(name, len(mod.arrays))

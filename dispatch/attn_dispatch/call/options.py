@@ -1,8 +1,8 @@
-"""The static facts of an attention call but for its shapes: the primitive's one parameter.
+"""The static facts of an attention call except its shapes: the one parameter of the primitive.
 
-They are in parts by how long they hold. What the caller means stays through every derivative and
-every rewrite that does not express it otherwise. Which results are wanted changes with the
-direction. What a rewrite promises, and the engine that tuning chose, hold for one question to one
+The parts differ in how long they hold. What the caller means holds in every derivative, and in
+every rewrite that does not express it in another way. The wanted results change with the direction.
+The promises of a rewrite, and the engine that tuning chose, hold for one question to one
 implementation.
 """
 
@@ -22,51 +22,51 @@ CausalAlignment = Literal["top_left", "bottom_right"]
 
 @dataclass(frozen=True)
 class Meaning:
-    """What the caller means, shapes and arrays left out."""
+    """What the caller means, without shapes and arrays."""
 
     scale: float
     is_causal: bool = False
     causal_alignment: CausalAlignment = "top_left"
     window: tuple[int | None, int | None] = (None, None)
-    """Keys a query may see to its (left, right), inclusive; None is open. (None, None) with the
-    operand `window`, which holds both sides."""
+    """The keys that a query may see to its (left, right), inclusive; None is open. (None, None) if
+    the operand `window` holds both sides."""
     logits_soft_cap: float | None = None
     max_segments: int | None = None
-    """With segment ids: the largest id; a larger one is wrong. None: not known."""
+    """With segment ids: the largest id; a larger one is invalid. None: not known."""
     max_seq_lens: tuple[int, int] | None = None
     """With cu_seqlens, or with segment ids and max_segments: the longest sequence of queries and of
     keys. None: not known."""
     same_lengths: bool = False
-    """Every sequence has as many keys as queries: one array of lengths, ids or cu_seqlens was given
-    for both."""
+    """Whether every sequence has as many keys as queries, because one array of lengths, ids or
+    cu_seqlens was given for both."""
     dropout_rate: float = 0.0
     dropout_impl: str | None = None
-    """Name of the PRNG implementation that dropout_key's words belong to."""
+    """The name of the PRNG implementation of dropout_key's words."""
     deterministic_backward: bool = False
     score_mod: ModProgram | None = None
     """Applied to scores after the soft cap, before bias, ALiBi and masks."""
     mask_mod: ModProgram | None = None
-    """True where the pair may attend, the other masks allowing."""
+    """True where the pair may attend, if the other masks allow it too."""
     heads_first_q: bool = False
-    """In which order query, out and their gradients lie in memory, which no shape here says: as
-    [B, N, T, ·]. Kernels that know the order read and write it; to others XLA hands copies."""
+    """Whether query, out and their gradients are [B, N, T, ·] in memory; shapes here are the same
+    either way. Kernels that know the order read and write it; XLA makes copies for others."""
     heads_first_kv: bool = False
-    """Likewise key, value and their gradients, as [B, K, S, ·], or pages, as [P, K, page, ·]."""
+    """Whether key, value and their gradients are [B, K, S, ·] in memory; pages: [P, K, page, ·]."""
     implementation: tuple[str, ...] = ()
     """The caller's preference list; empty means the best available for the platform."""
     value_page: int = 0
-    """Of a paged call: values lie in the page of value_pages so many after that of their keys."""
+    """In a paged call: the number of pages from a page of keys to that of its values."""
 
     @cached_property
     def mods(self) -> dict[str, ModProgram]:
-        """score_mod and mask_mod, as far as there are any, by name."""
+        """The score_mod and mask_mod that the call has, by name."""
         mods = {"score_mod": self.score_mod, "mask_mod": self.mask_mod}
         return {name: program for name, program in mods.items() if program is not None}
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which results are wanted, of which direction."""
+    """The wanted results, and their direction."""
 
     needs_lse: bool = False
     """Forward: lse is wanted, by the caller or as a residual."""
@@ -75,15 +75,15 @@ class Wanted:
     needs_keep: bool = False
     """Forward: the dropout keep mask is wanted."""
     differentiated: tuple[str, ...] = ()
-    """Forward: the operands whose gradients a backward pass will want, which nothing but what is
-    said of a fallback depends on."""
+    """Forward: the operands whose gradients a backward pass will want. Only warnings of a fallback
+    depend on it."""
     gradients: tuple[str, ...] = ()
-    """Backward: the operands whose gradient is wanted. Empty means this is the forward pass."""
+    """Backward: the operands whose gradient is wanted. Empty in the forward pass."""
     derivative: str | None = None
-    """What is to be computed if not the call or its gradients: which other derivative of it."""
+    """The derivative that is wanted instead of the call or its gradients; None if there is none."""
     partner: AttentionOptions | None = None
     """With dropout, where gradients are wanted: the options of the call of the other direction.
-    Whatever computes the one must compute the other, because each draws a mask of its own."""
+    One implementation must compute both, because each implementation draws a different mask."""
 
 
 TRAINING = Wanted(needs_lse=True)
@@ -92,16 +92,16 @@ TRAINING = Wanted(needs_lse=True)
 
 @dataclass(frozen=True)
 class Promises:
-    """What a rewrite promises the implementation that it asks; a caller promises nothing."""
+    """What a rewrite guarantees the implementation that it asks; a caller guarantees nothing."""
 
     whole_pages: bool = False
-    """Of a paged call: lengths are those of whole pages, and past a length a row's table names
-    pages of its own, which kernels may read."""
+    """In a paged call: lengths are multiples of the page size, and past a length the table names
+    pages of the same row, which kernels may read."""
     is_checked: bool = False
-    """Lengths and page tables are right: no row is wrong for what they say."""
-    ignores_dead_rows: bool = False
-    """Forward: out of rows that attend nothing may be anything, NaN too; their lse is -inf. Of use
-    to implementations that clear rows after a kernel."""
+    """Lengths and page tables are valid: they make no row invalid."""
+    ignores_padding_rows: bool = False
+    """Forward: out of padding rows may be anything, also NaN; their lse is -inf. So implementations
+    need not clear these rows after a kernel."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class AttentionOptions:
     wanted: Wanted = Wanted()
     promises: Promises = Promises()
     engine: str = ""
-    """Which engine of the implementation's, in its own words, where tuning found one that is faster
-    than what it takes by itself."""
+    """The implementation's engine that tuning found to be faster than its default, in the words of
+    the implementation; "" is the default."""
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ class AttentionOptions:
 
     @property
     def forward(self) -> AttentionOptions:
-        """The options of the training call that these are or belong to, whatever is wanted."""
+        """The options of the training call that this call is, or whose backward call it is."""
         return replace(self, operands=forward_operands(self.operands), wanted=TRAINING)
 
     def returning(self, wanted: Wanted) -> AttentionOptions:
@@ -141,10 +141,10 @@ class AttentionOptions:
 
 
 RESIDUALS = ("out", "lse", "out_grad", "lse_grad")
-"""The operands that backward calls alone have."""
+"""The operands that only backward calls have."""
 
 DIFFERENTIABLE = ("query", "key", "value", "bias", "alibi_slopes", "sinks")
-"""The operands that have gradients, beside what a score_mod reads."""
+"""The operands that have gradients, beside the arrays that a score_mod reads."""
 
 _MOD_OPERAND = re.compile(r"(score|mask)_mod_\d+")
 
@@ -160,7 +160,7 @@ def is_mod_operand(name: str) -> bool:
 
 
 def forward_operands(operands: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the forward call that a forward or backward call is or belongs to."""
+    """The operands of the forward call, from those of a forward or backward call."""
     return tuple(x for x in operands if x not in RESIDUALS)
 
 
@@ -169,7 +169,7 @@ def backward_options(
 ) -> AttentionOptions:
     """The options of the backward call that belongs to a forward call.
 
-    Its operands are the forward's, then out, lse and out_grad, then lse_grad where there is one.
+    Its operands are the forward call's, then out, lse, out_grad and, if there is one, lse_grad.
     """
     residuals = RESIDUALS if has_lse_grad else RESIDUALS[:-1]
     wanted = Wanted(needs_lse=options.wanted.needs_lse, gradients=gradients)
@@ -179,7 +179,7 @@ def backward_options(
 def as_partners(
     forward: AttentionOptions, backward: AttentionOptions
 ) -> tuple[AttentionOptions, AttentionOptions]:
-    """The two as options of calls of which each knows the other, where that matters: in dropout."""
+    """Both options; with dropout, each has the other as its partner."""
     if not forward.meaning.dropout_rate:
         return forward, backward
     return (

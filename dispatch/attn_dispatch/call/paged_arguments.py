@@ -1,4 +1,4 @@
-"""The arguments that paged calls alone have, checked."""
+"""The checks of arguments that only paged calls have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attn_dispatch.call.values import as_int32, check_cu_seqlens_q
 
 
 def check_ragged(arguments: Arguments, cu_seqlens_q: ArrayLike) -> tuple[jax.Array, int]:
-    """cu_seqlens_q [B + 1] int32 of a paged call, and the most queries of a sequence.
+    """cu_seqlens_q [B + 1] int32 of a paged call, and the largest number of queries of a sequence.
 
     Raises:
       ValueError: with expected and got.
@@ -40,15 +40,15 @@ def check_ragged(arguments: Arguments, cu_seqlens_q: ArrayLike) -> tuple[jax.Arr
 
 
 def first_of_both(page_table: jax.Array, pages: int) -> jax.Array:
-    """The table of a pool in which each page of keys is followed by that of its values.
+    """The table of a pool in which the page of its values follows each page of keys.
 
-    What is not there stays outside, without running over.
+    Numbers that are no pages stay outside the pool, and do not overflow.
     """
     return 2 * jnp.clip(page_table, -1, pages // 2)
 
 
 def with_cut_table(arguments: Arguments) -> Arguments:
-    """The page table cut to the columns that max_seqlen_kv keys need, if that is given.
+    """The arguments with the page table cut to the columns that max_seqlen_kv keys need, if given.
 
     Raises:
       ValueError: the table has fewer columns.
@@ -63,7 +63,7 @@ def with_cut_table(arguments: Arguments) -> Arguments:
         _shape(arguments.key_pages),
     )
     if table is None or len(shape) != 2 or len(pages) != 4 or not pages[1]:
-        return arguments  # what is wrong with them is refused later
+        return arguments  # wrong shapes are refused later
     columns = -(-longest // pages[1])
     if columns > shape[1]:
         raise ValueError(

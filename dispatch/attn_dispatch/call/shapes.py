@@ -1,4 +1,4 @@
-"""The shapes and dtypes of queries, keys and values, checked against one another."""
+"""The shapes and dtypes of queries, keys and values, and their checks against each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 PAGED = ("query", "key_pages", "value_pages", "page_table")
-"""The arrays of a paged call that any has."""
+"""The arrays that every paged call has."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class CallShape:
 
     @property
     def axes(self) -> str:
-        """Of the caller's arrays, and what to do if they are others."""
-        return _AXES[self.heads_first] + "; " + _OTHERS[self.heads_first]
+        """The order of the axes of the caller's arrays and the way to the other, for messages."""
+        return _AXES[self.heads_first] + "; " + _OTHER_ORDER[self.heads_first]
 
     def shared(self, x: jax.Array) -> jax.Array:
         """x with leading dims of 1."""
@@ -36,7 +36,7 @@ class CallShape:
 def check_qkv(
     query: jax.Array, key: jax.Array, value: jax.Array, *, heads_first: bool = False
 ) -> CallShape:
-    """Of arrays [..., length, heads, dim]; `heads_first` as in `CallShape`."""
+    """The shape of a call with arrays [..., length, heads, dim]; see `CallShape.heads_first`."""
     arrays = {"query": query, "key": key, "value": value}
     for name, x in arrays.items():
         if x.ndim < 3:
@@ -57,7 +57,7 @@ def check_qkv(
             f"value: expected key's batch dims, length and heads {[*leading, s, k]}, "
             f"got {list(value.shape[:-1])}"
         )
-    hint = _look_swapped(heads_first) if _fit_swapped(t, s, n, k) else ""
+    hint = _swapped_hint(heads_first) if _fits_swapped(t, s, n, k) else ""
     _check_heads(n, "key", k, _AXES[heads_first], hint)
     return CallShape(tuple(leading), t, s, n, k, h, heads_first)
 
@@ -65,7 +65,7 @@ def check_qkv(
 def check_paged(
     query: jax.Array, key_pages: jax.Array, value_pages: jax.Array, page_table: jax.Array
 ) -> CallShape:
-    """Those of a paged call: query [B, T, N, H], pages [P, page, K, ·], table [B, M]."""
+    """The shape of a paged call: query [B, T, N, H], pages [P, page, K, ·], table [B, M]."""
     arrays = {"query": query, "key_pages": key_pages, "value_pages": value_pages}
     axes = {"query": "[B, T, N, H]", "key_pages": "[P, page, K, H]"}
     axes["value_pages"] = "[P, page, K, V]"
@@ -103,29 +103,29 @@ def _check_dtypes(arrays: Mapping[str, jax.Array]) -> None:
             raise ValueError(f"{name}: expected query's dtype {wanted.name}, got {x.dtype.name}")
 
 
-def swapped(shape: CallShape, scores: tuple[int, ...]) -> str:
+def hint_if_swapped(shape: CallShape, scores: tuple[int, ...]) -> str:
     """A hint, if the shape of a mask or bias fits query and key with heads and length swapped."""
     full = (*shape.leading, shape.seq_len_q, shape.num_heads, shape.num_kv_heads)
     pairs = list(zip(scores[::-1], full[::-1], strict=False))
     fits = len(scores) <= len(full) and all(x in (1, y) for x, y in pairs)
-    return _look_swapped(shape.heads_first) if fits and sum(x != 1 for x in scores) > 1 else ""
+    return _swapped_hint(shape.heads_first) if fits and sum(x != 1 for x in scores) > 1 else ""
 
 
-def _fit_swapped(t: int, s: int, n: int, k: int) -> bool:
-    """Whether t and s would do as numbers of heads, fewer than there are tokens."""
+def _fits_swapped(t: int, s: int, n: int, k: int) -> bool:
+    """Whether t and s would fit as numbers of heads, with n and k as larger lengths."""
     return all(isinstance(x, int) for x in (t, s, n, k)) and 0 < s <= t < n and s < k and t % s == 0
 
 
 _AXES = ("arrays are [batch, length, heads, dim]", "arrays are [batch, heads, length, dim]")
-_OTHERS = (
-    'of [batch, heads, length, dim] say qkv_layout="BNTH"',
-    "of [batch, length, heads, dim] leave out qkv_layout",
+_OTHER_ORDER = (
+    'for [batch, heads, length, dim] pass qkv_layout="BNTH"',
+    "for [batch, length, heads, dim] leave out qkv_layout",
 )
-"""Without and with heads first."""
+"""How to choose the other order, without and with heads first."""
 
 
-def _look_swapped(heads_first: bool) -> str:
-    return f"; these look swapped: {_OTHERS[heads_first]}"
+def _swapped_hint(heads_first: bool) -> str:
+    return f"; these look swapped: {_OTHER_ORDER[heads_first]}"
 
 
 def _check_heads(query_heads: int, keys: str, kv_heads: int, axes: str, hint: str = "") -> None:

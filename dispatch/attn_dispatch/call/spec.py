@@ -1,10 +1,10 @@
-"""The facts of one attention call: options the caller fixed, and the spec they make with shapes.
+"""The spec of one attention call: its options, and the shapes and dtypes of its arrays.
 
 Letters used for shapes here and everywhere: B batch, T query length, S key length, N heads,
 K kv heads, G = N // K, H head dim of query and key, V head dim of value.
 
-The arrays of a call are its *operands*, named in `AttentionOptions.operands` (options.py). Where
-a call is computed every operand starts with a batch axis, made of the leading dims (leading.py):
+The arrays of a call are its *operands*, named in `AttentionOptions.operands` (options.py). In a
+spec every operand starts with one batch axis, which is folded from the leading dims (leading.py):
 
 ====================== ========================== ===================
 operand                shape                      dtype
@@ -34,32 +34,33 @@ lse, lse_grad          [B, N, T]                  `lse_dtype`
 keep                   [B, N, T, S]               bool
 ====================== ========================== ===================
 
-A paged call has key_pages, value_pages and page_table in the place of key and value, and S is
+A paged call has key_pages, value_pages and page_table instead of key and value, and S is
 M · page: key s of batch row b is key s % page of page page_table[b, s // page], of the pages of
 pool b // (B / C); its value is in page page_table[b, s // page] + value_page. It has
 key_value_seq_lengths, and no gradients; entries of the table past a length mean nothing.
 
-The last rows above belong to the backward pass alone: `lse_grad` only where lse was returned, and
-`keep` in the place of dropout_key and dropout_start where XLA goes back under another's mask.
-Row d of dropout_key draws the mask of the B / D consecutive batch rows starting at d·B/D. Where the
-call is one device's part of a larger one, dropout_start has for each key which of the key's batch
-rows, and which head, come first here. Likewise row c of what score_mod and mask_mod read is that of
-B / C consecutive batch rows, which b counts; mods_start has what b and n begin with.
+Only the backward pass has the last three rows: `lse_grad` only if lse was returned, and `keep` only
+instead of dropout_key and dropout_start, if XLA computes with another implementation's mask.
+Row d of dropout_key draws the mask of the B / D consecutive batch rows from d·B/D on. If the call
+is one device's part of a larger one, dropout_start has for each key the first of the key's batch
+rows, and the first head, of this part. Likewise row c of the arrays that mods read belongs to B / C
+consecutive batch rows, which b counts; mods_start has the first b and n.
 
-Forward returns, in this order and as far as the options ask for them:
+The forward pass returns these results, in this order, as far as the options name them:
 
 ======= ============ =========== =================================================================
 result  shape        dtype
 ======= ============ =========== =================================================================
 out     [B, T, N, V] the call's
 lse     [B, N, T]    `lse_dtype` log of the softmax denominator, sink included
-row_max [B, N, T]    `lse_dtype` largest score the row may attend, sink left out: after scale, soft
-                                 cap, bias, ALiBi and mask; -inf where it attends nothing
+row_max [B, N, T]    `lse_dtype` largest score that the row may attend to, without the sink: after
+                                 scale, soft cap, bias, ALiBi and mask; -inf if there is none
 keep    [B, N, T, S] bool        True where dropout keeps a pair (everywhere without dropout);
                                  unspecified where the pair may not attend
 ======= ============ =========== =================================================================
 
-out and lse are differentiable, row_max and keep are not. Backward returns the gradients wanted.
+out and lse are differentiable, row_max and keep are not. The backward pass returns the wanted
+gradients.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ from attn_dispatch.call.options import (
 
 
 class ArrayType(Protocol):
-    """An array, or what says its shape and dtype."""
+    """An array, or its shape and dtype alone."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -95,7 +96,7 @@ class ArrayType(Protocol):
 
 @dataclass(frozen=True)
 class Operand:
-    """Static shape and dtype name of one array of the call."""
+    """The shape and the name of the dtype of one array of the call."""
 
     name: str
     shape: tuple[int, ...]
@@ -106,8 +107,8 @@ class Operand:
 class AttentionSpec:
     """Every static fact of one forward or backward attention call; hashable.
 
-    Made by `of` alone, so that a local shard, a vmapped call and the caller's own arrays all
-    derive their facts the same way.
+    `of` makes it for a shard, a vmapped call and the caller's arrays alike, so that all derive
+    their facts in the same way.
     """
 
     options: AttentionOptions
@@ -138,7 +139,7 @@ class AttentionSpec:
 
     @cached_property
     def promises(self) -> Promises:
-        """What the rewrite promises that asks for this call."""
+        """What the rewrite that asks for this call guarantees."""
         return self.options.promises
 
     def returning(self, wanted: Wanted) -> AttentionSpec:
@@ -146,13 +147,13 @@ class AttentionSpec:
         return AttentionSpec(self.options.returning(wanted), self.operands)
 
     def by(self, *implementation: str) -> AttentionSpec:
-        """The same call for these implementations alone, in this order."""
+        """The same call with these implementations as the only choices, in this order."""
         meaning = replace(self.meaning, implementation=implementation)
         return AttentionSpec(replace(self.options, meaning=meaning), self.operands)
 
     @cached_property
     def partner(self) -> AttentionSpec | None:
-        """The call of the other direction that must be computed by whatever computes this one."""
+        """The call of the other direction that the same implementation must compute; else None."""
         options = self.wanted.partner
         if options is None:
             return None
@@ -171,8 +172,8 @@ class AttentionSpec:
         )
 
     def expected_backward(self) -> AttentionSpec | None:
-        """The backward call that a forward call will have, if it is differentiated in reverse mode
-        and nothing comes back by its lse."""
+        """The backward call of a forward call that will be differentiated, with no gradient of lse;
+        None if it will not."""
         wanted = self.wanted
         if self.is_backward or wanted.derivative is not None or not wanted.differentiated:
             return None
@@ -184,8 +185,8 @@ class AttentionSpec:
     def in_training(
         self, wanted: tuple[str, ...], *, has_lse_grad: bool = False
     ) -> tuple[AttentionSpec, AttentionSpec]:
-        """What this forward call becomes where these operands are differentiated: the forward call
-        that keeps its lse, and the backward call."""
+        """The forward call, returning lse, and the backward call when these operands are
+        differentiated."""
         forward, backward = both_options(self.options, wanted, has_lse_grad=has_lse_grad)
         return AttentionSpec(forward, self.operands), self.backward(backward)
 
@@ -198,11 +199,11 @@ class AttentionSpec:
         return name in self._by_name
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an operand the call has."""
+        """The shape of an operand of the call."""
         return self._by_name[name].shape
 
     def dtype_of(self, name: str) -> str:
-        """Name of the dtype of an operand the call has."""
+        """The name of the dtype of an operand of the call."""
         return self._by_name[name].dtype
 
     @cached_property
@@ -211,12 +212,12 @@ class AttentionSpec:
 
     @cached_property
     def dtype(self) -> str:
-        """Name of the dtype of query, key, value and the output."""
+        """The name of the dtype of query, key, value and the output."""
         return self._by_name["query"].dtype
 
     @cached_property
     def lse_dtype(self) -> str:
-        """float32, or float64 for float64 inputs, whose gradients would lose digits else."""
+        """float32, or float64 for float64 inputs, whose gradients would otherwise lose digits."""
         return "float64" if self.dtype == "float64" else "float32"
 
     @cached_property
@@ -242,7 +243,7 @@ class AttentionSpec:
 
     @cached_property
     def page_size(self) -> int:
-        """Keys in a page, of a paged call."""
+        """The number of keys in a page of a paged call."""
         return self.shape("key_pages")[2]
 
     @cached_property
@@ -261,17 +262,17 @@ class AttentionSpec:
 
     @cached_property
     def band(self) -> tuple[int | None, int | None]:
-        """Keys seen to the left and right of the diagonal, causality included; None is open.
+        """The keys seen to the left and right of the diagonal, causality included; None is open.
 
-        A side as wide as both lengths together hides nothing and is open; what is left cannot
-        overflow int32.
+        A side as wide as both lengths together hides nothing, and counts as open. So the numbers
+        cannot overflow int32.
         """
         left, right = self.meaning.window
         if self.meaning.is_causal:
             right = 0
         widest = self.seq_len_q + self.seq_len_kv
         if self.has_symbolic_length:
-            # Nobody knows whether it hides anything; no length is near 2^30.
+            # Whether it hides anything is not known; no length is near 2^30.
             left, right = (None if side is None else min(side, 2**30) for side in (left, right))
             return left, right
         return (
@@ -281,7 +282,7 @@ class AttentionSpec:
 
     @cached_property
     def symbols(self) -> tuple[str, ...]:
-        """The dims that are symbols of `jax.export`, of which Python knows no number."""
+        """The dims that are symbols of `jax.export`, whose numbers are not known."""
         dims = (dim for operand in self.operands for dim in operand.shape)
         return tuple(dict.fromkeys(str(dim) for dim in dims if not isinstance(dim, int)))
 
@@ -292,13 +293,13 @@ class AttentionSpec:
 
     @cached_property
     def is_empty(self) -> bool:
-        """Whether there are no scores. A head dim of zero is no reason: its scores are all 0."""
+        """Whether there are no scores. With a head dim of zero there are scores, all 0."""
         keys = self.shape("key_pages")[:4] if self.is_paged else self.shape("key")[:3]
         return 0 in self.shape("query")[:3] + keys + (self.seq_len_kv,)
 
     @cached_property
     def result_names(self) -> tuple[str, ...]:
-        """Forward: "out" and what else the options ask for; backward: `wanted.gradients`."""
+        """Forward: "out" and the other wanted results; backward: `wanted.gradients`."""
         wanted = self.wanted
         if self.is_backward:
             return wanted.gradients
@@ -307,7 +308,7 @@ class AttentionSpec:
 
     @cached_property
     def results(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """What the call returns: those of `result_names`, in that order."""
+        """The shapes and dtypes of the results, in the order of `result_names`."""
         if self.is_backward:
             return tuple(
                 jax.ShapeDtypeStruct(self.shape(name), self._by_name[name].dtype)
@@ -324,12 +325,12 @@ class AttentionSpec:
 
     def __str__(self) -> str:
         direction = "backward" if self.is_backward else "forward"
-        arrays = [f"{o.name} {o.dtype}{list(self._said_shape(o))}" for o in self.operands]
+        arrays = [f"{o.name} {o.dtype}{list(self._printed_shape(o))}" for o in self.operands]
         return f"{direction}({', '.join([*arrays, *self._features()])})"
 
     @staticmethod
-    def _said_shape(operand: Operand) -> tuple[int, ...]:
-        """Pages are of one pool, but for calls under `jax.vmap`: as the caller gave them."""
+    def _printed_shape(operand: Operand) -> tuple[int, ...]:
+        """The shape as the caller gave it: pages of one pool have no axis of pools."""
         is_one_pool = operand.name in ("key_pages", "value_pages") and operand.shape[0] == 1
         return operand.shape[1:] if is_one_pool else operand.shape
 

@@ -1,6 +1,6 @@
 """The checks of static arguments: each returns its value in normal form.
 
-They raise a ValueError with what was expected and what was given; a tracer is wrong for each.
+They raise a ValueError with what was expected and what was given; none accepts a tracer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from numpy.typing import DTypeLike
 from attn_dispatch.typed_jax import is_tracer
 
 QkvLayout = Literal["BTNH", "BNTH"]
-"""Of query, key, value and the output; jax.nn's words for it inside."""
+"""The axes of query, key, value and the output, by the names of jax.nn."""
 KvLayout = Literal["NHD", "HND"]
-"""Of a page, [page, K, H] or [K, page, H]; FlashInfer's words."""
+"""The axes of a page, [page, K, H] or [K, page, H], by the names of FlashInfer."""
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -39,7 +39,7 @@ def _static_float(name: str, value: object, expected: str = "a static number") -
 
 
 def _check_range(name: str, value: float, dtype: DTypeLike) -> None:
-    """Scores are computed in float32, or float64 for float64 inputs."""
+    """Check that a number is normal in the dtype of scores: float32, float64 for float64 inputs."""
     facts = np.finfo(np.promote_types(dtype, np.float32))
     least, most = float(facts.tiny), float(facts.max)
     if not least <= abs(value) <= most:
@@ -78,7 +78,7 @@ def check_choice(name: str, value: Choice, choices: tuple[str, ...]) -> Choice:
 
 
 def check_window(window: Window) -> tuple[Side, Side]:
-    """Both sides, each an int, None where it is open, or an integer array [] that is traced."""
+    """Both sides: each is an int, None if it is open, or a traced integer array []."""
     if window is None:
         return (None, None)
     pair = tuple(window) if isinstance(window, Sequence) else (window, window)
@@ -118,8 +118,8 @@ def check_soft_cap(cap: object, dtype: DTypeLike) -> float | None:
     return number
 
 
-_OF_TOKAMAX = ("mosaic", "mosaic_gpu", "mosaic_tpu", "triton", "xla_chunked")
-_NOT_TOKAMAXS = "; tokamax's are not among them: None takes the best there is"
+_TOKAMAX_NAMES = ("mosaic", "mosaic_gpu", "mosaic_tpu", "triton", "xla_chunked")
+_TOKAMAX_HINT = "; tokamax's are not among them: None takes the best available"
 
 
 def check_implementation(
@@ -133,7 +133,7 @@ def check_implementation(
         raise ValueError(
             f"implementation: expected None, one of {known}, or a list of them in order of "
             f"preference; got {implementation!r}"
-            + (_NOT_TOKAMAXS if any(name in _OF_TOKAMAX for name in wanted) else "")
+            + (_TOKAMAX_HINT if any(name in _TOKAMAX_NAMES for name in wanted) else "")
         )
     return wanted
 

@@ -1,11 +1,11 @@
-"""The values of lengths, segment ids, cu_seqlens and windows, checked where they are there.
+"""The checks of the values of lengths, segment ids, cu_seqlens and windows, where they can be read.
 
-A NumPy array, a list or a number is looked at, and so is a JAX array in a CPU's memory. Not looked
-at are tracers, which have no values yet, and arrays in an accelerator's memory: reading them would
-make every call wait for the device. What is wrong there makes NaN: semantics/invalid_values.py.
+NumPy arrays, lists, numbers and JAX arrays in a CPU's memory are read. Tracers have no values yet,
+and reading arrays in an accelerator's memory would make every call wait for the device. Invalid
+values there make NaN (semantics/invalid_values.py).
 
-With ATTN_DISPATCH_CHECK=1 (`settings.Settings.check`) everything is looked at: arrays of an
-accelerator at once, traced ones by a callback from the running program.
+With ATTN_DISPATCH_CHECK=1 (`settings.Settings.check`) all are read: arrays of an accelerator at
+once, traced ones by a callback from the running program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LARGEST = np.iinfo(np.int32).max
 
 _SIDES = (("query", "q"), ("key_value", "kv"))
 
-_LOOKED_AT = (
+_CHECKED = (
     "query_seq_lengths", "key_value_seq_lengths", "query_segment_ids", "key_value_segment_ids",
     "cu_seqlens_q", "cu_seqlens_kv", "local_window_size",
 )  # fmt: skip
@@ -37,10 +37,10 @@ _LOOKED_AT = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What the values of a call must keep within."""
+    """The limits of the values of a call."""
 
     lengths: tuple[int, int]
-    """Of the query and key arrays."""
+    """The lengths of the query and key arrays."""
     max_segments: int | None = None
     max_seq_lens: tuple[int, int] | None = None
     """As in `AttentionOptions`."""
@@ -54,15 +54,15 @@ def check_values(arrays: Mapping[str, ArrayLike], limits: Limits) -> None:
         array of both sides.
 
     Raises:
-      ValueError: with expected and got. Of traced values, if they are looked at, JAX's
-        `JaxRuntimeError` with that text once the program runs.
+      ValueError: with expected and got. If traced values are checked, JAX's `JaxRuntimeError` with
+        that text when the program runs.
     """
-    given = {x: y for x, y in arrays.items() if x in _LOOKED_AT and y is not None}
+    given = {x: y for x, y in arrays.items() if x in _CHECKED and y is not None}
     known = {name: known_values(x) for name, x in given.items()}
     _check({name: x for name, x in known.items() if x is not None}, limits, given.keys())
     if not settings.current().check or all(x is not None for x in known.values()):
         return
-    line = caller()  # when the program runs it is another
+    line = caller()  # while the program runs it would be another line
 
     def check(values: Mapping[str, ArrayLike]) -> None:
         _check({x: np.asarray(y) for x, y in values.items()}, limits, values.keys(), line)
@@ -76,9 +76,9 @@ def _check(
     given: Collection[str],
     line: Line | None = None,
 ) -> None:
-    """Check what is known of the arguments with the names in `given`.
+    """Check the known values of the arguments whose names are in `given`.
 
-    The call was made at this line; None: it is being made.
+    `line` made the call; None for the current call.
     """
     for i, (side, suffix) in enumerate(_SIDES):
         row_lengths = known.get(f"{side}_seq_lengths")
@@ -86,7 +86,7 @@ def _check(
             _check_lengths(f"{side}_seq_lengths", row_lengths, limits.lengths[i])
         ids = known.get(f"{side}_segment_ids")
         if ids is not None and (f"{side}_seq_lengths" not in given or row_lengths is not None):
-            # What stands past a length is padding, whatever it is.
+            # Ids past a length are padding, whatever they are.
             ends = np.full(ids.shape[:-1], limits.lengths[i])
             if row_lengths is not None:
                 ends = row_lengths.reshape(ids.shape[:-1])
@@ -101,15 +101,15 @@ def _check(
 
 
 def known_values(x: ArrayLike | None) -> np.ndarray | None:
-    """The array as NumPy's, if it may be looked at; else None."""
+    """The values as a NumPy array, if they can be read without a wait; else None."""
     if isinstance(x, jax.Array):
-        return np.asarray(x) if _may_be_read(x) else None
+        return np.asarray(x) if _is_readable(x) else None
     if x is None or any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
         return None
     return np.asarray(x)
 
 
-def _may_be_read(x: jax.Array) -> bool:
+def _is_readable(x: jax.Array) -> bool:
     if isinstance(x, Tracer) or not x.is_fully_addressable:
         return False
     return settings.current().check or all(device.platform == "cpu" for device in x.devices())
@@ -129,7 +129,7 @@ def _check_ids(
     side: int,
     line: Line | None,
 ) -> None:
-    """Ids [..., L] before the ends [...] of their rows."""
+    """Check ids [..., L] before the ends [...] of their rows."""
     is_inside = cast("np.ndarray", np.arange(given.shape[-1]) < ends[..., None])
     ids = np.where(is_inside, given, 0)
     if (ids < 0).any():
@@ -142,7 +142,7 @@ def _check_ids(
     warn_of_ids(name, ids, line)
     largest = limits.max_segments
     if largest is None:
-        return  # ids are compared for equality
+        return  # ids are only compared for equality
     if (ids > largest).any():
         raise ValueError(f"{name}: expected ids up to max_segments={largest}, got {ids.max()}")
     _check_order(name, ids)
@@ -179,7 +179,7 @@ def _check_order(name: str, ids: np.ndarray) -> None:
 
 
 def check_cu_seqlens_q(given: ArrayLike, tokens: int, longest: int) -> None:
-    """Check those of a paged call's queries [tokens, N, H], where they may be looked at."""
+    """Check cu_seqlens_q of a paged call's queries [tokens, N, H], if it can be read."""
     known = known_values(given)
     if known is not None:
         _check_cu_seqlens("q", known, tokens, longest)
@@ -188,16 +188,16 @@ def check_cu_seqlens_q(given: ArrayLike, tokens: int, longest: int) -> None:
 def check_pages(
     arrays: Mapping[str, ArrayLike], pages: int, page_size: int, queries: int, left: int | None
 ) -> None:
-    """Check the page table [B, M] of a call where its queries need it, if it may be looked at.
+    """Check the entries of a page table [B, M] that queries need, if they can be read.
 
     Args:
       arrays: the arguments as given, by name.
-      pages, page_size: how many there are, and the keys in each.
+      pages, page_size: the number of pages, and of keys in each.
       queries: T.
-      left: how far the window reaches to the left, at least; None: it is open.
+      left: the least number of keys that the window reaches to the left; None if it is open.
 
     Raises:
-      ValueError: a page is not among the pages.
+      ValueError: an entry is not the number of a page.
     """
     table, lengths = (known_values(arrays[x]) for x in ("page_table", "key_value_seq_lengths"))
     if table is None or lengths is None:
@@ -208,7 +208,7 @@ def check_pages(
     if left is not None:
         number = known_values(arrays.get("query_seq_lengths"))
         if number is None:
-            # A tracer's may be 0.
+            # A traced number may be 0.
             number = np.array(queries if arrays.get("query_seq_lengths") is None else 0)
         is_read &= begins + page_size > ends - left - number.reshape(-1, 1)
         reach = " and the window"
@@ -221,7 +221,7 @@ def check_pages(
 
 
 def as_int32(x: jax.Array) -> jax.Array:
-    """x as int32, numbers that it does not hold becoming the nearest that it does."""
+    """x as int32; numbers out of its range become the nearest in range."""
     if jnp.iinfo(x.dtype).max > _LARGEST:
         least = 0 if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else -_LARGEST
         x = jnp.clip(x, jnp.array(least, x.dtype), jnp.array(_LARGEST, x.dtype))

@@ -1,4 +1,4 @@
-"""vmap of an attention call: the mapped axis is one more leading dim of every operand."""
+"""vmap of an attention call: the mapped axis becomes one more leading dim of every operand."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def batch_call(
     """The batching rule of a call: its results, mapped along their first axis.
 
     Args:
-      bind: the call with these options, of its operands.
+      bind: the function of operands that computes the call with these options.
       operands: the arrays, in the order of options.operands.
-      dims: the mapped axis of each, None where it has none.
+      dims: the mapped axis of each; None for an operand that is not mapped.
       options: the call's options.
     """
     wanted, partner = options.wanted.gradients, options.wanted.partner
     if partner is not None and wanted:
         num_forward = len(partner.operands)
         if all(dim is None for dim in dims[:num_forward]):
-            # The forward call is not mapped. One of another shape might be computed, and its
-            # dropout mask drawn, by another implementation.
+            # The forward call is not mapped. If its shape changed, another implementation might
+            # compute it, with another dropout mask.
             return _map_calls(bind, operands, dims)
-    # In dropout forward and backward must see the same shapes, to be computed by the same code.
+    # With dropout, both passes need the same shapes, so that the same code computes them.
     if partner is not None:
         wanted = wanted or partner.wanted.gradients
     front = _Front.of(operands, dims)
@@ -46,7 +46,7 @@ def batch_call(
             return jnp.moveaxis(x, dim, 0)
         if (name in SHAREABLE or is_mod_operand(name)) and name not in wanted:
             return x[None]
-        # Of what is not mapped, each mapped call has a gradient, and counts a dropout key's rows.
+        # Each mapped call has a gradient of it, or counts its rows for a dropout key.
         return front.repeated(x)
 
     results = bind(*map(in_front, options.operands, operands, dims))
@@ -54,7 +54,7 @@ def batch_call(
 
 
 class _Front:
-    """The mapped axis, and what Explicit mesh axes shard it."""
+    """The mapped axis, and the Explicit mesh axes that shard it."""
 
     def __init__(self, size: int, mesh: Any, axes: Any):
         self._size, self._mesh, self._axes = size, mesh, axes
@@ -80,7 +80,7 @@ class _Front:
 def _map_calls(
     bind: Bound, operands: Sequence[jax.Array], dims: Dims
 ) -> tuple[list[jax.Array], list[int]]:
-    """A call after the other, each with its slice of the operands that are mapped."""
+    """One call after the other, each with its slices of the mapped operands."""
     slices_of = {
         i: jnp.moveaxis(operands[i], dim, 0) for i, dim in enumerate(dims) if dim is not None
     }

@@ -1,10 +1,10 @@
-"""How JAX differentiates attn_fwd: reverse mode by attn_bwd, everything else by formulas.
+"""The derivatives of attn_fwd: reverse mode by attn_bwd, all others by formulas.
 
-The derivative of attn_fwd along tangents is a primitive of its own, attn_jvp, linear in them. Its
-transpose is attn_bwd: so `jax.grad` runs attn_fwd and attn_bwd, and attn_jvp is lowered only where
-its value is asked for, by `jax.jvp`, `jax.jacfwd` or `jax.linearize`. That, and derivatives of
-attn_jvp and of attn_bwd, come from the implementation whose forward pass is there as plain JAX, its
-`formula`: JAX differentiates that as often as it likes. No vendor has kernels for them.
+The derivative of attn_fwd along tangents is the primitive attn_jvp, which is linear in them. Its
+transpose is attn_bwd. So `jax.grad` runs attn_fwd and attn_bwd, and attn_jvp is lowered only where
+its value is wanted, by `jax.jvp`, `jax.jacfwd` or `jax.linearize`. No vendor has kernels for its
+value, or for derivatives of attn_jvp and attn_bwd. These come from the implementation whose forward
+pass is also plain JAX (its `formula`), which JAX can differentiate any number of times.
 
 Whether formulas may stand in is decided at lowering, as for the call itself: attn_by_formula is an
 identity whose lowering asks `select`.
@@ -25,18 +25,18 @@ from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.options import AttentionOptions, both_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import jax_compat, select
-from attn_dispatch.core.explicit import with_auto_axes
+from attn_dispatch.core.explicit_axes import with_auto_axes
 from attn_dispatch.core.jax_compat import Context, ad, batching, mlir
 from attn_dispatch.devices.target import device_for
 from attn_dispatch.typed_jax import bind, named, vjp
 
 SAVED_NAME = "context"
-"""The name of out and lse for `jax.checkpoint` policies, that of other attention calls."""
+"""The name of out and lse for `jax.checkpoint` policies, which other attention calls use too."""
 
 FORWARD_MODE = "forward-mode derivative"
 SECOND_ORDER = "derivative of a derivative"
 
-Arrays = Sequence[Any]
+ArraySequence = Sequence[Any]
 
 
 def make_differentiable(forward: Primitive, backward: Primitive) -> None:
@@ -48,10 +48,10 @@ def make_differentiable(forward: Primitive, backward: Primitive) -> None:
 
 
 def chosen_as_in_training(options: AttentionOptions) -> AttentionOptions:
-    """The options of a call that is not differentiated, to be computed as when it is.
+    """The options of a call that is not differentiated, chosen as if it were.
 
-    In dropout its mask must be that of the same call in training, so it is chosen by the call with
-    all its gradients. One name as `implementation` leaves nothing to choose.
+    With dropout its mask must be that of the same call in training, so the choice must also suit
+    the backward call for all gradients. One name as `implementation` leaves no choice.
     """
     if not options.meaning.dropout_rate or len(options.meaning.implementation) == 1:
         return options
@@ -61,14 +61,18 @@ def chosen_as_in_training(options: AttentionOptions) -> AttentionOptions:
 
 
 def _forward_jvp(
-    primitive: Primitive, operands: Arrays, tangents: Arrays, *, options: AttentionOptions
-) -> tuple[Arrays, Arrays]:
-    """attn_fwd, which keeps its lse, and attn_jvp of the tangents that are not 0 for certain."""
+    primitive: Primitive,
+    operands: ArraySequence,
+    tangents: ArraySequence,
+    *,
+    options: AttentionOptions,
+) -> tuple[ArraySequence, ArraySequence]:
+    """attn_fwd, which returns its lse, and attn_jvp of the tangents not known to be 0."""
     if "page_table" in options.operands and not all(map(_is_zero, tangents)):
         raise NotImplementedError(
-            "paged_attention has no gradients: it is for serving. Where they are wanted, call "
-            "dot_product_attention on keys and values that are not in pages; where they are not, "
-            "put jax.lax.stop_gradient around its arguments"
+            "paged_attention has no gradients: it is for serving. For gradients, call "
+            "dot_product_attention on keys and values that are not in pages; otherwise put "
+            "jax.lax.stop_gradient around the arguments"
         )
     along = {
         name: tangent
@@ -94,21 +98,21 @@ def _forward_jvp(
 
 def _transpose(
     backward: Primitive,
-    cotangents: Arrays,
+    cotangents: ArraySequence,
     *arrays: Any,
     options: AttentionOptions,
     wanted: tuple[str, ...],
-) -> Arrays:
-    """attn_bwd: the gradients of the operands that attn_jvp takes tangents of."""
+) -> ArraySequence:
+    """attn_bwd: the gradients of the operands whose tangents attn_jvp takes."""
     known, tangents = arrays[: -len(wanted)], arrays[-len(wanted) :]
     *_, out, lse = known
     out_grad, lse_grad = cotangents
     lse_grads = [lse_grad] if options.wanted.needs_lse else []
     if options.meaning.dropout_rate:
-        # Whether there is one has been decided in the forward pass.
+        # The forward pass has decided whether there is one.
         lse_grads = [jnp.zeros_like(lse) if _is_zero(g) else g for g in lse_grads]
     else:
-        # A cotangent that is zero for certain costs nothing unless it is the only one.
+        # A cotangent that is known to be zero costs nothing unless it is the only one.
         lse_grads = [g for g in lse_grads if not _is_zero(g)]
     out_grad = jnp.zeros_like(out) if _is_zero(out_grad) else out_grad
     _, options = both_options(options, wanted, has_lse_grad=bool(lse_grads))
@@ -122,11 +126,11 @@ def _transpose(
 def _forward_transpose(
     forward: Primitive,
     backward: Primitive,
-    cotangents: Arrays,
+    cotangents: ArraySequence,
     *operands: Any,
     options: AttentionOptions,
-) -> Arrays:
-    """attn_fwd is linear in value alone, and value's gradient is that for any value."""
+) -> ArraySequence:
+    """The transpose of attn_fwd, which is linear only in value: value's gradient, for any value."""
     unknown = [
         name
         for name, x in zip(options.operands, operands, strict=True)
@@ -151,12 +155,15 @@ def _forward_transpose(
 
 
 def _backward_jvp(
-    primitive: Primitive, operands: Arrays, tangents: Arrays, *, options: AttentionOptions
-) -> tuple[Arrays, Arrays]:
-    """attn_bwd, and the derivative of what it computes by formulas.
+    primitive: Primitive,
+    operands: ArraySequence,
+    tangents: ArraySequence,
+    *,
+    options: AttentionOptions,
+) -> tuple[ArraySequence, ArraySequence]:
+    """attn_bwd, and by formulas the derivative of what it computes.
 
-    out and lse are what the forward pass makes of the operands, so that their tangents say nothing
-    that those of the operands do not.
+    out and lse are functions of the other operands, so their tangents are not needed.
     """
     gradients = bind(primitive, *operands, options=options)
     inputs = [i for i, name in enumerate(options.operands) if name not in ("out", "lse")]
@@ -172,12 +179,12 @@ def _backward_jvp(
 
 def _along(
     function: Callable[..., list[jax.Array]],
-    arrays: Arrays,
-    tangents: Arrays,
+    arrays: ArraySequence,
+    tangents: ArraySequence,
     moving: Sequence[int],
-    results: Arrays,
+    results: ArraySequence,
 ) -> list[jax.Array]:
-    """The derivative of a formula, whose results are sharded like these, along some tangents."""
+    """The derivative along some tangents of a formula whose results are sharded like `results`."""
     function = with_auto_axes(function, results)
 
     def of_moving(*moved: Any) -> list[jax.Array]:
@@ -191,7 +198,7 @@ def _along(
 
 
 def _gradients(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Array]:
-    """What attn_bwd computes, by formulas."""
+    """The gradients that attn_bwd computes, by formulas."""
     has_lse_grad = "lse_grad" in options.operands
     names = options.operands[: options.operands.index("out")]
     call = replace(options, operands=names, wanted=replace(options.wanted, gradients=()))
@@ -205,7 +212,7 @@ def _gradients(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Ar
 def _tangents(
     *arrays: Any, options: AttentionOptions, wanted: tuple[str, ...], derivative: str
 ) -> list[jax.Array]:
-    """What attn_jvp computes: the tangents of out and lse."""
+    """The tangents of out and lse that attn_jvp computes, by formulas."""
     by_name = dict(zip(options.operands, arrays, strict=False))
     function = _formula(options, by_name, wanted, derivative, has_lse_grad=options.wanted.needs_lse)
     moving = [by_name[name] for name in wanted]
@@ -221,7 +228,7 @@ def _formula(
     has_lse_grad: bool,
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """out and lse of a call as a function of the wanted operands, in plain JAX."""
-    # In dropout the partner is that of the forward call whose mask is drawn again.
+    # With dropout, the partner is that of the forward call whose mask is drawn again.
     forward, _ = both_options(call, wanted, has_lse_grad=has_lse_grad)
     forward = forward.returning(replace(forward.wanted, needs_max=False, needs_keep=False))
     operands = {name: arrays[name] for name in call.operands}
@@ -238,9 +245,13 @@ def _formula(
 
 
 def _second_jvp(
-    primals: Arrays, tangents: Arrays, *, options: AttentionOptions, wanted: tuple[str, ...]
-) -> tuple[Arrays, Arrays]:
-    """attn_jvp, and the derivative of what it computes by formulas."""
+    primals: ArraySequence,
+    tangents: ArraySequence,
+    *,
+    options: AttentionOptions,
+    wanted: tuple[str, ...],
+) -> tuple[ArraySequence, ArraySequence]:
+    """attn_jvp, and by formulas the derivative of what it computes."""
     results = bind(attn_jvp_p, *primals, options=options, wanted=wanted)
     moving = [i for i, tangent in enumerate(tangents) if not _is_zero(tangent)]
 
@@ -257,14 +268,14 @@ def _no_tangent(x: Any) -> Any:
 
 
 def _batch_jvp(
-    arrays: Arrays,
+    arrays: ArraySequence,
     dims: Sequence[int | None],
     *,
     options: AttentionOptions,
     wanted: tuple[str, ...],
-) -> tuple[Arrays, list[int]]:
-    # Formulas are mapped as such: where tangents alone are mapped, as by jax.jacfwd, what does not
-    # depend on them is computed once.
+) -> tuple[ArraySequence, list[int]]:
+    # The formula is mapped, not the primitive. If only tangents are mapped, as by jax.jacfwd, what
+    # does not depend on them is computed once.
     function = partial(_tangents, options=options, wanted=wanted, derivative=FORWARD_MODE)
     n = len(options.operands)
     mapped = jax.vmap(function, tuple(dims))
@@ -280,7 +291,7 @@ def _lower_jvp(
 
 
 def _make_jvp_primitive() -> Primitive:
-    """The tangents of out and lse: of the operands, out, lse, and tangents of those in `wanted`."""
+    """The primitive attn_jvp, from operands, out, lse and the tangents of the operands `wanted`."""
     primitive = Primitive("attn_jvp")
     primitive.multiple_results = True
     jax_compat.run_eagerly(primitive)
@@ -298,7 +309,7 @@ def _make_jvp_primitive() -> Primitive:
 
 
 def _make_gate() -> Primitive:
-    """Its operand, if formulas may compute what `spec` says where it is lowered; else an error."""
+    """An identity whose lowering raises unless formulas may compute the derivative in `spec`."""
     primitive = Primitive("attn_by_formula")
     jax_compat.run_eagerly(primitive)
 
@@ -318,11 +329,13 @@ def _make_gate() -> Primitive:
     for platform in ("cuda", "rocm"):
         mlir.register_lowering(primitive, partial(lower, platform=platform), platform=platform)
 
-    def jvp(primals: Arrays, tangents: Arrays, *, spec: AttentionSpec) -> tuple[Any, Any]:
+    def jvp(
+        primals: ArraySequence, tangents: ArraySequence, *, spec: AttentionSpec
+    ) -> tuple[Any, Any]:
         return cast("Any", primitive.bind(*primals, spec=spec)), tangents[0]
 
     def batch(
-        operands: Arrays, dims: Sequence[int | None], *, spec: AttentionSpec
+        operands: ArraySequence, dims: Sequence[int | None], *, spec: AttentionSpec
     ) -> tuple[Any, int | None]:
         return cast("Any", primitive.bind(*operands, spec=spec)), dims[0]
 

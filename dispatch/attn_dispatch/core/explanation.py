@@ -19,19 +19,19 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `attn_dispatch.explain` returns; `str()` of it is a table."""
+    """The result of `attn_dispatch.explain`; `str()` of it is a table."""
 
     call: AttentionSpec
     device: Device
     versions: tuple[tuple[str, str], ...]
-    """(library, version) of everything that has a part in the choice."""
+    """(library, version) of everything that decides the choice."""
     forward: tuple[select.Verdict, ...]
     """One verdict for each implementation, in order of preference."""
     backward: tuple[select.Verdict, ...]
     mask: MaskShare | None = None
-    """What a mask_mod leaves of the call; None without one, and where that is not known."""
+    """The share of the call that a mask_mod leaves; None without one, or if that is not known."""
     single_queries: Explanation | None = None
-    """Of the call that computes sequences of one query, where `cu_seqlens_q` makes two calls."""
+    """If `cu_seqlens_q` makes two calls: that of the call for sequences of one query."""
 
     @property
     def chosen_forward(self) -> str | None:
@@ -47,7 +47,7 @@ class Explanation:
         return self.text()
 
     def text(self, width: int = _WIDTH) -> str:
-        """The table, in lines of at most so many columns as far as words allow."""
+        """The table, in lines of at most `width` columns as far as words allow."""
 
         def wrapped(label: str, text: str) -> list[str]:
             return plain_text.wrapped(label, text, width)
@@ -91,11 +91,11 @@ class Explanation:
 def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> Explanation:
     """The explanation of a forward call and the backward call that belongs to it.
 
-    The latter is that for the gradient of everything that has one, through lse too if
-    `has_lse_grad`. Both are those of training: with dropout, what refuses one refuses both.
+    The backward call computes all gradients, through lse too if `has_lse_grad`. Both are calls of
+    training: with dropout, an implementation that refuses one refuses both.
     """
     options = spec.options
-    # As primitive.py has it: in dropout the forward pass must know, and so counts every lse.
+    # As in derivatives.py: with dropout the forward pass must know, and so counts every lse.
     has_lse_grad |= options.meaning.dropout_rate > 0 and options.wanted.needs_lse
     wanted = options.differentiable
     options = options.returning(replace(options.wanted, differentiated=wanted))
@@ -107,7 +107,7 @@ def explain_call(spec: AttentionSpec, device: Device, *, has_lse_grad: bool) -> 
         device=device,
         versions=_versions(device),
         forward=select.verdicts(replace(spec, options=forward), device),
-        # There is none of a paged call.
+        # A paged call has no backward pass.
         backward=() if spec.is_paged else select.verdicts(spec.backward(backward), device),
     )
 

@@ -1,4 +1,4 @@
-"""What jet and checkify make of the primitives, which JAX looks up in tables of its own."""
+"""The primitives in jet and in checkify, which look them up in their tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attn_dispatch.core.jax_compat import error_checks, jet_rules, name_p, nan_e
 
 
 def make_interpretable(*primitives: Primitive) -> None:
-    """Give primitives a Taylor series in jet, and have checkify look at their results for NaN."""
+    """Give primitives a Taylor series in jet, and have checkify search their results for NaN."""
     for primitive in primitives:
         jet_rules[primitive] = partial(_series, primitive)
         error_checks[primitive] = partial(nan_error_check, primitive)

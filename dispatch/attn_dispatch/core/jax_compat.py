@@ -1,4 +1,4 @@
-"""Every name of JAX's that is not public, in one place: a JAX without one of them says which.
+"""All private names of JAX that the library uses. If JAX lacks one, the error names it.
 
 Tried with JAX 0.10.2, 0.11.2 and 0.12.0.
 """
@@ -80,7 +80,7 @@ except ImportError as error:
     raise UnsupportedJax("jax.experimental.custom_partitioning") from error
 
 Context = mlir.LoweringRuleContext
-"""What a lowering rule is given beside the operands."""
+"""The context that a lowering rule gets beside the operands."""
 
 __all__ = [
     "Context",
@@ -108,9 +108,9 @@ __all__ = [
 
 
 def run_eagerly(primitive: Primitive) -> None:
-    """Compile and run this primitive outside of `jit`, and where `jax.disable_jit` is in force.
+    """Have JAX compile and run this primitive outside of `jit`, and under `jax.disable_jit`.
 
-    A `jax.jit` of its own would bind the primitive again there, without end.
+    Under `jax.disable_jit`, a `jax.jit` here would bind the primitive again without end.
     """
     primitive.def_impl(partial(apply_primitive, primitive))
 
@@ -134,8 +134,8 @@ def platforms_of(context: Context) -> tuple[str, ...]:
 def lower_as(function: Callable[..., Any], context: Context, operands: Sequence[Any]) -> Any:
     """Lower a primitive as this JAX function of its operands.
 
-    Shardings that are part of types (Explicit mesh axes, shard_map's varying axes) end here: what
-    follows is the partitioner's business.
+    Types lose their shardings here (Explicit mesh axes, shard_map's varying axes); from here on the
+    partitioner decides.
     """
     plain = [ShapedArray(x.shape, x.dtype) for x in types_of(context)]
     lowered = cast("Callable[..., Any]", mlir.lower_fun(function))
@@ -158,15 +158,15 @@ def number_of_devices(context: Context) -> int:
 
 
 def with_devices(context: Context, mesh: Mesh | AbstractMesh) -> Context | None:
-    """A lowering rule's context that names devices, which custom_partitioning asks for.
+    """A lowering rule's context that names devices, which custom_partitioning requires.
 
-    JAX names them only to primitives that it does not lower under an AbstractMesh at all. The
-    partitioner counts devices by their position in the program, so any will do, and a program is
-    the same for all devices that it may be compiled for.
+    A primitive whose context names devices cannot be lowered under an AbstractMesh, so JAX is not
+    asked for them. The partitioner only counts positions of devices in the program, so any devices
+    will do, and the program is the same for all devices that it may be compiled for.
 
     Args:
-      context: of a program for several devices.
-      mesh: the mesh of the operands' types; of another size, such as an empty one, it is replaced
+      context: the context of a program for several devices.
+      mesh: the mesh of the operands' types. One of another size, such as an empty one, is replaced
         by the mesh of the program's arguments and results, or by one with a single axis.
 
     Returns:
@@ -184,9 +184,9 @@ def with_devices(context: Context, mesh: Mesh | AbstractMesh) -> Context | None:
 
 
 def _mesh_of_program(module: Any, count: int) -> AbstractMesh | None:
-    """The mesh of that size along which the program's arguments or results are sharded.
+    """The mesh of `count` devices along which the program's arguments or results are sharded.
 
-    `in_shardings` and `out_shardings` are not in the types of arrays inside of the program.
+    The types of arrays inside the program do not contain `in_shardings` and `out_shardings`.
     """
     attributes = next(iter(module.module.body.operations)).attributes
     names = (name for name in ("arg_attrs", "res_attrs") if name in attributes)
@@ -199,7 +199,7 @@ def _mesh_of_program(module: Any, count: int) -> AbstractMesh | None:
 
 
 def lower_typed_as(function: Callable[..., Any], context: Context, operands: Sequence[Any]) -> Any:
-    """Lower a primitive as this JAX function of its operands, types as they are."""
+    """Lower a primitive as this JAX function of its operands, without changing their types."""
     lowered = cast("Callable[..., Any]", mlir.lower_fun(function))
     return lowered(context, *operands)
 

@@ -1,4 +1,4 @@
-"""What share of all pairs a mask_mod leaves, and what share a kernel computes for them."""
+"""The share of all pairs that a mask_mod leaves, and the share that a kernel computes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from attn_dispatch.typed_jax import mapped
 TILE = 128
 _MOST_TILES = 2**13
 _MOST_ROWS, _MOST_HEADS = 16, 8
-"""Of more tiles, batch rows and heads, some at even distances stand for all."""
+"""With more tiles, batch rows or heads, a sample at even distances stands for all."""
 
 
 @dataclass(frozen=True)
 class MaskShare:
-    """Shares of a call's pairs of queries and keys, from 0 to 1; of long calls an estimate."""
+    """Shares of a call's pairs of queries and keys, from 0 to 1; estimates for long calls."""
 
     pairs: float
-    """Those that may attend: by mask_mod, causality and window."""
+    """Pairs that may attend, by mask_mod, causality and window."""
     tiles: float
-    """Those in tiles of 128 x 128 that have such a pair."""
+    """Pairs in tiles of 128 x 128 that contain such a pair."""
     computed: float
-    """Those in tiles that a kernel computes: it leaves out what it was told of as causality, a
-    window or lengths."""
+    """Pairs in tiles that a kernel computes; causality, windows and lengths exclude the others."""
 
     def __str__(self) -> str:
         shares = (self.pairs, self.tiles, self.computed)
@@ -51,8 +50,8 @@ def mask_share(spec: AttentionSpec, mod: Mod) -> MaskShare | None:
     """The shares; None where the pairs depend on more than positions.
 
     Args:
-      spec: the call, its band as narrow as the mask_mod says.
-      mod: its mask_mod, the arrays of which have values.
+      spec: the call, with a band as narrow as the mask_mod allows.
+      mod: its mask_mod, whose arrays have known values.
     """
     decides = ("query_seq_lengths", "key_value_seq_lengths", "window")
     if is_packed(spec) or spec.symbols or spec.is_empty or any(map(spec.has, decides)):
@@ -108,7 +107,7 @@ def _offset(spec: AttentionSpec) -> int:
 
 
 def _computed(spec: AttentionSpec, mod: Mod, batch: np.ndarray) -> float:
-    """The share of tiles that band and lengths leave, of all rows of tiles."""
+    """The share of tiles that band and lengths leave, over all rows of tiles."""
     t, keys = np.arange(0, spec.seq_len_q, TILE), spec.seq_len_kv
     left, right = spec.band
     begin, end = np.zeros_like(t), np.full_like(t, -(-keys // TILE))

@@ -1,8 +1,8 @@
 """Which mesh axes shard the arrays that the partitioner shows.
 
-They may be parts of axes: where an axis of 8 devices shards 8 rows, and these are made [2, 4], one
-dim is sharded by a part of 2 devices and the other by a part of 4. JAX does not decode that; it is
-told of a mesh whose axes are such parts.
+These may be parts of mesh axes. If an axis of 8 devices shards 8 rows that are reshaped to [2, 4],
+a part of 2 devices shards one dim, and a part of 4 the other. JAX cannot decode that, so it gets a
+mesh whose axes are such parts.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from jax.sharding import PartitionSpec as P
 def mesh_and_specs(
     mesh: Mesh, shardings: Mapping[str, tuple[Any, int]]
 ) -> tuple[Mesh, dict[str, P]]:
-    """How arrays lie, by name, and on which mesh: the one given if its axes say it.
+    """The mesh and, by name, the spec of each array on it; the given mesh, if its axes suffice.
 
     Args:
       mesh: the mesh of the program.
-      shardings: of each array the sharding and the number of dims.
+      shardings: the sharding and the number of dims of each array, by name.
     """
-    if mesh.empty:  # of a program for one device, whatever mesh is set around it
+    if mesh.empty:  # a program for one device, whatever mesh is set around it
         return mesh, {x: P() for x in shardings}
     candidate, found = mesh, dict[str, P | None]()
     for candidate in (mesh, *_in_parts(mesh)):
         found = {x: _spec(sharding, ndim, candidate) for x, (sharding, ndim) in shardings.items()}
         if all(spec is not None for spec in found.values()):
             break
-    # What no axes say is handed over whole.
+    # An array that no axes describe is passed whole.
     return candidate, {x: P() if spec is None else spec for x, spec in found.items()}
 
 
 def name_of(axis: str) -> str:
-    """The mesh axis that this one is, or is a part of."""
+    """The mesh axis that contains this axis: itself, or the one that it is a part of."""
     return axis.split(_PART)[0]
 
 
@@ -80,8 +80,8 @@ def _primes(size: int) -> list[int]:
 
 
 def _spec(sharding: Any, ndim: int, mesh: Mesh) -> P | None:
-    """The axes of this mesh that shard each dim; None if none say it."""
-    # Dims as long as there are devices: whatever number of parts there is divides them.
+    """The axes of this mesh that shard each dim; None if no axes describe the sharding."""
+    # A dim as long as the number of devices is divided by any number of parts.
     length = mesh.devices.size
     indices = sharding.devices_indices_map((length,) * ndim)
     entries: list[tuple[str, ...] | None] = []
@@ -95,7 +95,7 @@ def _spec(sharding: Any, ndim: int, mesh: Mesh) -> P | None:
 
 
 def _axes(starts: np.ndarray, length: int) -> tuple[int, ...] | None:
-    """The axes that shard a dim, major ones first, of where it starts on each device."""
+    """The axes that shard a dim, major ones first, given where it starts on each device."""
     origin = starts.flat[0]
     along = [
         int(starts[tuple(int(i == axis) for i in range(starts.ndim))] - origin) if size > 1 else 0

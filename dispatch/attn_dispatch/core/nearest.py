@@ -1,8 +1,8 @@
-"""What a user reads of a call that does not run: what speaks against the form that came nearest.
+"""The reasons that a user reads of a call that does not run: those against its nearest form.
 
-Rewrites take reasons away. What they bring is a reason against a call that the user never made: it
-stands beside what they took away, and a note names them. Where a rewrite would help, and its array
-over pairs of queries and keys is too large, a note has the number.
+Rewrites remove reasons, and may bring others, against a call that the user never made. Such a
+reason is listed with those that were removed, and a note names the rewrites. If a rewrite would
+help but its array over pairs of queries and keys is too large, a note has the number.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import replace
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import REWRITES, Chain, Reasons
-from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, Shape, is_affordable
+from attn_dispatch.core.rewrites.rewrite import MAX_PAIR_ENTRIES, Shape, is_affordable
 from attn_dispatch.reason import Reason, rules_of
 
 
 def reasons_to_read(
     chain: Chain, reasons: tuple[Reason, ...], reasons_against: Reasons
 ) -> tuple[Reason, ...]:
-    """What speaks against the nearest form of a call.
+    """The reasons against the nearest form of a call.
 
     Args:
-      chain: of the call, which ends with reasons.
-      reasons: what speaks against the call as it is.
-      reasons_against: why the implementation does not run a call.
+      chain: the rewrites of the call, which end with reasons.
+      reasons: the reasons against the call as it is.
+      reasons_against: returns why the implementation does not run a call.
     """
     number, left = chain.nearest
-    if not left:  # it would run, were it not for rewrites that dropout prescribes
+    if not left:  # it would run without the rewrites that dropout prescribes
         number, left = len(chain.steps), chain.reasons
     taken = chain.steps[:number]
     spec = chain.after(number)
@@ -52,8 +52,8 @@ def reasons_to_read(
 def _too_large(
     spec: AttentionSpec, left: tuple[Reason, ...], reasons_against: Reasons
 ) -> Iterator[tuple[str, Shape]]:
-    """The rules that a rewrite would take away, were there no limit on arrays over pairs: each with
-    the shape of the rewrite's array."""
+    """The rules that a rewrite would remove if its array over pairs were smaller, each with the
+    shape of that array."""
     for rewrite in reversed(REWRITES):
         if (shape := rewrite.too_large(spec)) is not None:
             gone = rules_of(left) - rules_of(reasons_against(rewrite.inner(spec)))
@@ -64,9 +64,9 @@ def _with_size(reason: Reason, shape: Shape) -> Reason:
     entries = math.prod(shape)
     note = (
         f"as an array over pairs it would be {list(shape)}, {entries:,} entries; the limit is "
-        f"{MOST_PAIRS:,}"
+        f"{MAX_PAIR_ENTRIES:,}"
     )
     in_parts = shape[0] > 1 and is_affordable((1, *shape[1:]))
     remedy = "make calls for a part of the batch each" if in_parts else ""
     reason = replace(reason, remedy=reason.remedy or remedy)
-    return reason.where(note, ("entries", entries), ("limit", MOST_PAIRS))
+    return reason.where(note, ("entries", entries), ("limit", MAX_PAIR_ENTRIES))

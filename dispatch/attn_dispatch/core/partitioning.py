@@ -1,8 +1,8 @@
-"""Attention on arrays sharded under `jit` along Auto axes: nothing is gathered that need not be.
+"""Attention on arrays sharded under `jit` along Auto axes, with no gather that can be avoided.
 
-The partitioner is told by a Shardy rule which axes go together; each device then computes an
-ordinary, smaller call, whose lowering makes its own spec. The gradient of what several devices
-share (a bias of batch 1, kv heads) is the sum of what they compute.
+A Shardy rule tells the partitioner which axes belong together. Each device then computes an
+ordinary, smaller call, which gets its spec when it is lowered. If devices share an operand (a bias
+of batch 1, kv heads), its gradient is the sum of what they compute.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.jax_compat import custom_partitioning, set_xla_metadata
 from attn_dispatch.core.mesh_axes import mesh_and_specs
-from attn_dispatch.core.shards import Shards, layouts, of_keys, shard_call
-from attn_dispatch.core.unsplit import say_unsplit
+from attn_dispatch.core.sharding_warnings import warn_unsplit
+from attn_dispatch.core.shards import Shards, key_operand, layouts, shard_call
 
 _NO_MESH = AbstractMesh((), ())
 
 
 def partitioned(bind: Bind, call: LeadingCall, operands: tuple[jax.Array, ...]) -> Any:
-    """The results of the call, each device binding its own shard where operands are sharded.
+    """The results of the call; if operands are sharded, each device computes its shard.
 
     A call without scores is not split.
     """
     if call.spec.is_empty:
         return call.results_by(bind, operands)
     surroundings = settings.current()
-    # What JAX's compilation cache goes by. The call itself is nowhere in the program but in a
-    # Python object, whose address jax_remove_custom_partitioning_ptr_from_cache_key leaves out.
+    # Metadata make the call a part of the key of JAX's compilation cache. Otherwise only a Python
+    # object holds it, whose address jax_remove_custom_partitioning_ptr_from_cache_key ignores.
     with set_xla_metadata(attn_dispatch=f"{call!r} {surroundings!r}"):
         return _partitioner(bind, call, surroundings)(*operands)
 
@@ -48,20 +48,22 @@ def _partitioner(
 
     def shards_of(mesh: Mesh, args: Any) -> tuple[Mesh, Shards]:
         by_name = dict(zip(call.options.operands, args, strict=True))
-        given = {x: (by_name[x].sharding, len(by_name[x].shape)) for x in ("query", of_keys(call))}
+        given = {
+            x: (by_name[x].sharding, len(by_name[x].shape)) for x in ("query", key_operand(call))
+        }
         mesh, specs = mesh_and_specs(mesh, given)
-        return mesh, Shards.of(call, mesh.shape, specs["query"], specs[of_keys(call)])
+        return mesh, Shards.of(call, mesh.shape, specs["query"], specs[key_operand(call)])
 
     def shardings(axes: tuple[str, ...], mesh: Mesh, shards: Shards) -> tuple[NamedSharding, ...]:
         return tuple(NamedSharding(mesh, shards.spec_of(x)) for x in axes)
 
     def partition(mesh: Mesh, args: Any, results: Any) -> Any:
         mesh, shards = shards_of(mesh, args)
-        say_unsplit(call.spec, shards.unused)
+        warn_unsplit(call.spec, shards.unused)
 
         def shard(*operands: jax.Array) -> tuple[jax.Array, ...]:
-            # This runs when XLA compiles, in whatever thread, and maybe after a `with` block of
-            # settings has ended. What is bound here takes them along.
+            # This runs when XLA compiles, in any thread, and maybe after a `with` block of settings
+            # has ended. So the settings of the call are restored here.
             with settings.restored(surroundings), use_abstract_mesh(_NO_MESH):
                 return shard_call(bind, call, shards, operands)
 
@@ -92,8 +94,8 @@ def _rule(
 ) -> tuple[str, dict[str, object]]:
     """The sharding rule, such as "b0 b1 t (k g) h, b0 b1 s k h, b0 b1 s k v -> b0 b1 t (k g) v".
 
-    Query heads are n, apart from k, where a mesh axis might split kv heads and groups at once: kv
-    heads that lie whole would have gradients in parts, which are then gathered.
+    If one mesh axis might split both kv heads and groups, query heads are a separate factor n.
+    Otherwise the gradients of unsplit kv heads would be split, and then gathered.
     """
     kv_heads, groups = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
     sizes = {}
@@ -106,14 +108,14 @@ def _rule(
     text = " -> ".join(
         ", ".join(re.sub(r"\bn\b", heads, x) for x in side) for side in (inputs, outputs)
     )
-    # The partitioner wants them in order of appearance.
+    # The partitioner requires factors in order of appearance.
     factors = dict.fromkeys(re.findall(r"\w+", text))
     replicated = tuple(x for x in factors if not re.fullmatch(r"b\d+|k|g|n", x))
     return text, {"need_replication_factors": replicated, **sizes}
 
 
 def _splits_whole(size: int, axes: list[int]) -> bool:
-    """Whether axes of these sizes, in any order, split this up to the end with no axis cut."""
+    """Whether axes of these sizes, in any order, split `size` into ones without cutting an axis."""
     return size == 1 or all(
         size % axis == 0 and _splits_whole(size // axis, axes[:i] + axes[i + 1 :])
         for i, axis in enumerate(axes)

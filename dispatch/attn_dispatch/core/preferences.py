@@ -1,4 +1,4 @@
-"""In which order implementations are asked, by what was measured of them."""
+"""The order in which implementations are asked, from measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from attn_dispatch.call.features import features_of
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.consider import reasons_as_it_is
+from attn_dispatch.core.eligibility import reasons_as_it_is
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
 from attn_dispatch.semantics.row_ids import most_sequences
@@ -25,10 +25,10 @@ def in_order(
 ) -> tuple[Implementation, ...]:
     """The implementations, best first for this call on this device.
 
-    An extra comes first where it runs the call as it is and was measured to be faster at such
-    calls (preferences.json). Of several, the one whose row stands first.
+    An extra comes first if it runs the call without rewrites and a row of preferences.json records
+    that it is faster for such calls. If several do, the first row counts.
     """
-    able = [
+    eligible = [
         x
         for x in implementations
         if x.IS_EXTRA
@@ -36,13 +36,13 @@ def in_order(
         and not x.unusable_reason(device)
         and not reasons_as_it_is(x, spec, device)
     ]
-    rows = _fitting(spec, device) if able else []
-    faster = sorted((x for x in able if x.NAME in rows), key=lambda x: rows.index(x.NAME))
+    rows = _faster_names(spec, device) if eligible else []
+    faster = sorted((x for x in eligible if x.NAME in rows), key=lambda x: rows.index(x.NAME))
     return (*faster, *(x for x in implementations if x not in faster))
 
 
-def _fitting(spec: AttentionSpec, device: Device) -> list[str]:
-    """Who is faster at such calls, by the rows of the table that are about them."""
+def _faster_names(spec: AttentionSpec, device: Device) -> list[str]:
+    """The implementations that the table records as faster for such calls, in its order."""
     facts = {
         "arch": device.arch,
         "direction": "backward" if spec.is_backward else "forward",

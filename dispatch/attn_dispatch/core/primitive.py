@@ -1,8 +1,8 @@
-"""The JAX primitives attn_fwd and attn_bwd. How the first is differentiated: derivatives.py.
+"""The JAX primitives attn_fwd and attn_bwd; derivatives.py differentiates them.
 
 A primitive takes the operands as arrays and one static parameter, the options. Whatever JAX does
-to the call (vmap, sharding, export), its lowering sees the arrays that are really there, makes the
-spec of them, and asks `select` who computes it.
+to the call (vmap, sharding, export), its lowering sees the actual arrays, makes their spec, and
+asks `select` for an implementation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attn_dispatch import settings
 from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core import ahead, jax_compat, select
+from attn_dispatch.core import background_planning, jax_compat, select
 from attn_dispatch.core.batching import Dims, batch_call
 from attn_dispatch.core.derivatives import (
     attn_jvp_p,
@@ -30,12 +30,12 @@ from attn_dispatch.core.derivatives import (
     chosen_as_in_training,
     make_differentiable,
 )
-from attn_dispatch.core.explicit import explicit_lowering
+from attn_dispatch.core.explicit_axes import explicit_lowering
 from attn_dispatch.core.interpreters import make_interpretable
 from attn_dispatch.core.jax_compat import Context, batching, mlir
 from attn_dispatch.core.partitioning import partitioned
+from attn_dispatch.core.sharding_warnings import warn_left_to_xla
 from attn_dispatch.core.tuning import contest
-from attn_dispatch.core.unsplit import say_left_to_xla
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import device_for
 from attn_dispatch.semantics.invalid_values import without_nan_lse
@@ -43,15 +43,15 @@ from attn_dispatch.typed_jax import bind
 
 
 def attention(options: AttentionOptions, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """out and what else the options ask for; out and lse are differentiable. See spec.py."""
+    """out and the other results that the options name (spec.py); out and lse are differentiable."""
     alike = _vary_alike(operands)
     return tuple(bind(attn_fwd_p, *alike, options=chosen_as_in_training(options)))
 
 
 def _vary_alike(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Under shard_map, what is the same on all devices is made to vary like the rest.
+    """Under shard_map, make operands that are equal on all devices vary like the others.
 
-    The transpose of that is a sum over the devices: what the gradient of a shared operand is.
+    The transpose of that is a sum over the devices, which is the gradient of a shared operand.
     """
     varying = [jax_compat.varying_axes(x) for x in operands]
     axes = frozenset[str]().union(*varying)
@@ -79,7 +79,7 @@ def _types_of_shard(
 
 
 def _result_shardings(spec: AttentionSpec, avals: Sequence[ShapedArray]) -> list[NamedSharding]:
-    """Results are sharded as their operands are: gradients alike, the others as query."""
+    """The shardings of results: a gradient has that of its operand, other results that of query."""
     by_name = dict(zip(spec.options.operands, avals, strict=True))
     if spec.is_backward:
         return [by_name[name].sharding for name in spec.wanted.gradients]
@@ -102,7 +102,7 @@ def _compute(
     spec = AttentionSpec.of(operands, options)
     device = device_for(platform)
     if spec.wanted.differentiated:
-        ahead.plan_backward(spec, device)
+        background_planning.plan_backward(spec, device)
     named = dict(zip(options.operands, operands, strict=True))
     if spec.is_backward:
         named = without_nan_lse(spec, named)
@@ -110,7 +110,7 @@ def _compute(
 
 
 def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
-    """Who computes the call: where its dropout mask is wanted, who would without that."""
+    """The choice for the call; the dropout mask comes from the implementation of the same call."""
     if not spec.wanted.needs_keep:
         return select.choose(spec, device)
     without = spec.returning(replace(spec.wanted, needs_keep=False))
@@ -120,9 +120,9 @@ def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
         alone = spec.returning(replace(spec.wanted, partner=None))
         return select.choose(alone.by(*names), device)
 
-    # In the order of the caller, who may leave it to the run whether XLA computes the call.
+    # In the caller's order: whether XLA computes the call may be decided when it runs.
     choice = among(*dict.fromkeys((name, *(spec.meaning.implementation or select.names()))))
-    # A NotImplementedError if it cannot tell its mask: another's is not the mask of this call.
+    # If it cannot return its mask, this raises: another's mask is not the mask of this call.
     return choice if choice.NAME == name else among(name)
 
 
@@ -133,12 +133,12 @@ def _lower(
     surroundings: settings.Settings,
     platform: str | None = None,
 ) -> Any:
-    # The default rule serves whatever platform has no rule of its own; ctx knows which.
+    # The default rule serves every platform without a rule; ctx knows which it is.
     platform = platform or jax_compat.platforms_of(ctx)[0]
     surroundings = replace(surroundings, is_exporting=jax_compat.is_export(ctx))
     with settings.restored(surroundings):
         if surroundings.tuning_seconds is not None:
-            contest.hold(AttentionSpec.of(jax_compat.types_of(ctx), options), device_for(platform))
+            contest.tune(AttentionSpec.of(jax_compat.types_of(ctx), options), device_for(platform))
         compute = partial(_compute, options=options, platform=platform)
         return jax_compat.lower_as(compute, ctx, operands)
 
@@ -157,7 +157,7 @@ def _bind(primitive: Primitive, options: AttentionOptions) -> Callable[..., list
 @lru_cache(maxsize=4096)
 def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
     def bind_shard(*operands: jax.Array) -> list[jax.Array]:
-        # XLA may have the shard lowered when a `with` block of settings has ended.
+        # XLA may lower the shard after a `with` block of settings has ended.
         return bind(primitive, *operands, options=options, surroundings=settings.current())
 
     return bind_shard
@@ -166,12 +166,12 @@ def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[...
 def _lower_partitioned(ctx: Context, *operands: Any, bind: Bind, options: AttentionOptions) -> Any:
     mesh = jax_compat.types_of(ctx)[0].sharding.mesh
     kinds = set(mesh.axis_types)
-    # Types say how a call is split, unless there are Auto axes beside Explicit ones: then the
-    # partitioner is asked, for all of them.
+    # Types say how a call is split, unless there are both Auto and Explicit axes. Then the
+    # partitioner decides for all of them.
     if AxisType.Explicit in kinds and AxisType.Auto not in kinds:
         return explicit_lowering(bind, ctx, operands, options)
 
-    # Inside a shard_map, of some axes or all, this is what one device computes.
+    # Inside a shard_map over some axes or all, the call is what one device computes.
     is_one = AxisType.Manual in kinds or jax_compat.number_of_devices(ctx) == 1
     whole = LeadingCall.of(jax_compat.types_of(ctx), options)
     found = None
@@ -179,7 +179,7 @@ def _lower_partitioned(ctx: Context, *operands: Any, bind: Bind, options: Attent
         # An export cannot hold the Python function that partitions a call.
         found = None if jax_compat.is_export(ctx) else jax_compat.with_devices(ctx, mesh)
         if found is None:
-            say_left_to_xla(whole.spec, is_export=jax_compat.is_export(ctx))
+            warn_left_to_xla(whole.spec, is_export=jax_compat.is_export(ctx))
 
     def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return partitioned(bind, whole, operands) if found else whole.results_by(bind, operands)
@@ -188,7 +188,7 @@ def _lower_partitioned(ctx: Context, *operands: Any, bind: Bind, options: Attent
 
 
 def _make_shard_primitive(name: str) -> Primitive:
-    """The call on one device: chosen and computed for the platform it is lowered for."""
+    """The primitive of a call on one device, for the platform that it is lowered for."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_abstract_eval(_types_of_shard)
@@ -199,7 +199,7 @@ def _make_shard_primitive(name: str) -> Primitive:
 
 
 def _make_primitive(name: str) -> Primitive:
-    """The call as JAX transforms it; lowers to calls of each device's shard."""
+    """The primitive that JAX transforms; it lowers to the calls of the devices' shards."""
     primitive, shard = Primitive(name), _make_shard_primitive(f"{name}_shard")
     primitive.multiple_results = True
     jax_compat.run_eagerly(primitive)

@@ -1,4 +1,4 @@
-"""How much scratch memory a call may take, and in which parts it takes no more."""
+"""The limit on a call's scratch memory, and the parts in which a call stays within it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.memory import memory_bytes
 
 Scratch = Callable[[AttentionSpec], int | None]
-"""The scratch memory of a call in bytes; None of a call that a kernel does not run."""
+"""The scratch memory of a call in bytes; None for a call that the kernel does not run."""
 
-LEAST, MOST = 64, 16
-"""The default limit is at least the one and at most the other of these parts of a device's memory.
-"""
+MIN_LIMIT_DIVISOR, MAX_LIMIT_DIVISOR = 64, 16
+"""The default limit is between 1/64 and 1/16 of the device's memory."""
 
-_USUAL = 1.25
-_LITTLE_MORE = 1.25
+_USUAL_FACTOR = 1.25
+_LITTLE_MORE_FACTOR = 1.25
 _TRIES = 8
-_MOST_LOOKED_AT = 4096
+_MAX_SIZES_TRIED = 4096
 
 
 @dataclass(frozen=True)
 class Limit:
     bytes: int
     why: str
-    """What it comes from, for `explain`."""
+    """Where the limit comes from, for `explain`."""
     is_strict: bool
-    """Whether a call that takes more in the smallest parts does not run."""
+    """Whether a call is refused that takes more even in the smallest parts."""
 
 
 def limit_of(spec: AttentionSpec, device: Device, xla_bytes: Callable[[], int]) -> Limit | None:
-    """The limit on the scratch memory of a call; None: there is none.
+    """The limit on the scratch memory of a call; None if there is none.
 
     Args:
-      xla_bytes: what XLA takes for the same call.
+      xla_bytes: returns the scratch memory that XLA takes for the same call.
     """
     given = settings.current().scratch_limit
     if given == settings.OFF:
@@ -51,24 +50,27 @@ def limit_of(spec: AttentionSpec, device: Device, xla_bytes: Callable[[], int]) 
             int(given * memory), f"{100 * given:.3g}% of the device's memory", is_strict=True
         )
     bounds = {
-        f"1/{MOST} of the device's memory": memory // MOST,
-        f"{_USUAL:g} times what kernels without scores in memory take": int(
-            _USUAL * usual_bytes(spec)
+        f"1/{MAX_LIMIT_DIVISOR} of the device's memory": memory // MAX_LIMIT_DIVISOR,
+        f"{_USUAL_FACTOR:g} times what kernels without scores in memory take": int(
+            _USUAL_FACTOR * usual_bytes(spec)
         ),
     }
-    least = memory // LEAST
-    # Of an ordinary call XLA need not be asked: the others are below the least already.
+    least = memory // MIN_LIMIT_DIVISOR
+    # XLA need not be asked about an ordinary call, whose other bounds are below the least already.
     if min(bounds.values()) > least:
         bounds["what XLA takes"] = xla_bytes()
     why, limit = min(bounds.items(), key=lambda x: x[1])
     if limit < least:
-        why, limit = f"1/{LEAST} of the device's memory", least
+        why, limit = f"1/{MIN_LIMIT_DIVISOR} of the device's memory", least
     return Limit(limit, why, is_strict=False)
 
 
 def usual_bytes(spec: AttentionSpec) -> int:
-    """Scratch of fused kernels that grows as the arrays do: backward a float32 gradient of query,
-    gradients of key and value for each query head, and two numbers for each row."""
+    """The scratch memory of fused kernels, which grows with the arrays, in bytes.
+
+    Forward: two numbers for each row. Backward: those, a float32 gradient of query, and gradients
+    of key and value for each query head.
+    """
     rows = spec.batch * spec.seq_len_q * spec.num_heads
     if not spec.is_backward:
         return 8 * rows
@@ -81,21 +83,21 @@ def usual_bytes(spec: AttentionSpec) -> int:
 def parts_within(
     spec: AttentionSpec, scratch_of: Scratch, limit: int, *, is_strict: bool = False
 ) -> tuple[Rewrite, ...]:
-    """The largest parts in which a call that a kernel runs takes no more than the limit.
+    """The largest parts in which a call that a kernel runs stays within the limit.
 
-    () where it takes no more as it is. If the smallest take more, those that take little more than
-    they do; under a strict limit, which refuses the call then, the smallest.
+    () if the whole call does. If even the smallest parts take more, the result is parts that take
+    little more than those; under a strict limit, which then refuses the call, the smallest.
     """
     steps, taken = _divided(spec, scratch_of, limit)
     if steps and taken > limit and not is_strict:
-        steps, _ = _divided(spec, scratch_of, int(_LITTLE_MORE * taken))
+        steps, _ = _divided(spec, scratch_of, int(_LITTLE_MORE_FACTOR * taken))
     return steps
 
 
 def _divided(
     spec: AttentionSpec, scratch_of: Scratch, limit: int
 ) -> tuple[tuple[Rewrite, ...], int]:
-    """Parts within the limit, or the smallest that help, and the scratch of the call in them."""
+    """Parts within the limit, or the smallest that help, and the scratch memory in those parts."""
     found: list[Rewrite] = []
     inner, taken = spec, scratch_of(spec) or 0
     for axis in _axes(spec):
@@ -120,9 +122,9 @@ def parts_bytes(spec: AttentionSpec, steps: tuple[Rewrite, ...], scratch_of: Scr
 
 
 def _axes(spec: AttentionSpec) -> tuple[Axis, Axis]:
-    """What is divided first.
+    """The axes in the order in which they are divided.
 
-    Parts of the batch are slices that follow one another in memory. But if batch rows share the
+    Parts of the batch are contiguous slices. But if batch rows share the
     gradient of a bias that heads do not, each part of the batch would add up all of it: at batch
     64, 2,048 tokens and 32 heads of 64, 16 parts of the batch took 1.20 of the time of the whole,
     and 16 parts of the heads 1.04 (H200, cuDNN 9.19, both passes).
@@ -137,7 +139,7 @@ def _axes(spec: AttentionSpec) -> tuple[Axis, Axis]:
 def _largest(
     spec: AttentionSpec, axis: Axis, scratch_of: Scratch, limit: int, whole: int
 ) -> tuple[Rewrite, int] | None:
-    """The largest parts along an axis within the limit, with their scratch, else the smallest."""
+    """The largest parts along an axis within the limit, else the smallest; with their scratch."""
     size, taken, unshared = length_of(spec, axis), whole, _unshared(spec, axis)
     best: tuple[Rewrite, int] | None = None
     for _ in range(_TRIES):
@@ -161,9 +163,9 @@ def _largest(
 
 
 def _unshared(spec: AttentionSpec, axis: Axis) -> int:
-    """The size of the smallest parts of which no two share a gradient that not all of them share.
+    """The size of the smallest parts that share a gradient with all other parts or with none.
 
-    Smaller ones may take more: they keep all of that gradient, in float32.
+    Smaller parts may take more memory: each keeps the whole shared gradient, in float32.
     """
     if axis == "heads":
         return spec.num_heads // spec.num_kv_heads
@@ -172,7 +174,7 @@ def _unshared(spec: AttentionSpec, axis: Axis) -> int:
 
 
 def _runs(spec: AttentionSpec, step: Rewrite, scratch_of: Scratch) -> int | None:
-    """The scratch of a call in these parts, if a kernel runs all of them."""
+    """The scratch memory of a call in these parts; None unless a kernel runs all of them."""
     if step.applied(spec) is None:
         return None
     rest = step.beside(spec)
@@ -182,12 +184,12 @@ def _runs(spec: AttentionSpec, step: Rewrite, scratch_of: Scratch) -> int | None
 
 
 def _below(spec: AttentionSpec, axis: Axis, most: int) -> int:
-    """The size of a part, at most so many and at least 1: one that divides the axis if it is large
-    enough, else, of a batch, parts as equal as they can be."""
+    """The size of a part, from 1 to `most`. It divides the axis if such a size is large enough;
+    otherwise the parts of a batch are as equal as possible."""
     whole = length_of(spec, axis)
     most = min(max(most, 1), whole)
     if axis == "heads":
         return most_heads(spec, most)
-    least = max(most // 2, most - _MOST_LOOKED_AT, 1)
+    least = max(most // 2, most - _MAX_SIZES_TRIED, 1)
     divisor = next((x for x in range(most, least - 1, -1) if whole % x == 0), None)
     return divisor or -(-whole // -(-whole // most))

@@ -1,4 +1,4 @@
-"""Choosing who computes a call: implementations in order, and all reasons against each."""
+"""The choice of an implementation: all in order of preference, with all reasons against each."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import jax
 from attn_dispatch import aiter, cudnn, fa4, flash, settings, xla
 from attn_dispatch._version import __version__
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core import told
-from attn_dispatch.core.consider import (
+from attn_dispatch.core import call_warnings
+from attn_dispatch.core.call_warnings import Refusals
+from attn_dispatch.core.eligibility import (
     FORMULAS,
-    GOES_BACK,
-    consider,
-    mask_of,
+    TAKES_DROPOUT_MASK,
+    mask_chain,
+    reasons_and_chain,
     reasons_as_it_is,
     scratch_bytes,
 )
 from attn_dispatch.core.preferences import in_order
 from attn_dispatch.core.rewrites import Chain, Compute
 from attn_dispatch.core.rewrites.rewrite import changed, for_
-from attn_dispatch.core.told import Refusals
 from attn_dispatch.core.tuning import winners
 from attn_dispatch.core.tuning.winners import Winner
 from attn_dispatch.devices.device import Device
@@ -33,11 +33,11 @@ from attn_dispatch.reason import Reason
 from attn_dispatch.warning import AttentionFallbackWarning, warn_once
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (cudnn, flash, fa4, aiter, xla)
-"""As they are asked where nothing was measured; the last one runs everywhere."""
+"""The order in which they are asked without measurements; the last one runs everywhere."""
 
 
 def implementations() -> tuple[Implementation, ...]:
-    """Those, and before the last one what other packages bring."""
+    """This package's implementations and, before the last of them, those of other packages."""
     ours = {x.NAME for x in IMPLEMENTATIONS}
     extras = (x for x in installed() if x.NAME not in ours)
     return (*IMPLEMENTATIONS[:-1], *extras, IMPLEMENTATIONS[-1])
@@ -49,17 +49,17 @@ class Verdict:
 
     implementation: str
     reasons: tuple[Reason, ...]
-    """Everything that speaks against it; empty means eligible."""
+    """All reasons against it; empty means eligible."""
     plan: Plan | None
     """How it would run, if eligible."""
     rewrites: tuple[str, ...] = ()
-    """What is done to the call before the kernel runs it; see core/rewrites."""
+    """The names of the rewrites by which the call reaches the kernel; see core/rewrites."""
     reasons_as_it_is: tuple[Reason, ...] = ()
-    """What speaks against the call as it is, where it runs rewritten."""
+    """If it runs rewritten: the reasons against the call as it is."""
     tuned: Winner | None = None
-    """What tuning found, where that is why it is chosen."""
+    """The tuning result, if the implementation is chosen because of it."""
     scratch_bytes: int = 0
-    """Memory that the call takes beside its operands and results, as it runs."""
+    """Memory that the call takes beside its operands and results."""
     limit: str = ""
     """What the limit on scratch memory did, if anything."""
 
@@ -69,7 +69,7 @@ class Verdict:
 
 
 def names() -> tuple[str, ...]:
-    """What `implementation=` accepts."""
+    """The names that `implementation=` accepts."""
     return tuple(implementation.NAME for implementation in implementations())
 
 
@@ -81,16 +81,16 @@ def named(name: str) -> Implementation:
 def verdicts(call: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
     """The verdict of every implementation on this call, in order of preference."""
     result: list[Verdict] = []
-    for implementation, spec in _in_turn(call, device):
-        reasons, chain = consider(implementation, spec, device)
+    for implementation, spec in _asked_in_order(call, device):
+        reasons, chain = reasons_and_chain(implementation, spec, device)
         if reasons:
             result.append(Verdict(implementation.NAME, reasons, None))
             continue
         plan = implementation.plan(chain.spec, device)
         as_it_is = reasons_as_it_is(implementation, spec, device) if chain.names else ()
         is_chosen = not any(verdict.is_eligible for verdict in result)
-        drawer = _drawer(implementation, spec, device) if is_chosen else None
-        names = chain.names if drawer is None else (_under_mask_of(drawer),)
+        mask_source = _mask_source(implementation, spec, device) if is_chosen else None
+        names = chain.names if mask_source is None else (_under_mask_of(mask_source),)
         tuned = winner(call, device) if spec is not call else None
         scratch = scratch_bytes(implementation, chain, device)
         verdict = Verdict(implementation.NAME, (), plan, names, as_it_is, tuned, scratch)
@@ -100,24 +100,24 @@ def verdicts(call: AttentionSpec, device: Device) -> tuple[Verdict, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """An implementation for one call, by way of the rewrites that it takes."""
+    """An implementation for one call, and the rewrites by which it runs the call."""
 
     implementation: Implementation
     chain: Chain
-    drawer: Choice | None = None
-    """Who draws the dropout mask, if another does: the forward call that has it as a result."""
+    mask_source: Choice | None = None
+    """If another implementation draws the dropout mask: its forward call that returns the mask."""
 
     @property
     def NAME(self) -> str:
         return self.implementation.NAME
 
     def compute(self, device: Device, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
-        """The results of the call that was chosen for, in order."""
-        if self.drawer is not None:
-            keep = self.drawer.compute(device, operands)[-1]
+        """The results of the call, in order."""
+        if self.mask_source is not None:
+            keep = self.mask_source.compute(device, operands)[-1]
             without = ("dropout_key", "dropout_start")
             spec = changed(self.chain.spec, without=without, arrays={"keep": (keep.shape, "bool")})
-            return GOES_BACK.backward(spec, device, for_(spec, {**operands, "keep": keep}))
+            return TAKES_DROPOUT_MASK.backward(spec, device, for_(spec, {**operands, "keep": keep}))
 
         def by(implementation: Implementation) -> Compute:
             def compute(
@@ -134,29 +134,29 @@ class Choice:
 def choose(spec: AttentionSpec, device: Device) -> Choice:
     """The first implementation in order of preference that can run this call.
 
-    Where the caller left the choice open and it falls away from the vendor's kernel on a GPU, the
-    fallback policy (`attn_dispatch.fallback`) says so.
+    If the caller left the choice open and no vendor's kernel runs the call on a GPU, the fallback
+    policy (`attn_dispatch.fallback`) decides between a warning, an error and silence.
 
     Raises:
       NotImplementedError: with every reason, if none can, or if the policy is "error".
     """
-    found = _first_able(spec, device)
+    found = _first_eligible(spec, device)
     choice, refused = found.choice, found.refused
     if choice is None:
         raise NotImplementedError(
             _message("no implementation can run this attention call", spec, device, refused)
         )
     if not spec.meaning.implementation:
-        if choice.implementation.PLATFORM is None and found.is_missed:
-            _announce_fallback(spec, device, choice, refused)
+        if choice.implementation.PLATFORM is None and found.was_expected:
+            _warn_of_fallback(spec, device, choice, refused)
         elif choice.chain.may_fall_back:
             why = reasons_as_it_is(choice.implementation, spec, device)
-            _announce_fallback(spec, device, choice, {choice.NAME: why})
+            _warn_of_fallback(spec, device, choice, {choice.NAME: why})
     return choice
 
 
 def winner(spec: AttentionSpec, device: Device) -> Winner | None:
-    """What tuning found to be the fastest for the call, if it is known and runs it here."""
+    """The fastest way that tuning found for the call, if one is known and it can run here."""
     found = winners.find(spec, device, versions)
     if found is None or found.implementation not in (spec.meaning.implementation or names()):
         return None
@@ -165,9 +165,9 @@ def winner(spec: AttentionSpec, device: Device) -> Winner | None:
     return found if by_engine(spec, device, found.implementation, found.engine) else None
 
 
-def able(spec: AttentionSpec, device: Device) -> list[Choice]:
-    """Everything among which tuning may choose, what is chosen without it first: of a list of the
-    caller's what is chosen alone."""
+def candidates(spec: AttentionSpec, device: Device) -> list[Choice]:
+    """Candidates for tuning, the default first. If the caller named implementations, only the
+    default."""
     choices: list[Choice] = []
     for implementation in _preferred(spec, device):
         if implementation.PLATFORM in (None, device.platform):
@@ -177,48 +177,48 @@ def able(spec: AttentionSpec, device: Device) -> list[Choice]:
 
 
 def by_engine(spec: AttentionSpec, device: Device, name: str, engine: str) -> Choice | None:
-    """The call by this engine of an implementation, None if that cannot run it."""
+    """The call by this engine of an implementation; None if the engine cannot run it."""
     implementation = named(name)
-    reasons, chain = consider(implementation, _with_engine(spec, engine), device)
+    reasons, chain = reasons_and_chain(implementation, _with_engine(spec, engine), device)
     return None if reasons else Choice(implementation, chain)
 
 
 def versions(device: Device) -> dict[str, str]:
-    """This package's and those of the libraries that have a part in the choice for a device."""
+    """The versions of this package and of the libraries that decide the choice for a device."""
     found = (x.version() for x in implementations() if x.PLATFORM == device.platform)
     return {"attn_dispatch": __version__, **dict(version for version in found if version)}
 
 
 def plan(spec: AttentionSpec, device: Device) -> None:
-    """Have whatever `choose` would choose plan the call, and say nothing about it."""
-    _first_able(spec, device)
+    """Plan the call by the implementation that `choose` would choose, without a warning."""
+    _first_eligible(spec, device)
 
 
 @dataclass(frozen=True)
 class _Found:
     choice: Choice | None
     refused: dict[str, tuple[Reason, ...]]
-    """Reasons of those that were asked before."""
-    is_missed: bool
-    """Whether one of them was expected to run it."""
+    """The reasons of the implementations asked before the chosen one."""
+    was_expected: bool
+    """Whether one of those was expected to run the call."""
 
 
-def _first_able(call: AttentionSpec, device: Device) -> _Found:
+def _first_eligible(call: AttentionSpec, device: Device) -> _Found:
     """The first implementation in order of preference that can run this call."""
     refused: dict[str, tuple[Reason, ...]] = {}
-    is_open, is_missed = not call.options.meaning.implementation, False
-    for implementation, spec in _in_turn(call, device):
+    is_open, was_expected = not call.options.meaning.implementation, False
+    for implementation, spec in _asked_in_order(call, device):
         if is_open and implementation.PLATFORM not in (None, device.platform):
-            continue  # the other vendor's: nobody expected it here
-        if is_open and _is_not_missed(implementation, device):
+            continue  # another vendor's: nobody expects it here
+        if is_open and _is_absent_extra(implementation, device):
             continue
-        reasons, chain = consider(implementation, spec, device)
+        reasons, chain = reasons_and_chain(implementation, spec, device)
         if not reasons:
-            drawer = _drawer(implementation, spec, device)
-            return _Found(Choice(implementation, chain, drawer), refused, is_missed)
+            mask_source = _mask_source(implementation, spec, device)
+            return _Found(Choice(implementation, chain, mask_source), refused, was_expected)
         refused[implementation.NAME] = reasons
-        is_missed |= not implementation.IS_EXTRA
-    return _Found(None, refused, is_missed)
+        was_expected |= not implementation.IS_EXTRA
+    return _Found(None, refused, was_expected)
 
 
 def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -234,11 +234,11 @@ def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax
 
 
 def allow_formula(spec: AttentionSpec, device: Device) -> None:
-    """Raise, or say, what `choose` does, where a derivative of this call comes from formulas.
+    """Warn or raise, as `choose` does, where formulas compute a derivative of this call.
 
     Args:
-      spec: the forward call, its options saying which derivative is wanted.
-      device: what is lowered for.
+      spec: the forward call, whose options name the derivative.
+      device: the device that the call is lowered for.
 
     Raises:
       NotImplementedError: if another implementation was asked for, if it draws the dropout mask, or
@@ -250,36 +250,43 @@ def allow_formula(spec: AttentionSpec, device: Device) -> None:
     choose(spec, device)
 
 
-def _drawer(implementation: Implementation, spec: AttentionSpec, device: Device) -> Choice | None:
-    """Who draws the dropout mask of a backward call that this implementation was chosen for.
+def _mask_source(
+    implementation: Implementation, spec: AttentionSpec, device: Device
+) -> Choice | None:
+    """The choice that draws the dropout mask of a backward call by this implementation.
 
-    None: it does, or there is no mask.
+    None if the implementation draws it, or if there is no mask.
     """
-    if implementation is not GOES_BACK or spec.partner is None or not spec.is_backward:
+    if implementation is not TAKES_DROPOUT_MASK or spec.partner is None or not spec.is_backward:
         return None
     for earlier in _preferred(spec, device):
         if earlier is implementation:
             return None
-        if earlier.PLATFORM == device.platform and not consider(earlier, spec.partner, device)[0]:
-            chain = mask_of(earlier, spec.partner, device)
+        if (
+            earlier.PLATFORM == device.platform
+            and not reasons_and_chain(earlier, spec.partner, device)[0]
+        ):
+            chain = mask_chain(earlier, spec.partner, device)
             return None if chain is None else Choice(earlier, chain)
     return None
 
 
-def _under_mask_of(drawer: Choice) -> str:
+def _under_mask_of(mask_source: Choice) -> str:
     return (
-        f"under the dropout mask of {drawer.NAME}, whose forward pass runs again to tell it: "
-        "one byte for each pair of a query and a key"
+        f"under the dropout mask of {mask_source.NAME}, whose forward pass runs again to return "
+        "it: one byte for each pair of a query and a key"
     )
 
 
-def _is_not_missed(implementation: Implementation, device: Device) -> bool:
-    """Whether it is an extra that is not installed, or of no use here: nobody expected it."""
+def _is_absent_extra(implementation: Implementation, device: Device) -> bool:
+    """Whether it is an extra that is not installed, or not usable here: nobody expects it."""
     return implementation.IS_EXTRA and bool(implementation.unusable_reason(device))
 
 
-def _in_turn(spec: AttentionSpec, device: Device) -> list[tuple[Implementation, AttentionSpec]]:
-    """Who is asked, in order of preference, and about which call: what tuning found comes first."""
+def _asked_in_order(
+    spec: AttentionSpec, device: Device
+) -> list[tuple[Implementation, AttentionSpec]]:
+    """Each implementation with the call that it is asked about, a tuned winner first."""
     preferred = _preferred(spec, device)
     if (found := winner(spec, device)) is None:
         return [(x, spec) for x in preferred]
@@ -300,12 +307,12 @@ def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:
     return [by_name[name] for name in wanted]
 
 
-def _announce_fallback(
+def _warn_of_fallback(
     spec: AttentionSpec, device: Device, choice: Choice, refused: Refusals
 ) -> None:
-    """Say that a call falls back, and its backward pass with it where that follows."""
+    """Warn that a call falls back, and its backward pass too if that follows; or raise."""
     policy = settings.current().fallback
-    if policy == "silent" or (policy == "warn" and told.has_been(spec, device, refused)):
+    if policy == "silent" or (policy == "warn" and call_warnings.were_given(spec, device, refused)):
         return
     chosen = IMPLEMENTATIONS[-1].NAME if choice.chain.may_fall_back else choice.NAME
     what, remedy = "attention", f'implementation="{chosen}" asks for it without a warning'
@@ -318,30 +325,32 @@ def _announce_fallback(
     headline = f"{what} falls back to {chosen}"
     if choice.chain.may_fall_back:
         headline = f"{what} may fall back to {chosen}, which is decided when it runs"
-    if choice.drawer is not None:
-        headline += f", {_under_mask_of(choice.drawer)}"
+    if choice.mask_source is not None:
+        headline += f", {_under_mask_of(choice.mask_source)}"
     message = _message(headline, spec, device, refused)
     backward = _backward_refusals(spec, device)
     if any(backward.values()):
         message += "\n  and so does its backward pass"
-        message += _reasons_text({x: y for x, y in backward.items() if y}, but=refused)
+        message += _reasons_text({x: y for x, y in backward.items() if y}, known=refused)
     if policy == "error":
         raise NotImplementedError(message)
-    told.remember(spec, device, refused, backward)
-    warn_once(f"{message}\n  {remedy}", AttentionFallbackWarning, told.line_of(spec.options))
+    call_warnings.mark_given(spec, device, refused, backward)
+    warn_once(
+        f"{message}\n  {remedy}", AttentionFallbackWarning, call_warnings.line_of(spec.options)
+    )
 
 
 def _backward_refusals(spec: AttentionSpec, device: Device) -> Refusals:
-    """What speaks against the backward pass of a forward call that will have one."""
+    """The reasons against the backward pass of a forward call that will have one."""
     backward = spec.expected_backward()
     if backward is None:
         return {}
     found: dict[str, tuple[Reason, ...]] = {}
     for implementation in implementations():
-        if implementation.PLATFORM == device.platform and not _is_not_missed(
+        if implementation.PLATFORM == device.platform and not _is_absent_extra(
             implementation, device
         ):
-            found[implementation.NAME], _ = consider(implementation, backward, device)
+            found[implementation.NAME], _ = reasons_and_chain(implementation, backward, device)
             if not found[implementation.NAME]:
                 return {}
     return found
@@ -351,11 +360,11 @@ def _message(headline: str, spec: AttentionSpec, device: Device, refused: Refusa
     return f"{headline}\n  call: {spec}\n  device: {device}" + _reasons_text(refused)
 
 
-def _reasons_text(refused: Refusals, but: Refusals | None = None) -> str:
-    """A line for each reason, `but` those that have been given."""
+def _reasons_text(refused: Refusals, known: Refusals | None = None) -> str:
+    """A line for each reason that is not in `known`."""
     lines: list[str] = []
     for name, reasons in refused.items():
-        given = (but or {}).get(name, ())
+        given = (known or {}).get(name, ())
         lines.append(f"\n  {name}:")
         lines += [f"\n    - {reason.with_remedy}" for reason in reasons if reason not in given]
         if given and not set(reasons) - set(given):

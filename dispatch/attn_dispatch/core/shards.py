@@ -1,8 +1,7 @@
-"""What one device computes of a call whose arrays are sharded: which mesh axes split it, and how.
+"""The part of a sharded call that one device computes: which mesh axes split the call, and how.
 
-Batch and heads are split, nothing else. Where the devices of a mesh axis outnumber the kv heads,
-each takes the query heads that are its own and, of kv heads that all of them hold, those that its
-query heads use.
+Only batch and heads are split. If a mesh axis has more devices than there are kv heads, each device
+holds all of these, and uses those that its query heads need.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ LAYOUTS = {
     "row_max": "b n t",
     "keep": "b n t s",
 }
-"""The axes of operands and results by letter, as in spec.py; b is all leading dims."""
+"""The axes of operands and results, by the letters of spec.py; b stands for all leading dims."""
 
 _OF_KV_HEADS = ("key", "value", "key_pages", "value_pages")
 """The operands [..., K, dim]."""
 
 
 def layout(call: LeadingCall, name: str) -> str:
-    """The axes of an operand; one that is broadcast along goes together with no other."""
+    """The axes of an operand; an axis along which it is broadcast gets a unique letter."""
     spec = call.spec
     full = {"n": spec.num_heads, "t": spec.seq_len_q, "s": spec.seq_len_kv}
     full |= {f"b{i}": size for i, size in enumerate(call.dims)}
@@ -76,9 +75,9 @@ def layouts(call: LeadingCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _letters(call: LeadingCall, name: str) -> list[str]:
-    """The axes of an operand or result as if it were broadcast along none: b0, b1, … lead."""
+    """The axes of an operand or result as if it were broadcast along none; first b0, b1, …"""
     if is_mod_operand(name):
-        # Whole on every device: a mod may read any of it.
+        # It is whole on every device: a mod may read any part of it.
         position, rank = call.options.operands.index(name), len(call.shape(name)) - len(call.dims)
         inner = [f"m{position}x{i}" for i in range(rank)]
     else:
@@ -86,7 +85,7 @@ def _letters(call: LeadingCall, name: str) -> list[str]:
     return [*(f"b{i}" for i in range(len(call.dims))), *inner]
 
 
-def of_keys(call: LeadingCall) -> str:
+def key_operand(call: LeadingCall) -> str:
     """The operand whose sharding says how keys are split."""
     return "key_pages" if call.spec.is_paged else "key"
 
@@ -98,23 +97,23 @@ class Shards:
     sizes: tuple[tuple[str, int], ...]
     """Every mesh axis and its number of devices."""
     leading: tuple[tuple[str, ...], ...]
-    """Those that split each leading dim."""
+    """The axes that split each leading dim."""
     kv_heads: tuple[str, ...]
-    """These split kv heads, and query heads with them."""
+    """The axes that split kv heads, and query heads with them."""
     groups: tuple[str, ...]
-    """These split query heads further; kv heads lie whole along them."""
+    """The axes that split query heads further; kv heads are whole along them."""
     unused: tuple[tuple[str, int], ...]
-    """These, with their numbers of devices, split query, and not the call."""
+    """The axes that split query but not the call, each with its number of devices."""
 
     @staticmethod
     def of(call: LeadingCall, sizes: Mapping[str, int], query: P, key: P) -> Shards:
-        """Split as query is, as far as its axes divide; where it is whole, as key is.
+        """Split the call as query is, where the axes divide it; where query is whole, as key is.
 
-        An axis that splits query otherwise, along its length above all, splits heads in place of
-        that, or else the first leading dim that it divides. `key` is of the operand `of_keys`.
+        An axis that splits query along another dim, mostly its length, splits the heads instead, or
+        else the first leading dim that it divides. `key` is the spec of the operand `key_operand`.
         """
         spec, number = call.spec, len(call.dims)
-        kv_heads_dim = LAYOUTS[of_keys(call)].split().index("k") - 1 + number
+        kv_heads_dim = LAYOUTS[key_operand(call)].split().index("k") - 1 + number
         *leading, rows, heads, dims = (_entry(query, i) for i in range(number + 3))
         given = sum(leading, ()) + rows + heads + dims
         if not any(leading):
@@ -139,7 +138,7 @@ class Shards:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Those that split query heads, the first of them kv heads as well."""
+        """The axes that split query heads; the first of them split kv heads as well."""
         return self.kv_heads + self.groups
 
     def ways(self, axes: tuple[str, ...]) -> int:
@@ -148,12 +147,12 @@ class Shards:
         return math.prod(sizes[axis] for axis in axes)
 
     def spec_of(self, axes_by_letter: str) -> P:
-        """How an array with these axes lies on the mesh."""
+        """The partition spec of an array with these axes."""
         split = self._by_letter | {"k": self.kv_heads}
         return P(*(split.get(letter) or None for letter in axes_by_letter.split()))
 
     def summed(self, call: LeadingCall, name: str) -> tuple[str, ...]:
-        """The mesh axes over whose devices the gradient of this operand is a sum."""
+        """The mesh axes over which the gradient of this operand must be summed."""
         have, full = layout(call, name).split(), _letters(call, name)
         shared = [a for x in full if x not in have for a in self._by_letter.get(x, ())]
         if is_mod_operand(name):
@@ -162,13 +161,14 @@ class Shards:
 
     @property
     def _by_letter(self) -> dict[str, tuple[str, ...]]:
-        """What splits query's axes."""
+        """The mesh axes that split each axis of query."""
         return {f"b{i}": axes for i, axes in enumerate(self.leading)} | {"n": self.heads}
 
     def own_kv_heads(self, spec: AttentionSpec) -> jax.Array | None:
-        """Of the kv heads that lie here, one for each equal run of this device's query heads.
+        """Numbers of local kv heads, one for each equal run of this device's query heads.
 
-        `spec` is of the whole call. None where those that lie here are those it takes, in order.
+        None if the device uses its local kv heads as they are, in order. `spec` is the spec of the
+        whole call.
         """
         here = spec.num_kv_heads // self.ways(self.kv_heads)
         if not self.groups or here == 1:
@@ -179,11 +179,11 @@ class Shards:
         return (_index(self.groups) * own + jnp.arange(0, own, run)) // group
 
     def own_dropout(self, call: LeadingCall, key: jax.Array) -> dict[str, jax.Array]:
-        """dropout_key and dropout_start (spec.py) of this device's rows and heads.
+        """dropout_key and dropout_start (spec.py) for this device's rows and heads.
 
         Args:
           call: the whole call.
-          key: what lies here of its dropout key.
+          key: this device's part of the dropout key.
         """
         start = self.start(call, "dropout_key")
         leading = jnp.broadcast_shapes(start.shape[:-1], key.shape[:-1])
@@ -193,11 +193,11 @@ class Shards:
         }
 
     def start(self, call: LeadingCall, name: str) -> jax.Array:
-        """Which row and head come first here, int32 [*leading dims, 2].
+        """The first row and head of this device's part, int32 [*leading dims, 2].
 
-        An operand of this name counts the rows of the whole call's dims that share it. Those that
-        lie here follow one another from the last dim on that is split; dims before that have a row
-        of it for each index.
+        Rows are counted over the whole call's dims along which the operand of this name is shared.
+        From the last split dim on, this device's rows are consecutive and have one start; dims
+        before that have a start for each index.
         """
         number = len(call.dims)
         own = [size // self.ways(axes) for size, axes in zip(call.dims, self.leading, strict=True)]
@@ -217,7 +217,7 @@ class Shards:
 def own_operands(
     shards: Shards, call: LeadingCall, operands: Sequence[jax.Array]
 ) -> tuple[AttentionOptions, tuple[jax.Array, ...]]:
-    """The call of one device: options and operands, of what lies there of the whole call's."""
+    """The call of one device: its options, and its operands from its part of the whole call's."""
     own, options = dict(zip(call.options.operands, operands, strict=True)), call.options
     heads = shards.own_kv_heads(call.spec)
     if heads is not None:
@@ -234,13 +234,13 @@ def own_operands(
 def shard_call(
     bind: Bind, call: LeadingCall, shards: Shards, operands: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """What one device computes of the call, the sums of gradients over devices made.
+    """The results of the call on one device; gradients are summed over devices that share them.
 
     Args:
-      bind: makes of options the call that one device computes.
+      bind: returns, for options, the function that computes one device's call.
       call: the whole call.
       shards: how it is split.
-      operands: of the whole call's operands what lies on this device, as `Shards.spec_of` splits.
+      operands: this device's parts of the whole call's operands, split by `Shards.spec_of`.
     """
     options, own = own_operands(shards, call, operands)
     results = LeadingCall.of(own, options).results_by(bind, own)
@@ -263,7 +263,7 @@ def shard_call(
 
 
 def _index(axes: tuple[str, ...]) -> Any:
-    """The number of this device along the axes."""
+    """The position of this device along the axes."""
     return jax.lax.axis_index(axes) if axes else 0
 
 

@@ -394,7 +394,7 @@ def _call(spec: AttentionSpec, *, packed: bool) -> CudnnCall:
         needs_keep=forward and spec.wanted.needs_keep,
         deterministic=spec.meaning.deterministic_backward,
         needs_dbias="bias" in spec.wanted.gradients,
-        clears_rows=has_runtime_lengths(spec) and not spec.promises.ignores_dead_rows,
+        clears_rows=has_runtime_lengths(spec) and not spec.promises.ignores_padding_rows,
     )
     return _with_nodes(spec, call) if has_nodes(spec) else call
 

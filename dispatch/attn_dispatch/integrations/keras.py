@@ -24,7 +24,7 @@ from keras.src.layers.attention.multi_head_attention import MultiHeadAttention
 from keras.src.random.seed_generator import draw_seed  # pyright: ignore[reportUnknownVariableType]
 
 from attn_dispatch.api import dot_product_attention as attend
-from attn_dispatch.call.dense_masks import untold
+from attn_dispatch.call.dense_masks import without_dense_mask_warnings
 from attn_dispatch.core import select
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_layout
@@ -140,7 +140,7 @@ def _multi_head(
 ) -> Any:
     if not layer._dropout or return_attention_scores or query.ndim != 4:
         theirs = original(MultiHeadAttention, _COMPUTE)
-        with untold():
+        with without_dense_mask_warnings():
             return theirs(
                 layer, query, key, value, attention_mask, training, return_attention_scores,
                 **causal,
@@ -188,7 +188,7 @@ def _attended(
     rate = layer._dropout_layer.rate if training else 0.0
     if mask is not None and mask.ndim == 3:
         mask = mask[:, None]  # [B, T, S]
-    with untold():
+    with without_dense_mask_warnings():
         out = dot_product_attention(
             *arrays,
             mask=mask,

@@ -163,7 +163,7 @@ def _tune_calls(
                 has_winner = True
                 continue
             try:
-                found = contest.hold(each, device)
+                found = contest.tune(each, device)
             except RuntimeError as error:
                 raise SystemExit(f"error: {error}") from error
             has_winner |= found is not None

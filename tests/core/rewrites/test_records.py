@@ -102,6 +102,6 @@ def test_arrays_over_pairs_are_made_up_to_the_limit(monkeypatch: pytest.MonkeyPa
         if rewrite.applied(spec) is not None and rewrite.pairs(spec)
     ]
     assert len({rewrite.name for rewrite, *_ in found}) >= 5
-    monkeypatch.setattr("attn_dispatch.core.rewrites.rewrite.MOST_PAIRS", 0)
+    monkeypatch.setattr("attn_dispatch.core.rewrites.rewrite.MAX_PAIR_ENTRIES", 0)
     for rewrite, spec, shape in found:
         assert rewrite.applied(spec) is None and rewrite.too_large(spec) == shape

@@ -102,7 +102,7 @@ def name_of(run) -> str:
 
 def test_the_fastest_that_is_right_is_kept(toy, capsys):
     with tuning():
-        winner = contest.hold(SPEC, CPU)
+        winner = contest.tune(SPEC, CPU)
     assert winner is not None
     assert (winner.implementation, winner.engine, winner.untuned) == ("toy", "2 2", "toy")
     assert winner.microseconds == {
@@ -149,14 +149,14 @@ def test_what_is_kept_runs_and_is_explained(toy):
 def test_another_implementation_may_win(toy, monkeypatch):
     monkeypatch.setitem(TIMES, "xla", 60e-6)
     with tuning():
-        winner = contest.hold(SPEC, CPU)
+        winner = contest.tune(SPEC, CPU)
     assert winner is not None and winner.implementation == "xla"
     assert explain(Q, Q, Q, is_causal=True).chosen_forward == "xla"
     # Whoever names implementations has a contest among the engines of the first that can.
     named = SPEC.by("toy", "xla")
     assert select.winner(named, CPU) is None
     with tuning():
-        assert contest.hold(named, CPU).engine == "2 2"
+        assert contest.tune(named, CPU).engine == "2 2"
     # Under this policy nothing falls to XLA, not even because it is faster.
     with attn_dispatch.fallback("error"):
         assert explain(Q, Q, Q, is_causal=True).chosen_forward == "toy"
@@ -166,7 +166,7 @@ def test_what_is_hardly_faster_does_not_replace_the_untuned_choice(toy, monkeypa
     for name in TIMES:
         monkeypatch.setitem(TIMES, name, 99.5e-6)
     with tuning():
-        winner = contest.hold(SPEC, CPU)
+        winner = contest.tune(SPEC, CPU)
     assert (winner.implementation, winner.engine) == ("toy", "")
     assert explain(Q, Q, Q, is_causal=True).forward[0].tuned == winner
 
@@ -175,9 +175,9 @@ def test_nothing_is_tuned_unasked_or_twice(toy, monkeypatch):
     dot_product_attention(Q, Q, Q)
     assert not winners.winners_file().exists()
     with tuning():
-        first = contest.hold(SPEC, CPU)
+        first = contest.tune(SPEC, CPU)
         toy.ran.clear()
-        assert contest.hold(SPEC, CPU) == first and toy.ran == []
+        assert contest.tune(SPEC, CPU) == first and toy.ran == []
     monkeypatch.setenv("ATTN_DISPATCH_TUNING", "5")
     jax.clear_caches()
     dot_product_attention(Q, Q, Q)
@@ -188,14 +188,14 @@ def test_no_more_engines_are_tried_when_the_time_is_over(toy, monkeypatch):
     now = iter(range(10**6))
     monkeypatch.setattr(contest.time, "monotonic", lambda: float(next(now)))
     with tuning(2):
-        winner = contest.hold(SPEC, CPU)
+        winner = contest.tune(SPEC, CPU)
     assert {"toy", "xla"} <= set(winner.microseconds) < {"toy", "xla", "toy 1", "toy 2"}
 
 
 @pytest.mark.parametrize("other", ["device", "versions", "call"])
 def test_a_winner_of_something_else_is_none(toy, other, monkeypatch):
     with tuning():
-        winner = contest.hold(SPEC, CPU)
+        winner = contest.tune(SPEC, CPU)
     assert select.winner(SPEC, CPU) == winner
     if other == "device":
         assert select.winner(SPEC, replace(CPU, name="another CPU")) is None
@@ -209,7 +209,7 @@ def test_a_winner_of_something_else_is_none(toy, other, monkeypatch):
 
 def test_a_winner_that_is_not_there_any_more_is_passed_by(toy):
     with tuning():
-        winner = contest.hold(SPEC, CPU)
+        winner = contest.tune(SPEC, CPU)
     winners.keep(replace(winner, engine="absent"))
     assert select.winner(SPEC, CPU) is None
     assert explain(Q, Q, Q, is_causal=True).chosen_forward == "toy"
@@ -229,7 +229,7 @@ def test_from_a_damaged_file_nothing_is_read_and_nothing_is_lost(toy, caplog, ca
         assert explain(Q, Q, Q, is_causal=True).forward[3].tuned is None
     assert "no winners are read" in caplog.text
     with tuning():
-        contest.hold(SPEC, CPU)
+        contest.tune(SPEC, CPU)
     assert "cannot be read as winners, and is left as it is" in capsys.readouterr().err
     assert file.read_text() == text
 
@@ -237,7 +237,7 @@ def test_from_a_damaged_file_nothing_is_read_and_nothing_is_lost(toy, caplog, ca
 def test_what_is_kept_is_told_from_what_is_not(toy, tmp_path, monkeypatch):
     file = tmp_path / "checkout.json"
     with tuning():
-        winner = contest.hold(SPEC, CPU)
+        winner = contest.tune(SPEC, CPU)
     os.replace(winners.winners_file(), file)
     file.chmod(0o664)
     link = tmp_path / "link.json"
@@ -249,7 +249,7 @@ def test_what_is_kept_is_told_from_what_is_not(toy, tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):
         monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(tmp_path / name))
-        with pytest.raises(OSError, match="is no file that winners can be kept in"):
+        with pytest.raises(OSError, match="is not a file that winners can be kept in"):
             winners.keep(winner)
 
 
@@ -264,13 +264,13 @@ def test_an_interrupt_stops_after_the_contestant_whose_turn_it_is(toy, monkeypat
 
     monkeypatch.setattr("concurrent.futures.Future.result", interrupted)
     with tuning(), pytest.raises(KeyboardInterrupt):
-        contest.hold(SPEC, CPU)
+        contest.tune(SPEC, CPU)
     assert "interrupted" in capsys.readouterr().err and select.winner(SPEC, CPU) is None
 
 
 def test_times_that_are_no_numbers(toy, caplog):
     with tuning():
-        contest.hold(SPEC, CPU)
+        contest.tune(SPEC, CPU)
     file = winners.winners_file()
     content = json.loads(file.read_text())
     content["winners"][0]["microseconds"] = {"xla": "fast"}
@@ -286,7 +286,7 @@ def test_who_cannot_say_its_engines_is_tuned_without(toy, monkeypatch, capsys):
 
     monkeypatch.setattr(select.named("toy")._module, "other_engines", fails, raising=False)  # pyright: ignore[reportAttributeAccessIssue]
     with tuning():
-        assert contest.hold(SPEC, CPU) is not None
+        assert contest.tune(SPEC, CPU) is not None
     assert "toy: other_engines failed: boom" in capsys.readouterr().err
 
 
@@ -294,16 +294,16 @@ def test_a_file_that_cannot_be_written_costs_a_line(toy, tmp_path, monkeypatch, 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(tmp_path / "file" / "winners.json"))
     with tuning():
-        assert contest.hold(SPEC, CPU).engine == "2 2"
+        assert contest.tune(SPEC, CPU).engine == "2 2"
     assert "not kept: " in capsys.readouterr().err
     monkeypatch.setenv("ATTN_DISPATCH_WINNERS", "off")
     with tuning(), pytest.raises(RuntimeError, match="what tuning finds would be lost"):
-        contest.hold(SPEC, CPU)
+        contest.tune(SPEC, CPU)
 
 
 def test_many_write_to_one_file(toy):
     with tuning():
-        winner = contest.hold(SPEC, CPU)
+        winner = contest.tune(SPEC, CPU)
     calls = [replace(winner, call={**winner.call, "window": [i, 0]}) for i in range(40)]
     threads = [threading.Thread(target=winners.keep, args=(x,)) for x in calls]
     for thread in threads:
@@ -320,16 +320,16 @@ def test_what_is_not_tuned(toy):
     dropout = spec_of(query=Q, key=Q, value=Q, dropout_rate=0.5, dropout_key=key)
     empty = spec_of(query=Q[:, :0], key=Q, value=Q)
     with tuning():
-        assert contest.hold(dropout, CPU) is None
-        assert contest.hold(empty, CPU) is None
+        assert contest.tune(dropout, CPU) is None
+        assert contest.tune(empty, CPU) is None
 
 
 def test_where_it_cannot_be_tuned(toy, monkeypatch):
     with tuning(), pytest.raises(RuntimeError, match="there is no NVIDIA H200"):
-        contest.hold(SPEC, replace(parse("sm90"), platform="cpu"))
+        contest.tune(SPEC, replace(parse("sm90"), platform="cpu"))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with tuning(), pytest.raises(RuntimeError, match="in one of several processes"):
-        contest.hold(SPEC, CPU)
+        contest.tune(SPEC, CPU)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, True, "3", None, float("nan"), float("inf")])
@@ -461,14 +461,14 @@ def test_wrong_commands(toy, arguments, error, tmp_path, monkeypatch, capsys):
         main(["tune", *arguments])
     assert error in f"{raised.value} {capsys.readouterr().err}"
     monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(tmp_path))
-    with pytest.raises(SystemExit, match="is no file that winners can be kept in"):
+    with pytest.raises(SystemExit, match="is not a file that winners can be kept in"):
         main(["tune", "calls.json"])
 
 
 def test_an_interrupted_write_leaves_the_file_alone(toy, tmp_path):
     """A process that is killed while it writes."""
     with tuning():
-        winner = contest.hold(SPEC, CPU)
+        winner = contest.tune(SPEC, CPU)
     before = winners.winners_file().read_text()
     program = (
         "import os, json\n"

@@ -133,7 +133,7 @@ def test_a_file_beyond_the_limit(file, monkeypatch, caplog):
     assert "expected at most 32 MiB, got more" in caplog.text
     file.unlink()
     winners.keep(WINNER)
-    monkeypatch.setattr(winners, "_MOST_BYTES", 2 * file.stat().st_size)
+    monkeypatch.setattr(winners, "_MAX_BYTES", 2 * file.stat().st_size)
     content = file.read_bytes()
     with pytest.raises(OSError, match="MiB of winners, got more"):
         winners.keep(replace(WINNER, device="x" * len(content)))
@@ -210,14 +210,14 @@ def test_a_command_says_that_winners_were_not_kept(file, monkeypatch, tmp_path, 
     calls.write_text('[{"query": "float32[2,48,4,16]", "is_causal": true}]')
     file.with_name(".winners.json.lock").symlink_to(tmp_path / "elsewhere")
 
-    def hold(spec, device):
+    def tune_without_device(spec, device):
         try:
             winners.keep(WINNER)
         except OSError as error:
             print(error)
         return WINNER
 
-    monkeypatch.setattr(tune.contest, "hold", hold)
+    monkeypatch.setattr(tune.contest, "tune", tune_without_device)
     monkeypatch.setattr(tune.select, "winner", lambda *_: None)
     calls.write_text('[{"query": "float32[2,48,4,16]", "key": "query", "value": "query"}]')
     with pytest.raises(SystemExit, match=r"^error: 1 winner is not kept in .*winners\.json$"):

@@ -7,12 +7,6 @@ from __future__ import annotations
 
 from functools import cache
 
-from attn_dispatch.core.rewrites.apart import (
-    ALIBI_GRADIENT_APART,
-    BIAS_GRADIENT_APART,
-    MAXIMUM_APART,
-    READ_GRADIENTS_APART,
-)
 from attn_dispatch.core.rewrites.cache.beside_pages import BESIDE_PAGES
 from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
 from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
@@ -36,6 +30,12 @@ from attn_dispatch.core.rewrites.mods_as_arrays import MASK_MOD_AS_MASK, SUM_AS_
 from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
 from attn_dispatch.core.rewrites.one_diagonal import ONE_DIAGONAL
 from attn_dispatch.core.rewrites.padded import PACKED_AS_PADDED
+from attn_dispatch.core.rewrites.results_by_xla import (
+    ALIBI_GRADIENT_BY_XLA,
+    BIAS_GRADIENT_BY_XLA,
+    MAXIMUM_BY_XLA,
+    READ_GRADIENTS_BY_XLA,
+)
 from attn_dispatch.core.rewrites.rewrite import Rewrite
 from attn_dispatch.core.rewrites.row_bias import ROW_BIAS
 from attn_dispatch.core.rewrites.sinks import SINKS_AFTER_A_CACHE, SINKS_AFTERWARDS
@@ -53,16 +53,16 @@ REWRITES: tuple[Rewrite, ...] = (
     MASK_FROM_OUT,
     SCORE_MOD_AS_CAP,
     SCORE_MOD_AS_SLOPES,
-    ALIBI_GRADIENT_APART,
+    ALIBI_GRADIENT_BY_XLA,
     SUM_AS_BIAS,
-    BIAS_GRADIENT_APART,
-    READ_GRADIENTS_APART,
+    BIAS_GRADIENT_BY_XLA,
+    READ_GRADIENTS_BY_XLA,
     ROW_BIAS,
     SINKS_AFTERWARDS,
     *_OF_A_CACHE,
     SMALLER_PAGES,
     PAGES_GATHERED,
-    MAXIMUM_APART,
+    MAXIMUM_BY_XLA,
     SLOPES_AS_BIAS,
     BAND_AS_MASK,
     PACKED_AS_PADDED,

@@ -1,7 +1,7 @@
 """Options that a kernel does not take, or not together, as an array over pairs, which it takes.
 
 Such an array costs memory with the product of the lengths, so it is made up to a size only
-(MOST_PAIRS). Bands, those of traced windows too, and sequences become a mask, ALiBi a float32
+(MAX_PAIR_ENTRIES). Bands, those of traced windows too, and sequences become a mask, ALiBi a float32
 bias, a mask a bias of 0 and -inf, which is exact in every dtype.
 """
 

@@ -24,7 +24,7 @@ Axis = Literal["batch", "heads"]
 Compute = Callable[[AttentionSpec, Mapping[str, jax.Array]], Arrays]
 """A call computed: its results by name."""
 
-MOST_PAIRS = 2**27
+MAX_PAIR_ENTRIES = 2**27
 """An array over pairs of queries and keys that a rewrite makes has at most so many elements."""
 
 LENGTHS = ("query_seq_lengths", "key_value_seq_lengths")
@@ -121,7 +121,7 @@ class Rewrite:
     """Whether the call, one of `asked_of`, has an inner call."""
     pairs: Callable[[AttentionSpec], tuple[Shape, ...]] = _no_arrays
     """Shapes of arrays that it makes, over pairs of queries and keys for example, which grow faster
-    than the call's own: each has at most MOST_PAIRS elements."""
+    than the call's own: each has at most MAX_PAIR_ENTRIES elements."""
     beside: Callable[[AttentionSpec], AttentionSpec | None] = _nothing
     """Another call that the same implementation must run beside the inner call."""
     adds: tuple[str, ...] = ()
@@ -241,7 +241,7 @@ def for_(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
 
 def is_affordable(shape: Shape) -> bool:
     """Whether an array over pairs of queries and keys may be made for a call."""
-    return math.prod(shape) <= MOST_PAIRS
+    return math.prod(shape) <= MAX_PAIR_ENTRIES
 
 
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -51,14 +51,14 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
     if spec.is_backward:
         return _backward(spec, inner, operands, shift, calls)
     results = dict(calls.kernel(inner, for_(inner, operands)))
-    is_dead = (shift == -jnp.inf) | (results["lse"] == -jnp.inf)
+    is_padding = (shift == -jnp.inf) | (results["lse"] == -jnp.inf)
     # No number is NaN in out as well, and in a row that attends nothing nobody looks at it.
     no_number = jnp.where(jnp.isfinite(shift), 0.0, jnp.nan)
     out = results["out"] + no_number.swapaxes(1, 2)[..., None].astype(results["out"].dtype)
-    results["out"] = _zero_in(is_dead, out)
+    results["out"] = _zero_in(is_padding, out)
     for name in ("lse", "row_max"):
         if name in results:
-            results[name] = jnp.where(is_dead, -jnp.inf, results[name] + shift)
+            results[name] = jnp.where(is_padding, -jnp.inf, results[name] + shift)
     # A dead row that is wrong as well is NaN.
     results = nan_where_invalid(spec, operands, results)
     return with_sinks(results, operands["sinks"]) if spec.has("sinks") else results
@@ -68,12 +68,12 @@ def _backward(
     spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, shift: jax.Array, calls: Calls
 ) -> Arrays:
     lse = operands["lse"]
-    is_dead = lse == -jnp.inf
+    is_padding = lse == -jnp.inf
     given = for_(inner, operands)
-    given["lse"] = jnp.where(is_dead, _NO_WEIGHT, lse - jnp.where(is_dead, 0, shift))
-    given["out_grad"] = _zero_in(is_dead, given["out_grad"])
+    given["lse"] = jnp.where(is_padding, _NO_WEIGHT, lse - jnp.where(is_padding, 0, shift))
+    given["out_grad"] = _zero_in(is_padding, given["out_grad"])
     if spec.has("lse_grad"):
-        given["lse_grad"] = jnp.where(is_dead, 0, given["lse_grad"])
+        given["lse_grad"] = jnp.where(is_padding, 0, given["lse_grad"])
     results = dict(calls.kernel(inner, given))
     if "sinks" in spec.wanted.gradients:
         results["sinks"] = sinks_grad(spec, operands)
@@ -94,9 +94,9 @@ def _row_grad(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     return jnp.where(lse == -jnp.inf, 0, grad)
 
 
-def _zero_in(is_dead: jax.Array, x: jax.Array) -> jax.Array:
-    """x [B, T, N, V] with 0 in the rows of `is_dead` [1|B, 1|N, 1|T]."""
-    return jnp.where(is_dead.swapaxes(1, 2)[..., None], 0, x)
+def _zero_in(is_padding: jax.Array, x: jax.Array) -> jax.Array:
+    """x [B, T, N, V] with 0 in the rows of `is_padding` [1|B, 1|N, 1|T]."""
+    return jnp.where(is_padding.swapaxes(1, 2)[..., None], 0, x)
 
 
 ROW_BIAS = Rewrite(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.few_queries import MOST
+from attn_dispatch.core.rewrites.cache.few_queries import MAX_QUERIES
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     Arrays,
@@ -48,9 +48,9 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
 def with_sinks(results: Arrays, sinks: jax.Array) -> Arrays:
     """out and lse of a call without sinks [1|B, N] as they are with them."""
     out, lse = results["out"], results["lse"]
-    is_dead = lse == -jnp.inf
-    whole = jnp.where(is_dead, -jnp.inf, jnp.logaddexp(lse, sinks.astype(lse.dtype)[:, :, None]))
-    share = jnp.where(is_dead, 0, jnp.exp(lse - jnp.where(is_dead, 0, whole)))
+    is_padding = lse == -jnp.inf
+    whole = jnp.where(is_padding, -jnp.inf, jnp.logaddexp(lse, sinks.astype(lse.dtype)[:, :, None]))
+    share = jnp.where(is_padding, 0, jnp.exp(lse - jnp.where(is_padding, 0, whole)))
     out = (out.astype(lse.dtype) * share.swapaxes(1, 2)[..., None]).astype(out.dtype)
     # Without a barrier XLA may go on with what out was before it was rounded, and every gradient
     # is of out as it is returned.
@@ -66,7 +66,7 @@ def _keeps_kernels_of_a_cache(spec: AttentionSpec) -> bool:
     """Whether kernels for decoding, and those that read pages, could not run the call otherwise."""
     if not spec.has("sinks") or not spec.has("key_value_seq_lengths") or is_packed(spec):
         return False
-    return not spec.meaning.dropout_rate and (spec.is_paged or spec.seq_len_q <= MOST)
+    return not spec.meaning.dropout_rate and (spec.is_paged or spec.seq_len_q <= MAX_QUERIES)
 
 
 SINKS_AFTER_A_CACHE = replace(SINKS_AFTERWARDS, asked_of=CACHE, when=_keeps_kernels_of_a_cache)

@@ -1,5 +1,5 @@
-"""Tuning: what runs a call fastest is found out on the device, and kept for whoever calls it later.
+"""Tuning: the fastest way to compute a call is measured on the device, and kept for later calls.
 
-`contest` runs and times the ways in which a call can be computed, on arrays that `operands` makes;
-`winners` keeps what came of it, and tells `core/select`.
+`contest` runs and times the ways to compute a call, on arrays that `operands` makes. `winners`
+keeps the results, where `core/select` finds them.
 """

@@ -1,8 +1,9 @@
-"""Every way to compute a call, run beside the others on the device: the fastest is kept.
+"""The contest: the ways to compute a call are timed on the device, and the fastest is kept.
 
-First each implementation by what it takes itself; then, for the fastest that has several engines,
-these: first the ones that its library proposes and their like, then what is like the best of them,
-until nothing is faster or the time is over. The best few take turns at the end.
+First each implementation runs the call with its default engine. Then the other engines of each are
+tried, beginning with the fastest implementation: first those similar to the default, then those
+similar to the best so far, until none is faster or the time is over. At the end the best few are
+timed in turns.
 """
 
 from __future__ import annotations
@@ -31,28 +32,28 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.typed_jax import compiled
 
 _HOPELESS = 4.0
-"""Who takes so many times the best's time is not timed any further."""
+"""A contestant that takes this many times the best time is not timed any further."""
 
 _FINALISTS = 5
-"""So many take turns, if they are no slower than the best by a tenth."""
+"""At most this many contestants take turns, all within a tenth of the best time."""
 _ROUNDS = 8
 _SECONDS = 0.02
-"""How long one measurement takes, and at least one call."""
+"""Duration of one measurement, which is at least one call."""
 
 _LEAST_GAIN = 1.01
-"""A contestant that is not faster than the untuned choice by so much does not replace it."""
+"""The untuned choice stays unless a contestant is faster by this factor."""
 
 _one_at_a_time = threading.Lock()
 
 
-def hold(spec: AttentionSpec, device: Device) -> Winner | None:
-    """What runs this call fastest: as it is kept, or found out now, and kept.
+def tune(spec: AttentionSpec, device: Device) -> Winner | None:
+    """The fastest way to run this call: the kept winner, or else a new one, which is kept.
 
-    None where there is nothing to find out.
+    None if there is no choice.
 
     Raises:
-      RuntimeError: if the device is not here, nothing can be kept, or other processes lower the
-        same program.
+      RuntimeError: if the device is not present, winners cannot be kept, or other processes lower
+        the same program.
     """
     if _is_not_tuned(spec):
         return None
@@ -63,27 +64,27 @@ def hold(spec: AttentionSpec, device: Device) -> Winner | None:
         if not contestants or (len(contestants) == 1 and not contestants[0].others(device)):
             return None
         _check_surroundings(device)
-        # A thread of its own is inside of no transformation, mesh or other context of the caller's.
+        # A new thread is outside all transformations, meshes and other contexts of the caller.
         stop = threading.Event()
         with ThreadPoolExecutor(1, "attn_dispatch tuning") as pool:
             surroundings = settings.current()
-            held = pool.submit(_held, spec, device, contestants, surroundings, stop)
+            result = pool.submit(_run_contest, spec, device, contestants, surroundings, stop)
             try:
-                return held.result()
+                return result.result()
             except KeyboardInterrupt:
-                stop.set()  # after the contestant whose turn it is
+                stop.set()  # the contest ends after the current contestant
                 raise
 
 
-class _Stopped(Exception):
-    """Whoever asked is no longer interested."""
+class _Interrupted(Exception):
+    """The caller has interrupted the contest."""
 
     def __str__(self) -> str:
         return "interrupted"
 
 
 def _is_not_tuned(spec: AttentionSpec) -> bool:
-    # Both passes must draw the same dropout mask; the others are not run by kernels at all.
+    # With dropout both passes must draw the same mask. No kernel runs the other calls.
     return bool(
         spec.meaning.dropout_rate
         or spec.wanted.needs_keep
@@ -109,7 +110,7 @@ def _check_surroundings(device: Device) -> None:
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to compute a call: an implementation, and which of its engines."""
+    """One way to compute a call: an implementation and one of its engines."""
 
     choice: select.Choice
     engine: str = ""
@@ -119,18 +120,18 @@ class Contestant:
         return f"{self.choice.NAME} {self.engine}".strip()
 
     def others(self, device: Device) -> tuple[str, ...]:
-        """The engines that are like its own; none of an implementation that cannot say."""
+        """The engines similar to its own; none if the implementation cannot name them."""
         implementation = self.choice.implementation
         try:
             return implementation.other_engines(self.choice.chain.spec, device)
-        except Exception as error:  # of a package of somebody else's
-            screen.said(f"{implementation.NAME}: other_engines failed: {_first_line(error)}")
+        except Exception as error:  # another package may raise anything
+            screen.print_line(f"{implementation.NAME}: other_engines failed: {_first_line(error)}")
             return ()
 
 
 @dataclass
 class _Standings:
-    """What is known so far."""
+    """The results so far."""
 
     seconds: dict[Contestant, float] = field(default_factory=dict[Contestant, float])
     programs: dict[Contestant, timing.Program] = field(
@@ -143,14 +144,14 @@ class _Standings:
 
 
 def _implementations(spec: AttentionSpec, device: Device) -> list[Contestant]:
-    """Everything that can run the call by what it takes itself, the untuned choice first."""
-    choices = select.able(spec, device)
+    """The implementations that can run the call, with default engines, the untuned choice first."""
+    choices = select.candidates(spec, device)
     if not choices:
         return []
     untuned = choices[0].implementation
     has_sequences = any(spec.has(name) for name in SEQUENCE_OPERANDS)
-    keeps_apart = untuned.KEEPS_NAN_APART and has_sequences
-    # XLA has scores in memory, and takes very long where those are many.
+    keeps_nan_apart = untuned.KEEPS_NAN_APART and has_sequences
+    # XLA keeps the scores in memory, and takes very long where there are many.
     pairs = (spec.batch, spec.num_heads, spec.seq_len_q, spec.seq_len_kv)
     is_strict = settings.current().fallback == "error"
     return [
@@ -159,13 +160,13 @@ def _implementations(spec: AttentionSpec, device: Device) -> list[Contestant]:
         if choice.implementation is untuned
         or not (
             choice.chain.may_fall_back
-            or (keeps_apart and not choice.implementation.KEEPS_NAN_APART)
+            or (keeps_nan_apart and not choice.implementation.KEEPS_NAN_APART)
             or (choice.implementation.PLATFORM is None and (is_strict or not is_affordable(pairs)))
         )
     ]
 
 
-def _held(
+def _run_contest(
     spec: AttentionSpec,
     device: Device,
     contestants: Sequence[Contestant],
@@ -178,7 +179,7 @@ def _held(
         settings.restored(surroundings),
         settings.restored(replace(settings.current(), tuning_seconds=None, fallback="silent")),
         jax.default_device(jax.local_devices(backend=device.platform)[0]),
-        screen.tuned(_short(spec)) as say,
+        screen.progress(_short(spec)) as say,
     ):
         try:
             arrays = _arrays(spec, device)
@@ -186,21 +187,21 @@ def _held(
                 spec, device, contestants, arrays, start + seconds, say, stop
             )
         except Exception as error:
-            # Memory that is not there, an untuned choice that fails: the call goes on without.
-            screen.said(f"not tuned: {_short(spec)}: {_first_line(error)}")
+            # Out of memory, or the untuned choice failed: the call runs without tuning.
+            screen.print_line(f"not tuned: {_short(spec)}: {_first_line(error)}")
             return None
     tried = len(standings.seconds) + len(standings.left_out)
-    screen.said(
+    screen.print_line(
         f"tuned: {_short(spec)}: {winner}; {tried} tried in {time.monotonic() - start:.1f} s"
     )
     for reason in dict.fromkeys(standings.left_out.values()):
         names = [name for name, of in standings.left_out.items() if of == reason]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        screen.said(f"  left out: {names[0]}{more}: {reason}")
+        screen.print_line(f"  left out: {names[0]}{more}: {reason}")
     try:
         winners.keep(winner)
     except OSError as error:
-        screen.said(f"not kept: {error}")
+        screen.print_line(f"not kept: {error}")
     return winner
 
 
@@ -227,9 +228,9 @@ def _ranked(
     untuned, standings = contestants[0], _Standings()
     expected = _try(untuned, device, arrays, standings)
 
-    def consider(contestant: Contestant) -> None:
+    def try_contestant(contestant: Contestant) -> None:
         if stop.is_set():
-            raise _Stopped
+            raise _Interrupted
         best = standings.best(1)[0]
         say(f"{len(standings.seconds)} timed, best {best.name}; now {contestant.name}")
         try:
@@ -241,11 +242,11 @@ def _ranked(
             standings.left_out[contestant.name] = _first_line(error)
 
     for contestant in contestants[1:]:
-        consider(contestant)
+        try_contestant(contestant)
     for contestant in list(standings.best(len(contestants))):
-        _try_engines(spec, device, contestant, standings, consider, deadline)
+        _try_engines(spec, device, contestant, standings, try_contestant, deadline)
     if stop.is_set():
-        raise _Stopped
+        raise _Interrupted
     order = _final(untuned, standings)
     return standings, _winner(spec, device, untuned, standings, order)
 
@@ -255,10 +256,10 @@ def _try_engines(
     device: Device,
     start: Contestant,
     standings: _Standings,
-    consider: Any,
+    try_contestant: Any,
     deadline: float,
 ) -> None:
-    """Engine by engine, from one contestant to the best that is like it."""
+    """Try engines similar to a contestant's, then to the best one's, until none is better."""
     if standings.seconds[start] > _HOPELESS * standings.seconds[standings.best(1)[0]]:
         return
     centre, seen = start, {start.engine}
@@ -268,8 +269,8 @@ def _try_engines(
                 return
             seen.add(engine)
             choice = select.by_engine(spec, device, start.choice.NAME, engine)
-            if choice is not None:  # the library has that one
-                consider(Contestant(choice, engine))
+            if choice is not None:  # the library has that engine
+                try_contestant(Contestant(choice, engine))
         own = (
             x for x in standings.best(len(standings.seconds)) if x.choice.NAME == start.choice.NAME
         )
@@ -284,7 +285,7 @@ def _try(
     arrays: Mapping[str, jax.Array],
     standings: _Standings,
 ) -> Any:
-    """Compile and run it once, and time it; its results."""
+    """Compile the contestant, run it once, and time it; returns its results."""
     program = compiled(partial(contestant.choice.compute, device))
     results = program(arrays)
     jax.block_until_ready(results)
@@ -299,7 +300,7 @@ def _try(
 
 
 def _final(untuned: Contestant, standings: _Standings) -> list[Contestant]:
-    """Who is kept, then the others: the best few and the untuned choice by times taken in turns."""
+    """The winner, then the others, after the best few and the untuned choice are timed in turns."""
     fast = standings.best(_FINALISTS)
     fast = [x for x in fast if standings.seconds[x] < 1.1 * standings.seconds[fast[0]]]
     few = list(dict.fromkeys([*fast, untuned]))
@@ -309,7 +310,7 @@ def _final(untuned: Contestant, standings: _Standings) -> list[Contestant]:
         times = timing.turns(by_name, _ROUNDS, _SECONDS)
         standings.seconds |= {x: statistics.median(times[x.name]) for x in few}
     few.sort(key=standings.seconds.__getitem__)
-    # Of those between which there is nothing, what runs without a word, or by the fewest.
+    # Among equally fast ones, prefer the untuned choice, then a default engine.
     level = [x for x in few if standings.seconds[x] < _LEAST_GAIN * standings.seconds[few[0]]]
     kept = min(level, key=lambda x: (x != untuned, x.engine != "", standings.seconds[x]))
     return list(dict.fromkeys([kept, *standings.best(len(standings.seconds))]))
@@ -335,7 +336,7 @@ def _winner(
 
 
 def _short(spec: AttentionSpec) -> str:
-    """The call in some words."""
+    """A short description of the call."""
     described = winners.described(spec)
     hidden = {"pass", "gradients", *spec.options.operands} - {"query", "key"}
     facts = (f"{name} {value}" for name, value in described.items() if name not in hidden)

@@ -1,4 +1,4 @@
-"""Whether two ways to compute a call give the same numbers, but for rounding."""
+"""Comparison of the results of two ways to compute a call, up to rounding."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import jax.numpy as jnp
 from attn_dispatch.call.spec import AttentionSpec
 
 _ROUNDINGS = 4
-"""How many units in the last place of the call's dtype rows may differ by. The kernels round to it
-probabilities and what gradients are made of, and each result once more."""
+"""The difference allowed between rows, in units in the last place of the call's dtype. Kernels
+round probabilities and gradients of scores to that dtype, and then each result."""
 
 _LEAST = 1e-3
-"""What lse may differ by, which is summed in float32, and rows of calls in more than 16 bits, whose
-products an implementation may round in its own way."""
+"""The least difference allowed: for lse, which is summed in float32, and for rows of calls in more
+than 16 bits, whose products implementations may round differently."""
 
 
 def differing(
     spec: AttentionSpec, got: Sequence[jax.Array], expected: Sequence[jax.Array]
 ) -> tuple[str, ...]:
-    """The names of the results that are not the same."""
+    """The names of the results that differ."""
     tolerance = max(_ROUNDINGS * float(cast("Any", jnp.finfo(spec.dtype)).eps), _LEAST)
     found: list[str] = []
     for name, a, b in zip(spec.result_names, got, expected, strict=True):
@@ -45,9 +45,9 @@ def _numbers_differ(a: jax.Array, b: jax.Array) -> jax.Array:
 
 @partial(jax.jit, static_argnames="tolerance")
 def _rows_differ(a: jax.Array, b: jax.Array, tolerance: float) -> jax.Array:
-    """Whether a row is off by more than its share of its length, or of what rows usually have.
+    """Whether the error of any row exceeds `tolerance` times its length, or the usual length.
 
-    By row, because a tile that a kernel forgot is a small part of the whole.
+    Rows are compared one by one because a tile that a kernel skipped is a small part of the whole.
     """
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     off = _length(jnp.where(_alike(a, b), 0, a - b))

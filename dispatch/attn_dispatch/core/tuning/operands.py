@@ -1,4 +1,4 @@
-"""Random arrays for a call of which only the spec is known."""
+"""Random arrays for a call, made from its spec."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SIDES = {"query": 0, "q": 0, "key": 1, "kv": 1}
 
 
 def made_for(spec: AttentionSpec) -> dict[str, jax.Array]:
-    """The operands of a call, but for out and lse, which only a forward pass can make.
+    """The operands of a call, except out and lse, which only a forward pass can make.
 
-    Sequences are as long as each other and, all together, as the rows have places: a batch row of
-    several has as many as it can have. Masks let pass nine of ten pairs, windows everything.
+    Sequences have equal lengths and fill their batch rows; a batch row that may hold several has as
+    many as possible. Masks allow nine of ten pairs, windows all.
     """
     keys = jax.random.split(jax.random.key(0), len(spec.operands))
     wanted = (x for x in spec.operands if x.name not in RESIDUALS[:2])
@@ -43,7 +43,7 @@ def _made(spec: AttentionSpec, name: str, key: jax.Array) -> jax.Array:
 
 
 def _rows(spec: AttentionSpec, name: str) -> int:
-    """The places of a batch row on the side that an operand is of."""
+    """The number of queries or keys in a batch row, whichever the operand is about."""
     side = _SIDES[name.removeprefix("cu_seqlens_").split("_")[0]]
     return (spec.seq_len_q, spec.seq_len_kv)[side]
 
@@ -55,14 +55,14 @@ def _longest(spec: AttentionSpec, name: str) -> int:
 
 
 def _ends(spec: AttentionSpec, name: str, count: int) -> jax.Array:
-    """Where each of so many sequences ends, int32 [count]; the longest there may be, if shorter."""
+    """Where each of `count` sequences ends, int32 [count]; none is longer than the spec allows."""
     numbers, rows = jnp.arange(1, count + 1, dtype=jnp.int32), _rows(spec, name)
     evenly = jnp.round(numbers * (rows / count)).astype(jnp.int32)
     return jnp.minimum(evenly, numbers * _longest(spec, name))
 
 
 def _segment_ids(spec: AttentionSpec, name: str, shape: tuple[int, ...]) -> jax.Array:
-    """Ascending from 1, then 0; eight segments where nobody knows how many there are."""
+    """Ids ascending from 1, then 0; eight segments if the spec gives no number."""
     count = min(most_sequences(spec) or 8, _rows(spec, name))
     ends = _ends(spec, name, max(count, 1))
     places = jnp.arange(shape[1], dtype=jnp.int32)

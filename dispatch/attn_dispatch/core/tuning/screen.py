@@ -1,4 +1,4 @@
-"""What tuning says while it runs: to stderr, on a terminal with something that turns."""
+"""The messages of tuning on stderr, with a spinner on a terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Say = Callable[[str], None]
 
 
 @contextmanager
-def tuned(what: str) -> Generator[Say]:
-    """Announces what is tuned; what this yields tells how far that is."""
+def progress(what: str) -> Generator[Say]:
+    """Show a spinner for the call that is tuned; yields a function that shows the progress."""
     with waiting(f"tuning {what}") as say:
         yield say
 
 
-def said(text: str) -> None:
-    """A line that stays."""
+def print_line(text: str) -> None:
+    """Print a line that remains on the screen."""
     print(f"attn_dispatch: {text}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""Timing by turns: what is compared runs in the same minute, at the same clock of the card.
+"""Timing in turns: compared programs run in the same minute, at the same clock of the card.
 
-A card that its power limits runs a program at another clock after a light program than after a
+A card at its power limit runs a program at a different clock after a light program than after a
 heavy one. So over the rounds each program follows each other one equally often.
 """
 
@@ -16,7 +16,7 @@ Program = tuple[Callable[..., Any], Sequence[Any]]
 """A jitted function and its arguments."""
 
 Timed = Callable[[int], float]
-"""Runs a program so many times and returns seconds per call."""
+"""A function that runs a program a number of times and returns seconds per call."""
 
 
 def seconds_per_call(function: Callable[..., Any], arrays: Sequence[Any], calls: int) -> float:
@@ -33,8 +33,8 @@ def seconds_per_call(function: Callable[..., Any], arrays: Sequence[Any], calls:
 def orders(count: int) -> list[tuple[int, ...]]:
     """Orders of `count` programs, in which each follows each other one equally often.
 
-    A Latin square (Williams') for an even count: as many orders as programs, each program once in
-    each place. An odd count needs twice as many: every order is there backwards as well.
+    For an even count this is Williams' Latin square: as many orders as programs, each program once
+    in each place. An odd count needs each order backwards as well.
     """
     half = [(-(-i // 2) if i % 2 else count - i // 2) % count for i in range(1, count)]
     square = [tuple((x + shift) % count for x in (0, *half)) for shift in range(count)]
@@ -54,8 +54,8 @@ def turns(
     """Seconds per call of each program, one entry for each round; a measurement takes `seconds`.
 
     Args:
-      least: how many calls a measurement takes at least.
-      is_over: asked after each round; there are no more once it is true.
+      least: the smallest number of calls of a measurement.
+      is_over: asked after each round; once it is true, no further round begins.
     """
     calls: dict[str, int] = {}
     for name, run in timed.items():

@@ -1,12 +1,12 @@
-"""What ran calls fastest, in a file that people can read: by call, device and versions.
+"""The winners of tuning, in a file that people can read: by call, device and versions.
 
     {"format": 1, "winners": [{"call": {…}, "device": "NVIDIA H200", "versions": {…},
       "implementation": "cudnn", "engine": "6 KERNEL_CFG=2 STREAM_K=1", "date": "2026-11-24",
       "untuned": "cudnn", "microseconds": {"cudnn 6 KERNEL_CFG=2 STREAM_K=1": 512.3, …}}]}
 
-A scale is no part of the call, nor is whether lse is a result: they change no time. What stands in
-the file is believed as long as the device has that name and the libraries those versions. From a
-file that cannot be read nothing is taken, with a line in the log, and nothing is written over it.
+The entry of a call does not contain facts that change no time, such as its scale. An entry counts
+as long as the device has that name and the libraries have those versions. A file that cannot be
+read gives no winners and a line in the log, and is not overwritten.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ FILE = "ATTN_DISPATCH_WINNERS"
 
 _FORMAT = 1
 
-_MOST_BYTES = 2**25
+_MAX_BYTES = 2**25
 """The largest file that is read or written. A winner takes 1 to 5 KB."""
 
-_LONGEST_TIME = 1e12
+_MAX_MICROSECONDS = 1e12
 """Microseconds."""
 
-_NO_PART = ("scale", "needs_lse", "differentiated", "partner", "gradients")
-"""Facts that change no time, or are said otherwise."""
+_NOT_IN_FILE = ("scale", "needs_lse", "differentiated", "partner", "gradients")
+"""Fields that change no time, or that `described` writes in another way."""
 
 _log = logging.getLogger("attn_dispatch")
 
 _not_kept: dict[Path, dict[str, Winner]] = {}
-"""By file, winners that this process found and could not write to it. They count as kept here, and
-the next winner that can be written takes them along."""
+"""By file, the winners that this process could not write to it. This process still uses them, and
+writes them together with the next winner that can be written."""
 
 
 @dataclass(frozen=True)
 class Winner:
-    """What is kept of one call on one device."""
+    """The fastest way to compute one call on one device."""
 
     call: dict[str, object]
-    """What `described` makes of its spec."""
+    """Its spec, as `described` returns it."""
     device: str
     versions: dict[str, str]
-    """Of everything that had a part in the choice."""
+    """The versions of everything that decided the choice."""
     implementation: str
     engine: str
-    """`AttentionOptions.engine`; "" is what the implementation takes by itself."""
+    """`AttentionOptions.engine`; "" is the implementation's default."""
     date: str
     untuned: str
-    """The contestant that runs where nothing is kept."""
+    """The contestant that runs the call if no winner is kept."""
     microseconds: dict[str, float]
     """Time of each contestant that was timed, fastest first, by its name."""
 
@@ -82,14 +82,14 @@ class Winner:
 
 
 def described(spec: AttentionSpec) -> dict[str, object]:
-    """What tells a call from others in the file."""
+    """The facts that identify a call in the file."""
     arrays = {x.name: f"{x.dtype}[{','.join(map(str, x.shape))}]" for x in spec.operands}
     found: dict[str, object] = {"pass": "backward" if spec.is_backward else "forward", **arrays}
     for part in (spec.meaning, spec.wanted):
         for field in fields(part):
             value = getattr(part, field.name)
-            if field.name not in _NO_PART and value != field.default:
-                # Of a mod all its operations, which its text has.
+            if field.name not in _NOT_IN_FILE and value != field.default:
+                # The text of a mod contains all its operations.
                 is_mod = isinstance(value, ModProgram)
                 found[field.name] = _digest(value.text) if is_mod else value
     if spec.is_backward:
@@ -100,7 +100,7 @@ def described(spec: AttentionSpec) -> dict[str, object]:
 def find(
     spec: AttentionSpec, device: Device, versions: Callable[[Device], Mapping[str, str]]
 ) -> Winner | None:
-    """What ran the call fastest on this device, with these versions, if that is known."""
+    """The kept winner of the call on this device, with these versions, if there is one."""
     if (file := winners_file()) is None:
         return None
     here, kept = _not_kept.get(file, {}), _kept(file) or {}
@@ -111,12 +111,12 @@ def find(
 
 
 def keep(winner: Winner) -> None:
-    """Write it down, in the place of what was kept of the same call.
+    """Write the winner to the file, in place of an earlier winner of the same call.
 
     Raises:
-      OSError: where that cannot be: what is there and cannot be read is left as it is, as is a
-        file that another process has locked for seconds. This process still finds the winner, and
-        writes it with the next one.
+      OSError: if it cannot be written. A file that cannot be read, or that another process has
+        locked for seconds, is left as it is. This process still finds the winner, and writes it
+        with the next one.
     """
     if (file := winners_file()) is None:
         return
@@ -130,14 +130,14 @@ def keep(winner: Winner) -> None:
 
 
 def not_kept(file: Path) -> int:
-    """How many winners of this process could not be written to the file."""
+    """The number of winners of this process that could not be written to the file."""
     return len(_not_kept.get(file, {}))
 
 
 def _add(file: Path, found: Mapping[str, Winner]) -> None:
     if reason := not_writable(file):
         raise OSError(reason)
-    file = Path(os.path.realpath(file))  # of a link what it points to is replaced
+    file = Path(os.path.realpath(file))  # a link stays: its target is replaced
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.with_name(f".{file.name}.lock")):
         kept = _kept(file)
@@ -147,32 +147,32 @@ def _add(file: Path, found: Mapping[str, Winner]) -> None:
 
 
 def not_writable(file: Path) -> str:
-    """Why no winners can be kept there; empty if they can, as far as one can tell."""
+    """Why winners cannot be kept in this file; empty if they can, as far as can be known."""
     try:
         if file.exists():
-            return "" if file.is_file() else f"{file} is no file that winners can be kept in"
+            return "" if file.is_file() else f"{file} is not a file that winners can be kept in"
         if file.is_symlink():
-            file.stat()  # an error of a link to itself
+            file.stat()  # raises for a link to itself
     except FileNotFoundError:
         pass
     except OSError as error:
         return error_text(error)
     try:
         folder = next(x for x in file.absolute().parents if x.exists())
-    except OSError as error:  # the process is in a folder that has been removed
+    except OSError as error:  # the current folder has been removed
         return f"{file}: {error_text(error)}"
     if folder.is_dir() and os.access(folder, os.W_OK):
         return ""
-    return f"{folder} is no folder that winners can be written to"
+    return f"{folder} is not a folder that winners can be written to"
 
 
 def winners_file() -> Path | None:
-    """Where winners are kept, which need not exist; None if they are not."""
+    """The file of winners, which need not exist; None if winners are not kept."""
     return cache_path(FILE, "winners.json")
 
 
 def _kept(file: Path) -> dict[str, Winner] | None:
-    """What the file holds, by key; None of one that cannot be read."""
+    """The winners in the file, by key; None if the file cannot be read."""
     try:
         facts = file.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -184,9 +184,9 @@ def _kept(file: Path) -> dict[str, Winner] | None:
 
 @lru_cache(maxsize=4)
 def _read(file: Path, *_: int) -> dict[str, Winner] | None:
-    """The same of a file with this time, size and number, so that each version is read once."""
+    """The winners in the file, read once for each time, size and inode that it has."""
     try:
-        content = reading.json_file(file, _MOST_BYTES, is_kept=True)
+        content = reading.json_file(file, _MAX_BYTES, is_kept=True)
         if content["format"] != _FORMAT:
             raise ValueError(f"expected format {_FORMAT}, got {content['format']!r}")
         return {x.key: x for x in (_winner(entry) for entry in content["winners"])}
@@ -210,21 +210,21 @@ def _winner(entry: dict[str, Any]) -> Winner:
 
 
 def _is_printable(text: object) -> bool:
-    """Whether it is a text that does nothing to a terminal."""
+    """Whether it is a string that cannot control a terminal."""
     return isinstance(text, str) and text.isprintable()
 
 
 def _is_time(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 0 <= value < _LONGEST_TIME
+    return 0 <= value < _MAX_MICROSECONDS
 
 
 def _replace(file: Path, kept: Mapping[str, Winner]) -> None:
     listed = [asdict(x) for _, x in sorted(kept.items())]
     text = json.dumps({"format": _FORMAT, "winners": listed}, indent=1) + "\n"
-    if len(text) > _MOST_BYTES:
-        raise OSError(f"{file}: expected at most {_MOST_BYTES >> 20} MiB of winners, got more")
+    if len(text) > _MAX_BYTES:
+        raise OSError(f"{file}: expected at most {_MAX_BYTES >> 20} MiB of winners, got more")
     mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else None
     writing.replace(file, text.encode(), mode)
     writing.remove_stale(file.parent)

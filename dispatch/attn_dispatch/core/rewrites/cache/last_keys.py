@@ -16,7 +16,7 @@ from attn_dispatch.core.rewrites.rewrite import Arrays
 from attn_dispatch.semantics.merge import shares
 from attn_dispatch.semantics.pages import keys_at
 
-MOST_PAIRS = 80
+MAX_LAST_PAIRS = 80
 """Queries times keys: with more, matrix products are faster. 4 queries and 10 keys of 32 heads on
 one took 52 µs, and 54 with 66 keys and products; 8 queries and 14 keys 71, and 66 with 70."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.few_queries import MOST
+from attn_dispatch.core.rewrites.cache.few_queries import MAX_QUERIES
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     Arrays,
@@ -39,7 +39,7 @@ def _when(spec: AttentionSpec) -> bool:
     if any(map(spec.has, _BY_PAIR)) or spec.meaning.mods or spec.wanted.needs_keep:
         return False
     least = _LEAST_SAVED
-    if spec.seq_len_q > MOST:
+    if spec.seq_len_q > MAX_QUERIES:
         if not spec.is_paged:
             return False  # an array goes packed, as it is
         least = 1  # else all of them are copied

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from attn_dispatch.call.options import Promises
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
-from attn_dispatch.core.rewrites.cache.few_queries import MOST, is_plain
+from attn_dispatch.core.rewrites.cache.few_queries import MAX_QUERIES, is_plain
 from attn_dispatch.core.rewrites.cache.grouped_heads import MOST_AS_HEADS, PART
-from attn_dispatch.core.rewrites.cache.last_keys import MOST_PAIRS, with_last_keys
+from attn_dispatch.core.rewrites.cache.last_keys import MAX_LAST_PAIRS, with_last_keys
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     LENGTHS,
@@ -68,14 +68,14 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
         arrays=arrays,
         meaning=without_band(plan.blocks.meaning(spec)),
         wanted=replace(spec.wanted, needs_lse=True),
-        promises=Promises(whole_pages=True, is_checked=True, ignores_dead_rows=True),
+        promises=Promises(whole_pages=True, is_checked=True, ignores_padding_rows=True),
     )
 
 
 def _beside(spec: AttentionSpec) -> AttentionSpec | None:
     """The call on the keys after the whole pages; None where XLA computes it."""
     plan = _plan(spec)
-    if spec.seq_len_q <= MOST or not plan.after:
+    if spec.seq_len_q <= MAX_QUERIES or not plan.after:
         return None
     return changed(
         spec,
@@ -157,13 +157,13 @@ class _Plan:
             return None
         rows = spec.seq_len_q * spec.num_heads // spec.num_kv_heads
         goes_as_heads = spec.seq_len_q == 1 or rows <= MOST_AS_HEADS
-        if spec.seq_len_q <= MOST and is_plain(spec) and goes_as_heads:
+        if spec.seq_len_q <= MAX_QUERIES and is_plain(spec) and goes_as_heads:
             return None  # few_queries.py does it with fewer keys apart
         if spec.has("bias") and (
-            spec.seq_len_q > MOST or not spec.is_paged or spec.shape("bias")[3] == 1
+            spec.seq_len_q > MAX_QUERIES or not spec.is_paged or spec.shape("bias")[3] == 1
         ):
             return None  # it would be an array of many pairs
-        if spec.seq_len_q > MOST and (left is not None or not spec.is_paged):
+        if spec.seq_len_q > MAX_QUERIES and (left is not None or not spec.is_paged):
             return None  # a window's keys are copied, and an array goes packed
         if spec.seq_len_q > _MOST_PADDED and spec.batch > 1 and spec.has("query_seq_lengths"):
             return None
@@ -178,7 +178,7 @@ class _Plan:
                 return None
         columns = round_up(columns, -(-_TILE // blocks.size))
         apart = blocks.size - 1 + (0 if is_open else spec.seq_len_q - 1)
-        if spec.seq_len_q > MOST and 2 * apart > spec.seq_len_kv:
+        if spec.seq_len_q > MAX_QUERIES and 2 * apart > spec.seq_len_kv:
             return None  # all may as well be copied
         return _Plan(blocks, columns, 0 if left is None else apart, apart)
 
@@ -300,7 +300,7 @@ def _by_xla(
     if right is not None:
         may_attend &= place <= diagonal + right
     bias = _bias_at(operands["bias"], places) if spec.has("bias") else None
-    if spec.seq_len_q * length <= MOST_PAIRS:
+    if spec.seq_len_q * length <= MAX_LAST_PAIRS:
         return with_last_keys(spec, operands, results, places, may_attend, bias)
     key, value = keys_at(spec, operands, places)
     # 0 · NaN of what stands past a length would be NaN.

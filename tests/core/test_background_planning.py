@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch import dot_product_attention, settings
-from attn_dispatch.core import ahead, select
+from attn_dispatch.core import background_planning, select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.inspection import spec_of
 
@@ -42,7 +42,7 @@ def wait() -> None:
 
 def test_it_is_the_call_that_will_be_lowered_under_the_same_settings(planned):
     with settings.restored(replace(settings.current(), rewrites=False)):
-        ahead.plan_backward(FORWARD, GPU)
+        background_planning.plan_backward(FORWARD, GPU)
     wait()
     ((spec, device, surroundings, thread),) = planned
     assert (spec, device) == (BACKWARD, GPU) and not surroundings.rewrites
@@ -54,7 +54,7 @@ def test_where_no_thread_can_be_had_it_is_planned_later(planned, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    ahead.plan_backward(FORWARD, GPU)
+    background_planning.plan_backward(FORWARD, GPU)
     assert planned == []
 
 
@@ -68,7 +68,7 @@ def test_where_no_thread_can_be_had_it_is_planned_later(planned, monkeypatch):
     ],
 )
 def test_where_nobody_waits_nothing_is_planned(planned, spec, device):
-    ahead.plan_backward(spec, device)
+    background_planning.plan_backward(spec, device)
     wait()
     assert planned == []
 

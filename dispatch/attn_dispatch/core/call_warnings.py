@@ -1,7 +1,7 @@
-"""Which fallbacks have been told of, and where calls were made: for one warning at that line.
+"""Which fallback warnings were given, and at which line of the program each call was made.
 
-JAX lowers a call, which is when it is known to fall back, long after it was traced, and its forward
-and backward pass apart.
+A fallback becomes known when JAX lowers the call, long after the line that made it, and separately
+for the forward and the backward pass. With these records the user gets one warning, at that line.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from attn_dispatch.warning import Line, caller
 Refusals = Mapping[str, tuple[Reason, ...]]
 """Reasons by implementation."""
 
-_MOST = 4096
+_MAX_ENTRIES = 4096
 
-_told: dict[object, None] = {}
+_given: dict[object, None] = {}
 _lock = Lock()
 
 
-def has_been(spec: AttentionSpec, device: Device, refused: Refusals) -> bool:
-    """Whether these reasons against the call, in its direction, have been told."""
-    return all(key in _told for key in _keys(spec, device, refused, of_backward=spec.is_backward))
+def were_given(spec: AttentionSpec, device: Device, refused: Refusals) -> bool:
+    """Whether a warning has given all these reasons against the call, in its direction."""
+    return all(key in _given for key in _keys(spec, device, refused, of_backward=spec.is_backward))
 
 
-def remember(spec: AttentionSpec, device: Device, refused: Refusals, of_backward: Refusals) -> None:
-    """The call's reasons are being told, and with them those of its backward pass."""
+def mark_given(
+    spec: AttentionSpec, device: Device, refused: Refusals, of_backward: Refusals
+) -> None:
+    """Record that a warning gives the call's reasons, and those of its backward pass."""
     keys = _keys(spec, device, refused, of_backward=spec.is_backward)
     keys += _keys(spec, device, of_backward, of_backward=True)
     with _lock:
-        _told.update(dict.fromkeys(keys))
-        for key in list(_told)[:-_MOST]:
-            del _told[key]
+        _given.update(dict.fromkeys(keys))
+        for key in list(_given)[:-_MAX_ENTRIES]:
+            del _given[key]
 
 
 def forget() -> None:
-    """Everything is told again."""
-    _told.clear()
+    """Give every warning again."""
+    _given.clear()
     _lines.clear()
 
 
@@ -63,7 +65,7 @@ def _forward_of(spec: AttentionSpec) -> AttentionSpec:
     return AttentionSpec(options, spec.operands[: len(options.operands)])
 
 
-@lru_cache(maxsize=_MOST)
+@lru_cache(maxsize=_MAX_ENTRIES)
 def _forward_options(options: AttentionOptions) -> AttentionOptions:
     return options.forward
 
@@ -71,15 +73,15 @@ def _forward_options(options: AttentionOptions) -> AttentionOptions:
 _lines: dict[AttentionOptions, Line] = {}
 
 
-def called_here(options: AttentionOptions) -> None:
-    """A call is being made at this line of the program; it is lowered later, from elsewhere."""
+def note_line(options: AttentionOptions) -> None:
+    """Record the line of the program that makes this call, before it is lowered from elsewhere."""
     if line := caller():
         with _lock:
-            if len(_lines) >= _MOST:
+            if len(_lines) >= _MAX_ENTRIES:
                 _lines.clear()
             _lines[_forward_options(options)] = line
 
 
 def line_of(options: AttentionOptions) -> Line | None:
-    """Where the latest call with these options was made, or the one they are the backward of."""
+    """The line that made the latest call with these options, or with their forward options."""
     return _lines.get(_forward_options(options))

@@ -1,6 +1,6 @@
-"""While the forward pass of a call is planned, its backward pass is planned beside it.
+"""Planning the backward pass in another thread while the forward pass is planned.
 
-Vendor libraries plan without Python's lock, and take some fifty milliseconds for each direction.
+Vendor libraries release Python's lock while they plan, which takes about 50 ms for each direction.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from attn_dispatch.devices.device import Device
 def plan_backward(spec: AttentionSpec, device: Device) -> None:
     """Begin to plan the backward pass of a forward call that will have one, in another thread.
 
-    Whoever lowers it then waits for that plan, or finds it. What goes wrong here, goes wrong there
-    as well, where it is said.
+    The lowering of the backward pass waits for that plan, or finds it. Errors are dropped here: the
+    lowering meets the same error and reports it.
     """
     backward = spec.expected_backward()
-    # Without a GPU nobody waits for a result, and one process plans one call after the other.
+    # Without a GPU no run waits for the plan, and a single process plans one call at a time.
     if backward is None or not device.is_present or device.platform != "cuda":
         return
     surroundings = settings.current()
@@ -30,5 +30,5 @@ def plan_backward(spec: AttentionSpec, device: Device) -> None:
         with contextlib.suppress(Exception), settings.restored(surroundings):
             select.plan(backward, device)
 
-    with contextlib.suppress(RuntimeError):  # no more threads: it is planned when it is lowered
+    with contextlib.suppress(RuntimeError):  # no thread is left: lowering plans it
         threading.Thread(target=run, name="attn_dispatch planning").start()

@@ -1,14 +1,14 @@
-"""Saying, once, where devices do more than their share of a call."""
+"""Warnings, once each, about calls of which devices compute more than their share."""
 
 from __future__ import annotations
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core import told
+from attn_dispatch.core import call_warnings
 from attn_dispatch.core.mesh_axes import name_of
 from attn_dispatch.warning import AttentionShardingWarning, warn_once
 
 
-def say_unsplit(spec: AttentionSpec, axes: tuple[tuple[str, int], ...]) -> None:
+def warn_unsplit(spec: AttentionSpec, axes: tuple[tuple[str, int], ...]) -> None:
     """Warn that these mesh axes, each with its number of devices, do not split the call."""
     if axes:
         devices: dict[str, int] = {}
@@ -21,12 +21,12 @@ def say_unsplit(spec: AttentionSpec, axes: tuple[tuple[str, int], ...]) -> None:
             "arrays are gathered, and devices along that axis compute the same\n"
             f"  call: {spec}",
             AttentionShardingWarning,
-            told.line_of(spec.options),
+            call_warnings.line_of(spec.options),
         )
 
 
-def say_left_to_xla(spec: AttentionSpec, *, is_export: bool) -> None:
-    """Warn that XLA alone splits a call: it is exported, or lowered for devices elsewhere."""
+def warn_left_to_xla(spec: AttentionSpec, *, is_export: bool) -> None:
+    """Warn that XLA alone splits a call, which is exported or lowered for devices elsewhere."""
     how = (
         "is exported from a program sharded along Auto mesh axes: how to split the call cannot be "
         "put into the export."
@@ -39,5 +39,5 @@ def say_left_to_xla(spec: AttentionSpec, *, is_export: bool) -> None:
         "with Explicit axes, or inside a shard_map, each device keeps its share\n"
         f"  call: {spec}",
         AttentionShardingWarning,
-        told.line_of(spec.options),
+        call_warnings.line_of(spec.options),
     )

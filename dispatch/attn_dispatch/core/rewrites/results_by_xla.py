@@ -1,7 +1,7 @@
-"""Some gradients, or the row maximum, computed by XLA in blocks, beside the kernel.
+"""Some gradients, or the row maximum, by XLA in blocks; the kernel computes all other results.
 
-It forms the scores once more, but the kernel has all the rest. Not a gradient under dropout: only
-the kernel knows its mask.
+XLA computes the scores a second time. These rewrites do not apply to gradients under dropout,
+because only the kernel knows its mask.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def _wanting(spec: AttentionSpec, *gradients: str) -> AttentionSpec:
     return changed(spec, wanted=replace(spec.wanted, gradients=gradients))
 
 
-def _gradient_apart(operand: str, *, needed_for: str = "") -> Rewrite:
-    """The gradient of this operand."""
+def _gradient_by_xla(operand: str, *, needed_for: str = "") -> Rewrite:
+    """The rewrite by which XLA computes the gradient of this operand."""
 
     def when(spec: AttentionSpec) -> bool:
         if operand not in spec.wanted.gradients or spec.meaning.dropout_rate:
             return False
-        # row_bias.py knows that of a row without the scores.
+        # row_bias.py computes that of a bias alike for all keys without the scores.
         return operand != "bias" or spec.shape("bias")[3] != 1
 
     def compute(
@@ -52,8 +52,8 @@ def _gradient_apart(operand: str, *, needed_for: str = "") -> Rewrite:
     )
 
 
-ALIBI_GRADIENT_APART = _gradient_apart("alibi_slopes")
-BIAS_GRADIENT_APART = _gradient_apart("bias", needed_for="bias/soft_cap_bf16_d128_128x320")
+ALIBI_GRADIENT_BY_XLA = _gradient_by_xla("alibi_slopes")
+BIAS_GRADIENT_BY_XLA = _gradient_by_xla("bias", needed_for="bias/soft_cap_bf16_d128_128x320")
 
 
 def _read(spec: AttentionSpec) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def _read_gradients(
     return calls.kernel(inner, operands) | calls.xla(own, operands)
 
 
-READ_GRADIENTS_APART = Rewrite(
+READ_GRADIENTS_BY_XLA = Rewrite(
     "the gradients of what score_mod reads: by XLA, beside the kernel",
     lambda spec: _wanting(spec, *gradients_without(spec, *_read(spec))),
     _read_gradients,
@@ -87,7 +87,7 @@ READ_GRADIENTS_APART = Rewrite(
 
 
 def _maximum(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
-    # Dropout and sinks have no part in it.
+    # Dropout and sinks do not change the maximum.
     own = changed(
         spec,
         without=("dropout_key", "dropout_start", "sinks"),
@@ -98,7 +98,7 @@ def _maximum(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
     return calls.kernel(inner, operands) | {"row_max": row_max}
 
 
-MAXIMUM_APART = Rewrite(
+MAXIMUM_BY_XLA = Rewrite(
     "the row maximum: by XLA, beside the kernel",
     lambda spec: changed(spec, wanted=replace(spec.wanted, needs_max=False)),
     _maximum,

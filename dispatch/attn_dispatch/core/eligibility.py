@@ -1,4 +1,4 @@
-"""What speaks against an implementation for a call: as it is, rewritten, and in both directions."""
+"""The reasons against an implementation for a call: as it is, rewritten, and in both directions."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from attn_dispatch.core import scratch
 from attn_dispatch.core.nearest import reasons_to_read
 from attn_dispatch.core.rewrites import Chain, Rewrite, in_parts, preferred, rewritten
 from attn_dispatch.core.rewrites.in_parts import in_parts_of
-from attn_dispatch.core.rewrites.rewrite import MOST_PAIRS, Axis, is_affordable
+from attn_dispatch.core.rewrites.rewrite import MAX_PAIR_ENTRIES, Axis, is_affordable
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Implementation
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.text import in_units
 
 FORMULAS = xla
-"""The implementation whose forward pass is there as plain JAX too."""
+"""The implementation whose forward pass is also available as plain JAX."""
 
-GOES_BACK = xla
+TAKES_DROPOUT_MASK = xla
 """The implementation whose backward pass takes a dropout mask that another one drew."""
 
 
-def consider(
+def reasons_and_chain(
     implementation: Implementation, spec: AttentionSpec, device: Device
 ) -> tuple[tuple[Reason, ...], Chain]:
-    """Why it cannot run the call, or the one of the other direction that it must run as well.
+    """Why it cannot run the call, or the call of the other direction that it must run as well.
 
-    Where there is no reason, it runs the call as the chain has it.
+    If there is no reason, it runs the call by the rewrites of the chain.
     """
-    reasons, chain = _one_way(implementation, spec, device)
+    reasons, chain = _one_direction(implementation, spec, device)
     if spec.partner is not None:
         direction = "forward" if spec.is_backward else "backward"
-        others, _ = _one_way(implementation, spec.partner, device)
-        if others and not spec.is_backward and mask_of(implementation, spec, device) is not None:
+        others, _ = _one_direction(implementation, spec.partner, device)
+        if others and not spec.is_backward and mask_chain(implementation, spec, device) is not None:
             return reasons, chain
         could_begin = others and not (reasons or spec.is_backward or spec.symbols)
         note = f"in the {direction} pass, which must draw the same dropout mask"
@@ -45,32 +45,33 @@ def consider(
             for reason in others
             if reason not in reasons
         )
-        if could_begin and _may_be_xlas(spec):
+        if could_begin and _may_use_xla(spec):
             reasons += broken((_MASK_FOR_XLA,), spec)
     return reasons, chain
 
 
-def mask_of(implementation: Implementation, spec: AttentionSpec, device: Device) -> Chain | None:
-    """How the implementation draws the mask of a forward call, if XLA may go back under it.
+def mask_chain(implementation: Implementation, spec: AttentionSpec, device: Device) -> Chain | None:
+    """The chain by which the implementation returns the dropout mask of a forward call.
 
-    The chain's call has the mask as its last result.
+    Its call has the mask as its last result. None if XLA may not compute the backward pass with
+    this mask, or if the implementation cannot return it.
     """
-    if implementation is GOES_BACK or not _may_be_xlas(spec) or spec.symbols:
+    if implementation is TAKES_DROPOUT_MASK or not _may_use_xla(spec) or spec.symbols:
         return None
     if spec.wanted.derivative is not None or not is_affordable(_pairs(spec)):
         return None
     wanted = replace(spec.wanted, needs_keep=True, needs_max=False, partner=None)
-    reasons, chain = _one_way(implementation, spec.returning(wanted), device)
+    reasons, chain = _one_direction(implementation, spec.returning(wanted), device)
     return None if reasons else chain
 
 
 def _pairs(spec: AttentionSpec) -> tuple[int, int, int, int]:
-    """The shape of a mask: that of the scores, which XLA has a block at a time."""
+    """The shape of a mask, which is that of the scores; XLA holds one block of them at a time."""
     return spec.batch, spec.num_heads, spec.seq_len_q, spec.seq_len_kv
 
 
 def _in_parts_of_the_batch(spec: AttentionSpec) -> str:
-    """What helps where the mask of one batch row is small enough, and there are several."""
+    """The remedy if there are several batch rows and the mask of one is small enough."""
     batch, *of_a_row = _pairs(spec)
     is_enough = batch > 1 and is_affordable((1, *of_a_row))
     return "make calls for a part of the batch each" if is_enough else ""
@@ -80,29 +81,28 @@ _MASK_FOR_XLA = Rule[AttentionSpec](
     "dropout_mask_for_xla",
     lambda spec: not is_affordable(_pairs(spec)),
     "dropout: the XLA backward pass would need the kernel's mask, {shape}; the limit is "
-    f"{MOST_PAIRS:,} entries",
+    f"{MAX_PAIR_ENTRIES:,} entries",
     _in_parts_of_the_batch,
     facts=lambda spec: {"shape": _pairs(spec)},
 )
 
 
-def _may_be_xlas(spec: AttentionSpec) -> bool:
+def _may_use_xla(spec: AttentionSpec) -> bool:
     wanted = spec.meaning.implementation
     return not wanted or xla.NAME in wanted
 
 
-def _one_way(
+def _one_direction(
     implementation: Implementation, spec: AttentionSpec, device: Device
 ) -> tuple[tuple[Reason, ...], Chain]:
-    """Why it runs the call neither as it is nor rewritten: what speaks against the nearest form."""
+    """The reasons against the nearest form of the call, rewritten or not, and the rewrites."""
 
-    @cache
     @cache
     def against(spec: AttentionSpec) -> tuple[Reason, ...]:
         return reasons_as_it_is(implementation, spec, device)
 
     reasons = against(spec)
-    # XLA takes every call as it is, and on another vendor's device nothing helps.
+    # XLA runs every call as it is, and on another vendor's device no rewrite helps.
     is_elsewhere = implementation.PLATFORM != device.platform
     is_out_of_reach = spec.symbols or spec.wanted.derivative is not None
     if is_elsewhere or is_out_of_reach:
@@ -112,34 +112,34 @@ def _one_way(
     def parts(chains: Sequence[Chain]) -> tuple[Rewrite, ...]:
         return _parts(implementation, chains, device)
 
-    liked = preferred(
+    preferred_rewrites = preferred(
         spec.options.operands,
         is_backward=spec.is_backward,
         has_decoding_kernel=implementation.HAS_DECODING_KERNEL,
         skips_from_bottom_right=implementation.SKIPS_FROM_BOTTOM_RIGHT,
     )
     chain = Chain((), spec, reasons)
-    has_cause = reasons or liked or spec.meaning.dropout_rate or current.first_rewrite
+    has_cause = reasons or preferred_rewrites or spec.meaning.dropout_rate or current.first_rewrite
     if current.rewrites and has_cause:
         chain = rewritten(
             spec,
             against,
-            preferred=liked,
+            preferred=preferred_rewrites,
             parts=parts,
-            may_fall_back=current.fallback != "error" and _may_be_xlas(spec),
+            may_fall_back=current.fallback != "error" and _may_use_xla(spec),
             first=current.first_rewrite,
         )
     elif current.rewrites:
         chain = in_parts(chain, parts([chain]))
     if chain.reasons:
-        # Where no call runs, none comes near.
+        # Where the implementation runs no call at all, no form is nearer than another.
         is_near = current.rewrites and not implementation.unusable_reason(device)
         return reasons_to_read(chain, reasons, against) if is_near else reasons, chain
     return _within_limit(implementation, chain, device)
 
 
 def _scratch_of(implementation: Implementation, chain: Chain, device: Device) -> scratch.Scratch:
-    """The scratch memory of calls, of which it runs at least the one of the chain."""
+    """The scratch memory of calls by an implementation that runs at least the chain's call."""
 
     @cache
     def bytes_of(spec: AttentionSpec) -> int | None:
@@ -157,7 +157,7 @@ def _limit(spec: AttentionSpec, device: Device) -> scratch.Limit | None:
 def _parts(
     implementation: Implementation, chains: Sequence[Chain], device: Device
 ) -> tuple[Rewrite, ...]:
-    """The parts of calls that it runs, as many as the one takes that needs most of them."""
+    """The parts in which all these calls run: those of the call that needs the most parts."""
     sizes: dict[Axis, int] = {}
     for chain in chains:
         if (limit := _limit(chain.first, device)) is not None:
@@ -174,7 +174,7 @@ def _parts(
 def _within_limit(
     implementation: Implementation, chain: Chain, device: Device
 ) -> tuple[tuple[Reason, ...], Chain]:
-    """A chain of a call that it runs, with what the limit did, or why the limit forbids it."""
+    """The chain of a call that it runs, with the effect of the limit, or why that forbids it."""
     limit = _limit(chain.first, device)
     if limit is None or not (chain.undivided or limit.is_strict):
         return (), chain
@@ -197,7 +197,7 @@ def _within_limit(
 
 
 def scratch_bytes(implementation: Implementation, chain: Chain, device: Device) -> int:
-    """The memory that a chain takes beside operands and results of the call that it asks for."""
+    """The memory that a chain takes beside the operands and results of its last call."""
     own = sum(rewrite.own_bytes(outer) for rewrite, outer in chain.steps)
     return own + implementation.plan(chain.spec, device).scratch_bytes
 
@@ -205,7 +205,7 @@ def scratch_bytes(implementation: Implementation, chain: Chain, device: Device) 
 def reasons_as_it_is(
     implementation: Implementation, spec: AttentionSpec, device: Device
 ) -> tuple[Reason, ...]:
-    """Why it does not run this very call."""
+    """Why it does not run this call without rewrites."""
     if spec.symbols and implementation is not FORMULAS:
         return (_SYMBOLS.reason(spec),)
     reasons = implementation.not_supported_reasons(spec, device)
@@ -219,7 +219,7 @@ def reasons_as_it_is(
 _SYMBOLS = Rule[AttentionSpec](
     "symbols",
     lambda spec: bool(spec.symbols),
-    "its kernels are planned for shapes that are known, and {symbols} is a symbol",
+    "its kernels are planned for known shapes, and {symbols} is a symbol",
     facts=lambda spec: {"symbols": ", ".join(spec.symbols)},
 )
 

@@ -1,7 +1,7 @@
-"""Attention on arrays whose types say how they are sharded: Explicit mesh axes.
+"""Attention under Explicit mesh axes, where the types of arrays contain their sharding.
 
-Such a call is lowered to a `shard_map` in which each device computes what is its own. To JAX that
-is like any other program: it is exported, and found again in the compilation cache.
+Such a call is lowered to a `shard_map` in which each device computes its shard. JAX treats that as
+any other program: it can export it, and find it in the compilation cache.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from jax.sharding import PartitionSpec as P
 from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.core import jax_compat
-from attn_dispatch.core.shards import Shards, layouts, of_keys, shard_call
-from attn_dispatch.core.unsplit import say_unsplit
+from attn_dispatch.core.sharding_warnings import warn_unsplit
+from attn_dispatch.core.shards import Shards, key_operand, layouts, shard_call
 
 
 def explicit_lowering(
     bind: Bind, ctx: jax_compat.Context, operands: Sequence[Any], options: AttentionOptions
 ) -> Any:
-    """Lower a call whose operands' types say how it is split; results are sharded as theirs say.
+    """Lower a call that is split as the types of its operands say; results as their types say.
 
-    Around it there may be a shard_map over other axes of the mesh.
+    The call may stand in a shard_map over other axes of the mesh.
     """
     types = jax_compat.types_of(ctx)
     mesh = types[0].sharding.mesh
@@ -36,9 +36,9 @@ def explicit_lowering(
     }
     whole = LeadingCall.of(types, options)
     by_name = dict(zip(options.operands, types, strict=True))
-    query, key = (by_name[name].sharding.spec for name in ("query", of_keys(whole)))
+    query, key = (by_name[name].sharding.spec for name in ("query", key_operand(whole)))
     shards = Shards.of(whole, axes, query, key)
-    say_unsplit(whole.spec, shards.unused)
+    warn_unsplit(whole.spec, shards.unused)
     inputs, outputs = (tuple(map(shards.spec_of, side)) for side in layouts(whole))
 
     def call(*operands: jax.Array) -> Any:
@@ -58,15 +58,15 @@ def explicit_lowering(
 def with_auto_axes(
     function: Callable[..., Any], like: Sequence[Any], mapped: Sequence[int | None] | None = None
 ) -> Callable[..., Any]:
-    """The function with Explicit axes Auto inside of it, and results that are sharded like arrays.
+    """The function with Explicit axes made Auto inside it, and its results sharded like `like`.
 
-    What types say of every operation along a formula is left to the partitioner.
+    So the partitioner, not the types, shards the operations of a formula.
 
     Args:
-      function: of arrays alone, which it must not close over.
-      like: an array for each result.
-      mapped: the dim of each of these over which `vmap` goes, None without one. The results have it
-        in front, whole.
+      function: a function of arrays only; it must not close over any.
+      like: one array for each result, whose sharding the result gets.
+      mapped: the dim of each of these that `vmap` maps, None for an array that is not mapped. In
+        the results the mapped dim is first, and not sharded.
     """
     meshes = (jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in like))
     mesh = next((x for x in meshes if not x.empty), meshes[0])
@@ -84,7 +84,7 @@ def with_auto_axes(
     )
 
     def call(*arrays: Any) -> Any:
-        # auto_axes asks for a mesh around it, which types alone do not set.
+        # auto_axes needs a mesh in its context, which types alone do not set.
         with jax.sharding.use_abstract_mesh(mesh):
             return inner(*arrays)
 
