@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from decode import _STEPS, repeated
 
 from attn_dispatch import dot_product_attention, paged_attention
 from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
-from attn_dispatch.settings import override
+from attn_dispatch.settings import current, restored
 from attn_dispatch_tools.reports.environment import environment
 
 
@@ -98,7 +99,7 @@ def measured(programs: dict[str, Any], rounds: int) -> dict[str, float]:
     for round_ in range(rounds + 1):
         for name, (run, given) in programs.items():
             first = PAGES_GATHERED.name if name == "gathered" else None
-            with override(first_rewrite=first):
+            with restored(replace(current(), first_rewrite=first)):
                 started = time.perf_counter()
                 jax.block_until_ready(run(*given))
             if round_:
