@@ -15,7 +15,7 @@ from attn_dispatch_tools.bench.peers import (
     torch_sdpa,
 )
 from attn_dispatch_tools.bench.peers.peer import Peer
-from attn_dispatch_tools.terminal.globs import fits
+from attn_dispatch_tools.terminal.name_patterns import matches
 
 
 def all_peers(torch_python: str | None = None) -> list[Peer]:
@@ -33,7 +33,7 @@ def named(patterns: list[str], peers: list[Peer]) -> list[Peer]:
       ValueError: a pattern fits none.
     """
     for pattern in patterns:
-        if not any(fits(peer.name, pattern) for peer in peers):
+        if not any(matches(peer.name, pattern) for peer in peers):
             names = ", ".join(peer.name for peer in peers)
             raise ValueError(f"expected a peer of {names}, got {pattern!r}")
-    return [x for x in peers if any(fits(x.name, pattern) for pattern in patterns)]
+    return [x for x in peers if any(matches(x.name, pattern) for pattern in patterns)]
