@@ -13,12 +13,12 @@ def watched(cells: Iterable[CellResults], total: int) -> Iterator[CellResults]:
     """The same cells, each shown when it comes."""
     with progress("Cells", total) as shown:
         for i, found in enumerate(cells, 1):
-            shown.say(f"[{i}/{total}] {said(found)}")
+            shown.say(f"[{i}/{total}] {summary_line(found)}")
             shown.step()
             yield found
 
 
-def said(found: CellResults) -> str:
+def summary_line(found: CellResults) -> str:
     """One line: TFLOP/s of each peer, forward / with all gradients."""
     names: dict[str, None] = {}
     for results in found.results.values():

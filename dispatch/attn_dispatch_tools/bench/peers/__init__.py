@@ -1,6 +1,6 @@
-"""The packages that are compared. Each imports what it measures only when it is asked.
+"""The packages that are compared. Each imports its package only when it is used.
 
-A peer says why it is absent, and makes a program of a cell or raises, which is a reason as well.
+A peer has a reason if it is absent. It returns the program of a cell, or raises with a reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def named(patterns: list[str], peers: list[Peer]) -> list[Peer]:
     """The peers that are named like one of the patterns ("ours*"), in their order.
 
     Raises:
-      ValueError: a pattern fits none.
+      ValueError: a pattern matches none.
     """
     for pattern in patterns:
         if not any(matches(peer.name, pattern) for peer in peers):
