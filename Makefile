@@ -17,7 +17,7 @@
 # make wheels    the package and its libraries as wheels, in build/release/dist
 # make release-check    the same, each installed in fresh environments and tried: many minutes
 #
-# The first four make their own virtual environment and need only python3 (3.11 or newer),
+# Each sets up what it needs in .venv. The first four need only python3 (3.11 or newer),
 # make, g++ and git.
 
 PYTHON ?= python3

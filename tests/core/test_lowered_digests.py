@@ -10,12 +10,14 @@ import json
 import os
 from typing import Any
 
+import jax
 import pytest
 
 from attn_dispatch_tools.verify.cases import CASES
 from tests.scripts.sameness import TARGETS, digest, digests_file, made_of
 from tests.support.backend import needs_cudnn
 
+OLDEST = "0.10.2"
 EVERY = "ATTN_DISPATCH_TEST_EVERY_SIZE" in os.environ
 # One in forty takes half a minute; every case takes a quarter of an hour.
 SAMPLE = [x for x in CASES if x.transform != "eager"][:: 1 if EVERY else 40]
@@ -24,6 +26,7 @@ SAMPLE = [x for x in CASES if x.transform != "eager"][:: 1 if EVERY else 40]
 @pytest.fixture(scope="module")
 def kept() -> dict[str, Any]:
     if not digests_file().exists():
+        assert jax.__version__ != OLDEST
         pytest.skip(f"no digests are kept for this JAX: {digests_file().name}")
     return json.loads(digests_file().read_text())
 

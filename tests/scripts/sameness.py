@@ -73,7 +73,12 @@ def made_of(case: Case, target: str) -> dict[str, Any]:
 
 
 def digest(program: str) -> str:
-    """A short hash of a lowered program, the same whatever scratch memory a cuDNN version takes."""
+    """A short hash of a lowered program, the same whatever scratch memory a cuDNN version takes.
+
+    "refused" for a call that nothing runs, however the reasons are worded.
+    """
+    if program.startswith("NotImplementedError"):
+        return "refused"
     return hashlib.sha256(SCRATCH.sub("tensor<?xui8>", program).encode()).hexdigest()[:10]
 
 

@@ -120,8 +120,8 @@ def forward_results(
     """The results that `spec.result_names` lists, from the results of the custom call."""
     real = RealRows.of(spec, operands).queries
     out = _from_memory(spec, results["out"], call.head_rows_q, leading_padding_rows(spec))
-    is_read = None if spec.promises.ignores_padding_rows else real
-    found = {"out": _zero_in_padding(call, is_read, out[..., : spec.head_dim_v])}
+    rows_to_keep = None if spec.promises.ignores_padding_rows else real
+    found = {"out": _zero_in_padding(call, rows_to_keep, out[..., : spec.head_dim_v])}
     statistics = {name: results[name] for name in ("lse", "row_max") if name in results}
     if call.needs_max:
         statistics["lse"] = results["row_max"] + jnp.log(results["row_sum"])

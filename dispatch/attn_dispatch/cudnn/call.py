@@ -70,7 +70,9 @@ class CudnnCall:
     has_value_table: bool
     """Whether values have a separate page table."""
     bends_scores: bool
+    """Whether scores are changed by more than an addition."""
     moves_scores: bool
+    """Whether scores are changed by more than a soft cap."""
     score_nodes: str
     gradient_nodes: str
     node_arrays: str

@@ -1,4 +1,8 @@
-"""The calls that this version does not run through cuDNN, found without asking cuDNN."""
+"""The calls that this version does not run through cuDNN, found without asking cuDNN.
+
+Kernels with known bugs are excluded in cuda_backend/known_bad.cc, and cuDNN's planner refuses what
+else it has no kernel for.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +194,7 @@ _VARIANT_RULES = (
     Rule[_Variant](
         "cudnn/batch_of_one_row",
         lambda v: v.call.reads_batch_of_one_row,
-        "an array is read by b, for a single query, which cuDNN computes wrongly",
+        "a mod reads an array by b alone, in a call of one query, which cuDNN computes wrongly",
     ),
     Rule[_Variant](
         "cudnn/arrays_by_row",

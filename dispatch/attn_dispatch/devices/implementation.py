@@ -54,9 +54,9 @@ class Implementation(Protocol):
 
     @property
     def KEEPS_NAN_APART(self) -> bool:
-        """Whether NaN in one sequence of a batch row never reaches another.
+        """Whether NaN in one sequence of a batch row never reaches another one.
 
-        It does where whole matrices or tiles are multiplied, because 0 · NaN is NaN.
+        NaN reaches it where whole matrices or tiles are multiplied, because 0 · NaN is NaN.
         """
         ...
 

@@ -108,6 +108,9 @@ FOUND: tuple[Case, ...] = (
         lse_grad=True,
         magnitude=0.01,
     ),
+    # A second call reads AITER's mask for XLA's backward pass. It is padded to 256 too, and got the
+    # arrays of both calls.
+    _found("dropout_mask_wide_heads", h=136, v=48, dropout=0.5, alibi=1),
     # A row bias of -inf hides other pairs than a mask.
     _found(
         "dropout_infinite_row_bias_packed",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite
+from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite, for_
 from attn_dispatch.reason import Reason
 
 Step = tuple[Rewrite, AttentionSpec]
@@ -54,7 +54,8 @@ class Chain:
 
     def compute(self, operands: Arrays, kernel: Compute, xla: Compute) -> tuple[jax.Array, ...]:
         """The results of the call that was rewritten, in order."""
-        results = self._step(0, operands, kernel, xla)
+        # A call beside another gets the arrays of both.
+        results = self._step(0, for_(self.first, operands), kernel, xla)
         return tuple(results[name] for name in self.first.result_names)
 
     def _step(self, i: int, operands: Arrays, kernel: Compute, xla: Compute) -> Arrays:
