@@ -21,7 +21,7 @@ from timing import by_turns, median_ratio
 from attn_dispatch import cudnn
 from attn_dispatch.devices.target import default_device
 from attn_dispatch_tools.reports.environment import environment
-from attn_dispatch_tools.verify.calls import Program
+from attn_dispatch_tools.verify.calls import CaseProgram
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Packed, case
 
@@ -77,7 +77,7 @@ def measure(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for direction, gradients in (("forward", ()), ("forward_backward", gradients_of(case))):
         programs = {
-            name: (jax.jit(Program.of(case, (name,), gradients).run), (operands,))
+            name: (jax.jit(CaseProgram.of(case, (name,), gradients).run), (operands,))
             for name in ("cudnn", "xla")
         }
         times = by_turns(programs, rounds, seconds)

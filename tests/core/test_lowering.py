@@ -20,7 +20,7 @@ from attn_dispatch import aiter, cudnn, dot_product_attention
 from attn_dispatch.cudnn.arrays import backward_shapes, forward_shapes
 from attn_dispatch.cudnn.call import CudnnCall, variants_of
 from attn_dispatch.devices.target import device_for
-from attn_dispatch_tools.verify.calls import Program, specs_in
+from attn_dispatch_tools.verify.calls import CaseProgram, specs_in
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.sizes import BOTTOM_RIGHT, CAUSAL, Packed, Ragged
 from attn_dispatch_tools.verify.sizes import case as sized
@@ -212,7 +212,7 @@ def test_custom_calls_of_every_kind(kind: str):
     """Attributes as spec.h lists them and as one variant of the call says them; its operands."""
     case = sized(f"lowered/{kind}", **KINDS[kind])
     gradients = tuple(name for name in case.differentiable if name != "alibi_slopes")
-    program = Program.of(case, ("cudnn",), gradients)
+    program = CaseProgram.of(case, ("cudnn",), gradients)
     with attn_dispatch.target("sm90"):
         traced = program.trace(case.operands() | case.cotangents())
         calls = calls_in(traced.lower(lowering_platforms=("cuda",)).as_text())

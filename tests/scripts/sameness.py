@@ -34,7 +34,7 @@ import attn_dispatch
 from attn_dispatch.core import select
 from attn_dispatch.devices.target import device_for
 from attn_dispatch_tools.verify import draws
-from attn_dispatch_tools.verify.calls import Program, specs_in
+from attn_dispatch_tools.verify.calls import CaseProgram, specs_in
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import CASES
 
@@ -54,7 +54,7 @@ def made_of(case: Case, target: str) -> dict[str, Any]:
         attn_dispatch.fallback("silent"),
     ):
         try:
-            traced = jax.jit(Program.of(case, (), gradients).run).trace(operands)
+            traced = jax.jit(CaseProgram.of(case, (), gradients).run).trace(operands)
             program = traced.lower(lowering_platforms=(platform,)).as_text()
         except NotImplementedError as error:
             return {"program": f"NotImplementedError: {error}", "verdicts": []}

@@ -14,7 +14,7 @@ import pytest
 from attn_dispatch import inspection, paged, paged_attention
 from attn_dispatch.semantics.query_blocks import QueryBlocks, block_size, fits_query_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
-from attn_dispatch_tools.verify.dice import Dice
+from attn_dispatch_tools.verify.seeded_random import SeededRandom
 from attn_dispatch_tools.written_calls.json_file import calls_in, each_of
 
 N, K, H = 4, 2, 16
@@ -22,31 +22,31 @@ N, K, H = 4, 2, 16
 
 def drawn(seed: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arrays and options of a call whose rows are wrong now and then."""
-    dice, rng = Dice(seed), np.random.default_rng(sum(map(ord, seed)))
-    b, page, columns = dice.between(2, 6), dice.one_of((1, 4, 8, 24)), dice.between(1, 12)
+    drawn, rng = SeededRandom(seed), np.random.default_rng(sum(map(ord, seed)))
+    b, page, columns = drawn.between(2, 6), drawn.one_of((1, 4, 8, 24)), drawn.between(1, 12)
     room = page * columns
-    lengths = [dice.one_of((0, 1, 1, dice.between(2, 40), dice.between(2, 7))) for _ in range(b)]
+    lengths = [drawn.one_of((0, 1, 1, drawn.between(2, 40), drawn.between(2, 7))) for _ in range(b)]
     lengths[0] = max(lengths[0], 20)
     pages = [rng.standard_normal((b * columns + 2, page, K, H)) for _ in range(2)]
     table = rng.permutation(b * columns + 2)[: b * columns].reshape(b, columns)
     keys = rng.integers(0, room + 1, b)
     longest = max(lengths)
-    if dice.in_one_of(3):
-        keys[dice.up_to(b - 1)] = dice.one_of((-1, room + 1))
-        table[dice.up_to(b - 1), dice.up_to(columns - 1)] = -5
-        longest = max(17, longest - dice.one_of((0, 3)))
+    if drawn.is_one_in(3):
+        keys[drawn.up_to(b - 1)] = drawn.one_of((-1, room + 1))
+        table[drawn.up_to(b - 1), drawn.up_to(columns - 1)] = -5
+        longest = max(17, longest - drawn.one_of((0, 3)))
     options: dict[str, Any] = {"max_seqlen_q": longest, "return_lse": True}
-    if dice.in_one_of(3):
-        options["local_window_size"] = (dice.up_to(room), 0)
-    options["is_causal"] = not dice.in_one_of(4)
-    if dice.in_one_of(3):
+    if drawn.is_one_in(3):
+        options["local_window_size"] = (drawn.up_to(room), 0)
+    options["is_causal"] = not drawn.is_one_in(4)
+    if drawn.is_one_in(3):
         options["logits_soft_cap"] = 2.0
     for name in ("sinks", "alibi_slopes"):
-        if dice.in_one_of(3):
-            x = rng.standard_normal((b, N) if dice.in_one_of(2) else (N,))
+        if drawn.is_one_in(3):
+            x = rng.standard_normal((b, N) if drawn.is_one_in(2) else (N,))
             options[name] = jnp.asarray(np.abs(x), jnp.float32)
     arrays = {
-        "query": jnp.asarray(rng.standard_normal((sum(lengths) + dice.up_to(4), N, H)), "float32"),
+        "query": jnp.asarray(rng.standard_normal((sum(lengths) + drawn.up_to(4), N, H)), "float32"),
         "key_pages": jnp.asarray(pages[0], "float32"),
         "value_pages": jnp.asarray(pages[1], "float32"),
         "page_table": jnp.asarray(table, "int32"),

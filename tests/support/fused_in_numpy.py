@@ -26,7 +26,7 @@ from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch_tools.verify import draws, judge
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.naive import _FLOAT32_NOISE, _Forward, _sum_like, naive
-from attn_dispatch_tools.verify.reference import Operands, mark_wrong, poison_padding, reference
+from attn_dispatch_tools.verify.reference import Operands, mark_invalid, poison_padding, reference
 
 
 class Fused:
@@ -39,9 +39,9 @@ class Fused:
         self.call = call = _Forward(options, poison_padding(options, operands, 0.0), keep)
         sizes = (call.q**2) @ (call.k**2).swapaxes(2, 3)
         self.score_noise = _FLOAT32_NOISE * abs(options.meaning.scale) * np.sqrt(sizes)
-        lse = np.where(call.live, call.lse, 0)
+        lse = np.where(call.attends, call.lse, 0)
         # The largest score; of the sink, that it leaves the rest next to nothing is enough.
-        top = np.where(call.live, np.maximum(call.row_max, lse - 30), 0)
+        top = np.where(call.attends, np.maximum(call.row_max, lse - 30), 0)
         tall = self.disturbed(call.p) * np.exp(lse - top)[..., None]
         kept = np.broadcast_to(call.kept, tall.shape)
         self.out = (call.rounded(tall * kept) @ call.v) * np.exp(top - lse)[..., None]
@@ -56,7 +56,7 @@ class Fused:
         results = {"out": self.out.swapaxes(1, 2).copy(), "lse": self.call.lse.copy()}
         if self.call.options.wanted.needs_max:
             results["row_max"] = self.call.row_max.copy()
-        mark_wrong(self.call.options, self.call.operands, results)
+        mark_invalid(self.call.options, self.call.operands, results)
         return results
 
     def gradients(self) -> Operands:
@@ -75,7 +75,7 @@ class Fused:
             "key": call.sum_groups(scale * (narrow.swapaxes(2, 3) @ call.q)),
             "value": call.sum_groups(call.rounded(p * call.kept).swapaxes(2, 3) @ out_grad),
             "bias": call.rounded(score_grad),
-            "sinks": np.where(call.live, call.p_sink * row_grad, 0).sum(axis=2),
+            "sinks": np.where(call.attends, call.p_sink * row_grad, 0).sum(axis=2),
         }
         found |= call.of_read(call.rounded(score_grad), np.positive)
         return {

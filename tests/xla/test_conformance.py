@@ -16,8 +16,8 @@ import pytest
 
 from attn_dispatch import xla
 from attn_dispatch.xla import scores
-from attn_dispatch_tools.verify import dropped
-from attn_dispatch_tools.verify.calls import Program, numpy_results
+from attn_dispatch_tools.verify import dropout_checks
+from attn_dispatch_tools.verify.calls import CaseProgram, numpy_results
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import BY_NAME, CASES
 from attn_dispatch_tools.verify.reference import allowed
@@ -202,9 +202,9 @@ def test_the_mask_can_be_seen_in_the_output(name):
     suite, case = Conformance(), replace(BY_NAME[name], dropout=0.5)
     suite.implementation = "xla"
     operands = case.operands()
-    program = Program.of(case, ("xla",), ())
+    program = CaseProgram.of(case, ("xla",), ())
     compiled = program.compile(program.trace(operands))
-    seen = dropped.probe(lambda given: numpy_results(compiled, given)["out"], case)(operands)
+    seen = dropout_checks.probe(lambda given: numpy_results(compiled, given)["out"], case)(operands)
     pairs = allowed(case.forward_options(), operands)
     told = suite._dropout(case, operands)[0](operands)
     assert np.array_equal(seen & pairs, told & pairs)
@@ -236,10 +236,10 @@ def test_a_mask_that_repeats_itself_is_noticed(axis, apart, what):
     case = Case(name="mask", b=4, t=64, s=96, dropout=0.1)
     keep = np.random.default_rng(0).random((4, 4, 64, 96)) >= case.dropout
     pairs = np.ones_like(keep)
-    assert dropped._not_independent(case, keep, pairs) == []
+    assert dropout_checks._not_independent(case, keep, pairs) == []
     half = np.arange(keep.shape[axis]) // apart % 2 == 0
     again = np.where(half, np.arange(keep.shape[axis]), np.arange(keep.shape[axis]) - apart)
-    (failure,) = dropped._not_independent(case, keep.take(again, axis), pairs)
+    (failure,) = dropout_checks._not_independent(case, keep.take(again, axis), pairs)
     assert failure.startswith(f"{what} {apart} apart do not drop independently")
 
 
@@ -249,8 +249,8 @@ def test_rows_that_share_a_random_number_are_allowed_where_that_is_known():
     keep = np.random.default_rng(0).random((4, 4, 64, 96)) >= 0.5
     keep = keep.take(rows // 8 * 8 + rows % 2, 2)
     pairs = np.ones_like(keep)
-    assert dropped._not_independent(case, keep, pairs, together=4) == []
-    assert "rows 2 apart" in dropped._not_independent(case, keep, pairs)[0]
+    assert dropout_checks._not_independent(case, keep, pairs, together=4) == []
+    assert "rows 2 apart" in dropout_checks._not_independent(case, keep, pairs)[0]
     keep = keep.take(rows // 16 * 16 + rows % 8, 2)
-    (failure,) = dropped._not_independent(case, keep, pairs, together=4)
+    (failure,) = dropout_checks._not_independent(case, keep, pairs, together=4)
     assert failure.startswith("rows 8 apart")

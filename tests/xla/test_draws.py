@@ -14,7 +14,7 @@ import pytest
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import CASES
-from attn_dispatch_tools.verify.dice import Dice
+from attn_dispatch_tools.verify.seeded_random import SeededRandom
 from attn_dispatch_tools.verify.suite import Conformance
 from tests.support.repository import environment
 
@@ -84,11 +84,11 @@ def test_draws_are_the_same_everywhere():
 
 
 def test_dice_are_fair():
-    dice = Dice("fair")
-    rolls = [dice.between(1, 6) for _ in range(6000)]
+    rng = SeededRandom("fair")
+    rolls = [rng.between(1, 6) for _ in range(6000)]
     assert {*rolls} == {*range(1, 7)}
     assert all(900 < rolls.count(x) < 1100 for x in range(1, 7))
-    subsets = {dice.some_of("abc") for _ in range(200)}
+    subsets = {rng.some_of("abc") for _ in range(200)}
     assert len(subsets) == 7 and () not in subsets
 
 

@@ -1,4 +1,4 @@
-"""The arrays of a cell, the same numbers in every layout that packages want them in."""
+"""The arrays of a cell, with the same numbers in every layout that packages take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ with zeros to `Cell.longest`."""
 
 
 class Arrays:
-    """Made when they are first asked for, and kept as long as this is."""
+    """Arrays that are made when they are first used, and then kept."""
 
     def __init__(self, cell: Cell):
         self.cell = cell

@@ -1,4 +1,4 @@
-"""A cell: one attention call that all packages are asked for."""
+"""A cell: one attention call that all packages compute."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Cell:
 
     grid: str
     family: str
-    """What cells that differ only in their length have in common: "d128 causal"."""
+    """The name that cells of different lengths share: "d128 causal"."""
     batch: int
     seq_len: int
     num_heads: int
@@ -35,14 +35,14 @@ class Cell:
     head_dim_v: int
     is_causal: bool = True
     window: int | None = None
-    """The keys that a query sees at most, its own among them; None is all."""
+    """The largest number of keys that a query sees, its own included; None is all."""
     lengths: tuple[int, ...] = ()
     longest: int = 0
-    """Packed: what callers declare that no sequence is longer than; the padded batch has it."""
+    """Packed: the longest sequence that callers declare; the length of the padded batch."""
 
     @property
     def label(self) -> str:
-        """What tells the cell from others of its family."""
+        """The name of the cell within its family."""
         size = f"{self.seq_len // 1024}k" if self.seq_len % 1024 == 0 else str(self.seq_len)
         return f"b{self.batch} {size}"
 
@@ -65,7 +65,7 @@ class Cell:
         return 2 * self.pairs * self.num_heads * (self.head_dim + self.head_dim_v)
 
     def flops(self, direction: str) -> float:
-        """Of "forward", "backward" or "forward_backward"."""
+        """The operations of "forward", "backward" or "forward_backward"."""
         return WORK[direction] * self.forward_flops
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How long a device is busy with a program, from JAX's profiler."""
+"""The time in which a device is busy with a program, from JAX's profiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 def busy_seconds(run: Callable[[], object]) -> tuple[float | None, str]:
     """Seconds in which a GPU worked while `run`, which waits for its results, was called.
 
-    None and the reason where that cannot be told; raises nothing of its own.
+    None and the reason if that is not known; it never raises.
     """
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -24,8 +24,8 @@ def busy_seconds(run: Callable[[], object]) -> tuple[float | None, str]:
                 run()
             return _read(Path(folder))
     except Exception as error:
-        # A profiler that is refused by the driver, or writes what is not read here, costs this one
-        # number; and nothing is known of what it may raise.
+        # If the driver refuses the profiler, or its output is unknown, only this number is missing.
+        # It may raise anything.
         return None, f"the profiler failed: {_first_line(error)}"
 
 
@@ -45,7 +45,7 @@ def busy_in(lines: Iterable[Any]) -> tuple[float | None, str]:
     spans = {line.name: [(x.start_ns, x.end_ns) for x in line.events] for line in lines}
     streams = [x for name, found in spans.items() if name.startswith("Stream") for x in found]
     if not streams:
-        # Lines may be named otherwise one day: then the fullest one is what there is to go by.
+        # If lines have other names in a later version, the fullest line counts.
         streams = max(spans.values(), key=_covered, default=[])
     if not streams:
         return None, "the profile has no kernels"

@@ -1,6 +1,6 @@
-"""The grids: what is measured, and in which order.
+"""The grids: the cells to measure, in order.
 
-In each grid the cells that say most come first, because a run may be stopped by its time limit.
+In each grid the most informative cells come first, because a time limit may stop a run.
 """
 
 from __future__ import annotations

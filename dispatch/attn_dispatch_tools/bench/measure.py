@@ -17,7 +17,7 @@ from attn_dispatch_tools.bench.cells import Cell
 from attn_dispatch_tools.bench.peers.peer import Peer, Program, first_line
 
 MOST_DIFFERENCE = 0.1
-"""Of the largest number of a result. What differs by more is another computation, and not timed."""
+"""The largest allowed difference, as a share of the largest number; others are not timed."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def measure(
             if results is not None:
                 expected = results if expected is None else expected
                 difference = _difference(results, expected)
-        except Exception as error:  # whatever a package raises is why it has no number here
+        except Exception as error:  # whatever a package raises is its reason
             found[peer.name] = {"reason": first_line(error)}
             continue
         found[peer.name] = program.facts | {"difference": difference}
@@ -157,4 +157,4 @@ def _release(peer: Peer) -> None:
     try:
         peer.release()
     except Exception:
-        pass  # its next program will say what is wrong
+        pass  # its next program will raise too

@@ -19,8 +19,8 @@ Measure = Callable[..., dict[str, dict[str, Any]]]
 
 
 def present(peers: Sequence[Peer]) -> tuple[list[Peer], dict[str, Any]]:
-    """Those that can be used here, and the environment with the versions of all and the reasons of
-    the others."""
+    """The peers that can be used here, and the environment with all versions and the reasons of
+    absent ones."""
     absent = {peer.name: peer.absent() for peer in peers}
     facts = environment()
     facts["peers"] = {peer.name: peer.version() for peer in peers}
@@ -37,10 +37,10 @@ def run(
     path: Path,
     measure: Measure = measure,
 ) -> Iterator[CellResults]:
-    """Measures the cells into `report`, and yields each when it is saved at `path`.
+    """Measure the cells into `report`, and yield each when it is saved at `path`.
 
-    A time limit ends it between two measurements, an interruption anywhere: either way the report
-    says so and is saved.
+    A time limit ends the run between two measurements, an interruption anywhere; in both cases the
+    report records it and is saved.
     """
     left = [f"{cell.grid}: {cell.name}" for cell in cells]
     try:
@@ -72,7 +72,7 @@ def run(
 
 
 def _warm_up(peers: Sequence[Peer]) -> None:
-    """Everyone loads its libraries, so that no cell's first call pays for that."""
+    """Have every peer load its libraries, so that no cell's first call includes that."""
     arrays = Arrays(_WARM_UP)
     for peer in peers:
         try:
@@ -80,7 +80,7 @@ def _warm_up(peers: Sequence[Peer]) -> None:
                 peer.program(_WARM_UP, "forward_backward", arrays)
             peer.release()
         except Exception:
-            continue  # the cells will tell
+            continue  # the cells report the error
 
 
 def _notes(cell: Cell, peers: Sequence[Peer], arrays: Arrays) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from attn_dispatch_tools.bench.report import CellResults, Report
-from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.terminal.progress import progress
 
 
@@ -13,12 +13,12 @@ def watched(cells: Iterable[CellResults], total: int) -> Iterator[CellResults]:
     """The same cells, each shown when it comes."""
     with progress("Cells", total) as shown:
         for i, found in enumerate(cells, 1):
-            shown.say(f"[{i}/{total}] {said(found)}")
+            shown.say(f"[{i}/{total}] {summary_line(found)}")
             shown.step()
             yield found
 
 
-def said(found: CellResults) -> str:
+def summary_line(found: CellResults) -> str:
     """One line: TFLOP/s of each peer, forward / with all gradients."""
     names: dict[str, None] = {}
     for results in found.results.values():
@@ -41,8 +41,8 @@ def show(report: Report) -> None:
     if not rows:
         return
     head = ["peer", "cells", *(x.replace("_", "+") for x in directions)]
-    text = f"\nfastest by wall time, in so many cells\n\n{look.table(head, rows)}\n"
-    look.show(text, {r"(?m)^(?:fastest by|peer ).*": look.HEADING, look.RULE: look.QUIET})
+    text = f"\nfastest by wall time, in so many cells\n\n{style.table(head, rows)}\n"
+    style.show(text, {r"(?m)^(?:fastest by|peer ).*": style.HEADING, style.RULE: style.QUIET})
 
 
 def _fastest(found: CellResults, direction: str) -> str | None:

@@ -16,7 +16,7 @@ from attn_dispatch.core.explanation import Explanation
 from attn_dispatch.inspection import explain
 from attn_dispatch.text import error_text
 from attn_dispatch.warning import AttentionConventionWarning
-from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.terminal.text import filled, width
 from attn_dispatch_tools.written_calls import notation
@@ -101,17 +101,17 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(f"error: {error_text(error)}") from error
     for warning in given:
         print(filled(f"warning: {warning.message}"), file=sys.stderr)
-    look.show("\n\n".join(x.text(width()) for x in found), _MARKS)
+    style.show("\n\n".join(x.text(width()) for x in found), _MARKS)
     singles = [x.single_queries for x in found if x.single_queries is not None]
     if any(x.chosen_forward is None for x in (*found, *singles)):
         raise SystemExit(1)
 
 
 _MARKS = {
-    r"(?m)^chosen .*": look.HEADING,
-    r"(?m)^(?:call|device|versions|mask_mod|forward|backward)\b": look.QUIET,
-    r"(?m)^(?:forward|backward) +\w+ +(runs:)": look.GOOD,
-    r"(?m)^(?:forward|backward) +\w+ +(cannot run:)$": look.NOT,
+    r"(?m)^chosen .*": style.HEADING,
+    r"(?m)^(?:call|device|versions|mask_mod|forward|backward)\b": style.QUIET,
+    r"(?m)^(?:forward|backward) +\w+ +(runs:)": style.GOOD,
+    r"(?m)^(?:forward|backward) +\w+ +(cannot run:)$": style.NOT,
 }
 
 

@@ -13,7 +13,7 @@ from attn_dispatch.core import select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.native_libraries import cuda_majors
 from attn_dispatch.devices.target import device_for, parse, platform_of
-from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.terminal.text import width, wrapped
 
@@ -34,14 +34,14 @@ def add_parser(commands: Commands, help: str) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Print it."""
-    look.show(info(), _MARKS)
+    style.show(info(), _MARKS)
 
 
 _MARKS = {
-    r"(?m)^\w.*": look.HEADING,
-    r"(?m)^  \w+ +(usable)$": look.GOOD,
-    r"(?m)^  \w+ +(no:)": look.NOT,
-    r"(?m)^ +\[/.*\]$": look.QUIET,
+    r"(?m)^\w.*": style.HEADING,
+    r"(?m)^  \w+ +(usable)$": style.GOOD,
+    r"(?m)^  \w+ +(no:)": style.NOT,
+    r"(?m)^ +\[/.*\]$": style.QUIET,
 }
 
 

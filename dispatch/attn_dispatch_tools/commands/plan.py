@@ -16,7 +16,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device, parse
 from attn_dispatch.reason import sentences
 from attn_dispatch.text import error_text
-from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.terminal.text import width, wrapped
 from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"plans for {device} are kept in {folder}")
     is_refused = False
     for written, spec in calls:
-        look.show(written, {r".+": look.HEADING})
+        style.show(written, {r".+": style.HEADING})
         wanted = {"as it is": spec}
         if not args.inference:
             training = spec.in_training(spec.options.differentiable)
@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> None:
             with waiting(f"planning {name}"):
                 answer, is_planned = _planned(each, device)
             is_refused |= not is_planned
-            look.show(_said(name, time.perf_counter() - start, answer), _MARKS)
+            style.show(_said(name, time.perf_counter() - start, answer), _MARKS)
     if reasons := plan_store.write_failures():
         raise SystemExit(f"error: not all plans are kept: {'; '.join(reasons)}")
     if is_refused:
@@ -106,9 +106,9 @@ def _said(name: str, seconds: float, answer: str) -> str:
 
 
 _MARKS = {
-    r"^ +(?:as it is|training, \w+)": look.QUIET,
-    r"(?m)(?: ms  |^    )(\w+:)": look.GOOD,
-    r"(?m)(?: ms  |^    )(refused:)": look.NOT,
+    r"^ +(?:as it is|training, \w+)": style.QUIET,
+    r"(?m)(?: ms  |^    )(\w+:)": style.GOOD,
+    r"(?m)(?: ms  |^    )(refused:)": style.NOT,
 }
 
 

@@ -16,7 +16,7 @@ from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.files import reading
 from attn_dispatch.text import error_text
-from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
 
@@ -154,12 +154,12 @@ def _tune_calls(
     """Tune each; whether one of them has a winner now."""
     has_winner = False
     for written, spec in calls:
-        look.show(written, {r".+": look.HEADING})
+        style.show(written, {r".+": style.HEADING})
         training = spec.in_training(spec.options.differentiable)
         wanted: list[AttentionSpec] = [spec] if is_inference else list(training)
         for each in wanted:
             if (kept := select.winner(each, device)) is not None:
-                look.show(f"kept already: {kept}", {"^kept already:": look.GOOD})
+                style.show(f"kept already: {kept}", {"^kept already:": style.GOOD})
                 has_winner = True
                 continue
             try:
@@ -169,5 +169,5 @@ def _tune_calls(
             has_winner |= found is not None
             if found is None:
                 why = "not tuned: there is nothing to choose from, or nothing of it ran"
-                look.show(why, {"^not tuned:": look.NOT})
+                style.show(why, {"^not tuned:": style.NOT})
     return has_winner

@@ -17,7 +17,7 @@ from attn_dispatch import mods
 from attn_dispatch.api import dot_product_attention
 from attn_dispatch.text import error_text
 from attn_dispatch_tools.pictures.panel import Figure, Panel, shortened
-from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.terminal.text import width
 from attn_dispatch_tools.written_calls.flags import MASK_FLAGS, add_mask_flags, given
@@ -80,12 +80,12 @@ def main(args: argparse.Namespace) -> None:
     except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
         raise SystemExit(f"error: {error_text(error)}") from error
     if args.out is None:
-        look.show(text, _MARKS)
+        style.show(text, _MARKS)
     else:
         print(args.out)
 
 
-_MARKS = {r"(?m)^ *\d+(?: +\d+)+$": look.QUIET, r"(?<=[\w. ])[._](?!\d)": look.QUIET}
+_MARKS = {r"(?m)^ *\d+(?: +\d+)+$": style.QUIET, r"(?<=[\w. ])[._](?!\d)": style.QUIET}
 
 
 def _panel(args: argparse.Namespace) -> Panel:

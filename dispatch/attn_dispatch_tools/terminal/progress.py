@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from attn_dispatch.console import console
-from attn_dispatch_tools.terminal.look import BAD
+from attn_dispatch_tools.terminal.style import BAD
 from attn_dispatch_tools.terminal.text import width
 
 _ROOM_FOR_A_BAR = 70

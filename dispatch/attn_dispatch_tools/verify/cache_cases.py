@@ -39,7 +39,7 @@ _OF_WHOLE_PAGES: dict[str, dict[str, Any]] = {
     "sinks_and_cap": {"sinks": 1, "soft_cap": 20.0},
     "full": {"is_causal": False, "soft_cap": 20.0},
 }
-"""Calls of which kernels are given whole pages: windows that cross them among them."""
+"""Calls that give kernels whole pages, some with windows that cross pages."""
 
 _TRANSFORMS = ("vmap", "scan", "eager", "donate")
 
@@ -50,7 +50,7 @@ def _lengths(s: int) -> tuple[int, ...]:
 
 
 def _case(name: str, number: int, **facts: Any) -> Case:
-    """In turn in either dtype; five rows, of all kinds of lengths."""
+    """Cases in both dtypes in turn, with five rows of all kinds of lengths."""
     s, t = facts["s"], facts["t"]
     facts = {"b": 5, "n": 8, "k": 2, "h": 64, "scale": 0.15, **_CAUSAL} | facts
     facts["dtype"] = _DTYPES[number % 2]

@@ -22,39 +22,39 @@ from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.ragged_call import ragged
 from attn_dispatch_tools.verify.reference import Operands
 
-Arrays = dict[str, jax.Array]
-AnyArrays = Mapping[str, Any]
-Call = Callable[[Arrays], Arrays]
+NamedArrays = dict[str, jax.Array]
+ArrayMapping = Mapping[str, Any]
+ForwardCall = Callable[[NamedArrays], NamedArrays]
 
 
 @dataclass(frozen=True)
-class Program:
-    """A case's forward call and the gradients of `gradients`, traced for an implementation."""
+class CaseProgram:
+    """A case's forward call and the gradients of the operands in `gradients`."""
 
     case: Case
     options: AttentionOptions
     gradients: tuple[str, ...]
-    run: Callable[[Arrays], Arrays]
-    """Of all operands and cotangents: out, lse, …, and the gradients, by their names."""
+    run: Callable[[NamedArrays], NamedArrays]
+    """Computes out, lse, …, and the gradients, by name, from all operands and cotangents."""
 
     @staticmethod
-    def of(case: Case, implementation: tuple[str, ...], gradients: tuple[str, ...]) -> Program:
-        """The program that asks for these implementations, in order of preference."""
-        # With dropout, to ask for lse is to ask for the gradient through it as well.
+    def of(case: Case, implementation: tuple[str, ...], gradients: tuple[str, ...]) -> CaseProgram:
+        """The program that names these implementations, in order of preference."""
+        # With dropout, a call that returns lse also has a gradient through it.
         needs_lse = case.lse_grad or case.needs_max or not (case.inference or case.dropout)
         options = case.forward_options(needs_lse=needs_lse, implementation=implementation)
         call = _transformed(case, _forward(case, options))
-        return Program(case, options, gradients, _with_gradients(case, call, gradients))
+        return CaseProgram(case, options, gradients, _with_gradients(case, call, gradients))
 
     @staticmethod
-    def keep_mask(case: Case, implementation: tuple[str, ...]) -> Program:
+    def keep_mask(case: Case, implementation: tuple[str, ...]) -> CaseProgram:
         """The program that also returns the dropout mask it draws, as "keep"."""
         options = case.forward_options(needs_keep=True, implementation=implementation)
         call = _transformed(case, _forward(case, options))
-        return Program(case, options, (), _with_gradients(case, call, ()))
+        return CaseProgram(case, options, (), _with_gradients(case, call, ()))
 
-    def trace(self, arrays: AnyArrays) -> Any:
-        """The program traced, which no implementation is asked for yet."""
+    def trace(self, arrays: ArrayMapping) -> Any:
+        """The traced program, for which no implementation is chosen yet."""
         donated = 0 if self.case.transform == "donate" else ()
         quickly = COMPILE_QUICKLY if jax.default_backend() == "cpu" else None
         jitted = jax.jit(self.run, donate_argnums=donated, compiler_options=quickly)
@@ -64,11 +64,11 @@ class Program:
         """The compiled program of what `trace` returned."""
         return _lowered(traced).compile()
 
-    def runs(self, traced: Any) -> tuple[Callable[[Arrays], Arrays], str]:
-        """What runs the program that `trace` returned, and its text, which names its kernels.
+    def runs(self, traced: Any) -> tuple[Callable[[NamedArrays], NamedArrays], str]:
+        """A function that runs the traced program, and its lowered text, which names its kernels.
 
-        The text is the lowered one: XLA drops a kernel whose results it knows, as where a mask_mod
-        leaves no pair. An eager case runs operation by operation.
+        The compiled text may lack a kernel: XLA drops one whose results it knows, as when a
+        mask_mod leaves no pair. An eager case runs operation by operation.
         """
         lowered = _lowered(traced)
         run = self.run if self.case.transform == "eager" else lowered.compile()
@@ -77,14 +77,14 @@ class Program:
 
 def _lowered(traced: Any) -> Any:
     with warnings.catch_warnings():
-        # Nobody minds that what was given away is of no use to a result.
+        # A donated buffer that no result can use is not a problem here.
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         return traced.lower()
 
 
-def numpy_results(run: Callable[[Arrays], Arrays], operands: Operands) -> Operands:
-    """What a compiled program, or a function, makes of these arrays."""
-    # jnp.array would compile a copy for every shape. A copy there is: the program may be given it.
+def numpy_results(run: Callable[[NamedArrays], NamedArrays], operands: Operands) -> Operands:
+    """The results of a compiled program, or a function, for these arrays."""
+    # jnp.array would compile a copy for every shape. A copy is needed: a program may donate it.
     results = run({name: jax.device_put(np.array(x)) for name, x in operands.items()})
     return {name: np.asarray(x) for name, x in results.items()}
 
@@ -102,15 +102,15 @@ def specs_in(jaxpr: Any) -> list[AttentionSpec]:
 def custom_calls_in(text: str) -> set[str]:
     """The targets of this library's custom calls in a lowered program.
 
-    Those of kernels for packed sequences alone, or that split keys, are called like the others.
-    What clears rows afterwards computes nothing.
+    Targets for packed sequences and for split keys count as the others; the one that clears rows
+    does not count, because it computes nothing.
     """
     found = re.findall(r"custom_call @(attn_dispatch\w*?)(?:_packed|_split_kv)?\b", text)
     return {*found} - {"attn_dispatch_clear_rows"}
 
 
 def custom_calls_of(name: str) -> dict[str, str]:
-    """An implementation's custom calls by direction; empty for one that makes none."""
+    """An implementation's custom calls by direction; empty if it makes none."""
     (module,) = (x for x in select.implementations() if x.NAME == name)
     targets = {x: getattr(module, f"{x.upper()}_TARGET", None) for x in ("forward", "backward")}
     return {direction: target for direction, target in targets.items() if target}
@@ -126,7 +126,7 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
                     yield from _equations(inner)
 
 
-def _forward(case: Case, options: AttentionOptions) -> Call:
+def _forward(case: Case, options: AttentionOptions) -> ForwardCall:
     if case.ragged:
         return ragged(case, options)
     extra = {
@@ -136,7 +136,7 @@ def _forward(case: Case, options: AttentionOptions) -> Call:
     }
     names = ("out", *(name for name, wanted in extra.items() if wanted))
 
-    def call(arrays: Arrays) -> Arrays:
+    def call(arrays: NamedArrays) -> NamedArrays:
         asked = options
         if case.page:
             asked, arrays = paged_options(case, options), in_pages(case, arrays)
@@ -146,13 +146,13 @@ def _forward(case: Case, options: AttentionOptions) -> Call:
     return call
 
 
-def _with_gradients(case: Case, call: Call, gradients: tuple[str, ...]) -> Call:
-    def run(arrays: Arrays) -> Arrays:
+def _with_gradients(case: Case, call: ForwardCall, gradients: tuple[str, ...]) -> ForwardCall:
+    def run(arrays: NamedArrays) -> NamedArrays:
         constant = {x: y for x, y in arrays.items() if x in case.operand_names}
         if not gradients:
             return call(constant)
 
-        def outputs(wanted: Arrays) -> tuple[tuple[jax.Array, ...], Arrays]:
+        def outputs(wanted: NamedArrays) -> tuple[tuple[jax.Array, ...], NamedArrays]:
             results = call(constant | wanted)
             pulled = ("out", "lse") if case.lse_grad else ("out",)
             return tuple(results[x] for x in pulled), results
@@ -165,7 +165,7 @@ def _with_gradients(case: Case, call: Call, gradients: tuple[str, ...]) -> Call:
     return run
 
 
-def _transformed(case: Case, call: Call) -> Call:
+def _transformed(case: Case, call: ForwardCall) -> ForwardCall:
     if case.transform == "checkpoint":
         return jax.checkpoint(call)
     if case.transform in ("vmap", "scan"):
@@ -173,12 +173,12 @@ def _transformed(case: Case, call: Call) -> Call:
     return call  # "jit", "eager" and "donate" concern the whole program
 
 
-def _over_parts(case: Case, call: Call) -> Call:
-    """The call made for each of `case.mapped` equal parts of the batch."""
+def _over_parts(case: Case, call: ForwardCall) -> ForwardCall:
+    """The call, mapped over `case.mapped` equal parts of the batch."""
     m = case.mapped
 
-    def run(arrays: Arrays) -> Arrays:
-        # What all batch rows share has an axis of 1 there, and is shared by the parts as well.
+    def run(arrays: NamedArrays) -> NamedArrays:
+        # An array that all batch rows share has a batch axis of 1, and the parts share it too.
         shared = {name: x for name, x in arrays.items() if x.shape[0] == 1}
         parts = {
             name: x.reshape(m, x.shape[0] // m, *x.shape[1:])

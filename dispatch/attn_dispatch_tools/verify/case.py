@@ -33,7 +33,7 @@ Transform = Literal["jit", "eager", "checkpoint", "vmap", "scan", "donate"]
 
 @dataclass(frozen=True)
 class Case:
-    """One attention call; shapes by the letters of `attn_dispatch.call.spec`."""
+    """One attention call; shapes have the letters of `attn_dispatch.call.spec`."""
 
     name: str
     """"family/what is particular about it"; it also seeds the arrays."""
@@ -52,13 +52,13 @@ class Case:
     """The window as an array [1|B, 2]."""
     soft_cap: float | None = None
     score_mod: tuple[Step, ...] = ()
-    """Its steps; none: there is no score_mod."""
+    """The steps of the score_mod; empty if there is none."""
     mask_mod: tuple[str, int] | None = None
     """A formula of `drawn_mods.MASKS`, and its number w."""
     own_arrays: bool = False
-    """Each part of a mapped call has arrays of its own for its mods."""
+    """Whether each part of a mapped call has different arrays for its mods."""
     mods_start: tuple[int, int] = (0, 0)
-    """What b and n begin with."""
+    """The first b and n."""
     dropout: float = 0.0
     dropout_keys: int = 1
     dropout_impl: str = "threefry2x32"
@@ -73,58 +73,57 @@ class Case:
     """The longest packed sequences of queries and of keys."""
     mask: Shape | None = None
     dead_rows: bool = False
-    """The mask forbids everything to some rows."""
+    """Whether the mask hides all keys from some rows."""
     bias: Shape | None = None
     bias_dtype: str = "float32"
     infinite_bias: bool = False
-    """Some biases are -inf, among them those of a whole row."""
+    """Whether some biases are -inf, those of a whole row included."""
     alibi: int | None = None
-    """Length of the batch axis of the slopes."""
+    """The length of the batch axis of the slopes."""
     sinks: int | None = None
-    """Length of the batch axis of the sinks."""
+    """The length of the batch axis of the sinks."""
     lse_grad: bool = False
     needs_max: bool = False
     inference: bool = False
-    """Forward alone, and no lse asked for."""
+    """Whether only the forward pass is computed, without lse."""
     wanted: tuple[str, ...] = ()
-    """The operands whose gradients are asked for; empty: all that have one."""
+    """The operands whose gradients are wanted; empty: all that have one."""
     mixed_poison: bool = False
-    """What stands in padding is not NaN alone, but infinities and large numbers as well."""
+    """Whether padding holds infinities and large numbers beside NaN."""
     deterministic: bool = False
     transform: Transform = "jit"
-    """How the call is made; vmap and scan go over `mapped` equal parts of the batch."""
+    """The transform of the call; vmap and scan map over `mapped` equal parts of the batch."""
     mapped: int = 2
     scale: float = 0.3
     magnitude: float = 1.0
-    """Of query and key."""
+    """The standard deviation of query and key."""
     score_shift: float = 0.0
     """Added to every score, through a constant in query and key, and to the sinks."""
     rounded_bias: bool = False
-    """Biases are numbers of the call's dtype, whatever their own."""
+    """Whether biases are rounded to the call's dtype, whatever their dtype."""
     page: int = 0
-    """Keys in a page, of which s is a multiple; 0: key and value are not in pages."""
+    """The number of keys in a page, which divides s; 0: key and value are not in pages."""
     shared_pages: int = 0
-    """Pages from the first on that all batch rows have in common."""
+    """The number of first pages that all batch rows share."""
     heads_first: str = ""
-    """The sides, "q" and "kv", whose arrays or pages lie in memory with heads first: "q kv"."""
+    """The sides whose arrays or pages have heads first in memory: "", "q", "kv" or "q kv"."""
     one_pool: bool = False
-    """Keys and values lie in one pool of pages, those of a page one after the other."""
+    """Whether keys and values are in one pool, the page of its values after each page of keys."""
     ragged: bool = False
-    """In pages, forward: the queries that there are lie one after the other, and the call is
-    `paged_attention` with cu_seqlens_q."""
+    """Whether the queries are packed, and the call is `paged_attention` with cu_seqlens_q."""
     rewrite: str = ""
-    """The name of a rewrite (core/rewrites) to begin with, though nothing asks for one."""
+    """The name of a rewrite (core/rewrites) to apply first, although nothing requires it."""
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def family(self) -> str:
-        """What the name begins with, as far as the slash."""
+        """The part of the name before the slash."""
         return self.name.split("/")[0] if "/" in self.name else "others"
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` makes this case of again: the fields that differ from their defaults."""
+        """The fields that differ from their defaults, as `from_json` reads them."""
         facts = {x.name: getattr(self, x.name) for x in fields(self)}
         facts = {x.name: facts[x.name] for x in fields(self) if facts[x.name] != x.default}
         return facts | {name: _runs(facts[name]) for name in _SEGMENTS & facts.keys()}
@@ -178,12 +177,12 @@ class Case:
 
     @property
     def gradients(self) -> tuple[str, ...]:
-        """The operands whose gradients are asked for."""
+        """The operands whose gradients are wanted."""
         return () if self.inference else self.wanted or self.differentiable
 
     @property
     def poison(self) -> tuple[float, ...]:
-        """What stands in padding, over and over."""
+        """The numbers that padding holds, repeated."""
         return (np.nan, np.inf, -np.inf, 6e4) if self.mixed_poison else (np.nan,)
 
     def avals(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -213,7 +212,7 @@ class Case:
 
     def operands(self) -> Operands:
         """The arrays of the forward call."""
-        # NumPy promises of this old generator alone that it never draws anything else.
+        # NumPy promises only for this old generator that it always draws the same numbers.
         rng = np.random.RandomState(zlib.crc32(self.name.encode()))
         avals = self.avals()
 
@@ -251,7 +250,7 @@ class Case:
         if self.alibi is not None:
             operands["alibi_slopes"] = np.abs(normal("alibi_slopes").astype(np.float32)) / 2
         if self.sinks is not None:
-            # Where the scores are, so that neither hides the other.
+            # Sinks are about as large as the scores, so that neither hides the other.
             operands["sinks"] = normal("sinks").astype(np.float32) + self.score_shift
         if self.dropout:
             operands["dropout_key"] = np.array(self._dropout_keys())
@@ -277,7 +276,7 @@ class Case:
 
     @property
     def _has_same_lengths(self) -> bool:
-        """Whether queries and keys have the same lengths, ids and cu_seqlens, and have some."""
+        """Whether queries and keys have equal lengths, ids or cu_seqlens."""
         sides = (self.q_lengths, self.q_segments, self.cu_q), (
             self.kv_lengths, self.kv_segments, self.cu_kv,
         )  # fmt: skip
@@ -289,7 +288,7 @@ class Case:
 
     @property
     def _copies(self) -> int:
-        """How many parts of the batch b is counted in, each from the start."""
+        """The number of parts of the batch in each of which b counts from the start."""
         return self.mapped if self.transform in ("vmap", "scan") else 1
 
     @property
@@ -322,7 +321,7 @@ class Case:
         return programs
 
     def cotangents(self) -> Operands:
-        """out_grad, and lse_grad where the case has one; no two entries alike."""
+        """out_grad and, if the case has one, lse_grad; random numbers."""
         rng = np.random.RandomState(zlib.crc32(b"cotangents of " + self.name.encode()))
         shape = (self.b, self.t, self.n, self.v)
         cotangents = {"out_grad": rng.standard_normal(shape).astype(jnp.dtype(self.dtype))}

@@ -21,8 +21,8 @@ from attn_dispatch.text import counted, error_text
 from attn_dispatch_tools.reports.environment import environment
 from attn_dispatch_tools.reports.html_page import NO_MATPLOTLIB, page
 from attn_dispatch_tools.terminal.folder import made_folder
-from attn_dispatch_tools.terminal.globs import fits
 from attn_dispatch_tools.terminal.help import Commands, add_command
+from attn_dispatch_tools.terminal.name_patterns import matches
 from attn_dispatch_tools.terminal.number_arguments import at_least
 from attn_dispatch_tools.verify import draws, pool, screen
 from attn_dispatch_tools.verify.case import Case
@@ -33,13 +33,13 @@ from attn_dispatch_tools.verify.report import Report, bad_cases, read
 from attn_dispatch_tools.verify.serving_draws import serving_examples
 
 _DESCRIPTION = """\
-Run the conformance suite on the device that is here: some hundred attention calls, each compared
-with a float64 reference in results and gradients. NaN stands in all padding, and in results and
-workspaces before each call. Every case runs in a process of its own kind, so that one that crashes
-is reported as such and the others go on.
+Run the conformance suite on this machine's device: some hundred attention calls, whose results
+and gradients are compared with a float64 reference. All padding holds NaN, and so do results and
+workspaces before each call. Cases run in worker processes, so that a crash is reported and the
+other cases still run.
 
-The report says what was run with which versions. Exit status 1: something failed or crashed, or
-nothing passed.
+The report lists cases, outcomes and versions. Exit status 1: a case failed or crashed, or none
+passed.
 """
 _EXAMPLES = (
     "attn-dispatch verify --out report",
@@ -49,7 +49,7 @@ _EXAMPLES = (
     "attn-dispatch verify --repeat report/verify-cudnn-NVIDIA_H200-9_19_0.json",
     "attn-dispatch verify --plot report/verify-cudnn-NVIDIA_H200-9_19_0.json",
 )
-_MOST_JOBS = 8
+_MAX_JOBS = 8
 
 
 def add_parser(commands: Commands, help: str) -> None:
@@ -64,10 +64,10 @@ def add_parser(commands: Commands, help: str) -> None:
     )
     parser.add_argument(
         "--cases", metavar="GLOBS", default="*",
-        help="only cases named like one of these: 'window/*_d64_*,found/*'",
+        help="only cases whose names match one of these: 'window/*_d64_*,found/*'",
     )  # fmt: skip
     parser.add_argument(
-        "--list", action="store_true", help="print the names of what would run, and run nothing"
+        "--list", action="store_true", help="print the names of the cases, and run nothing"
     )
     parser.add_argument(
         "--jobs", type=at_least(1), default=default_jobs(), metavar="N",
@@ -81,24 +81,25 @@ def add_parser(commands: Commands, help: str) -> None:
     )
     parser.add_argument(
         "--serving", action="store_true",
-        help="draw calls of serving alone: decoding, drafts and chunks beside a cache, most in "
+        help="draw only calls of serving: decoding, drafts and chunks beside a cache, most in "
         "pages",
     )  # fmt: skip
     parser.add_argument(
         "--each-rewrite", action="store_true",
-        help="give each drawn case one of the rewrites that there is something to do for, the "
-        "least used one, whether or not a kernel needs it",
+        help="apply to each drawn case the least used of the rewrites that fit it, even if no "
+        "kernel needs it",
     )  # fmt: skip
     parser.add_argument(
         "--repeat", type=Path, metavar="REPORT",
-        help="run what failed or crashed in this report (its JSON file) instead of named cases",
+        help="run the cases that failed or crashed in this report (its JSON file) instead of "
+        "named cases",
     )  # fmt: skip
     parser.add_argument(
         "--out", type=Path, default=Path(), metavar="FOLDER",
         help="where the report is written, as JSON and Markdown (default: here)",
     )  # fmt: skip
     parser.add_argument(
-        "--html", action="store_true", help="write it as one HTML file too, with plots"
+        "--html", action="store_true", help="also write the report as one HTML file, with plots"
     )
     parser.add_argument(
         "--plot", type=Path, metavar="REPORT",
@@ -107,15 +108,17 @@ def add_parser(commands: Commands, help: str) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Run the chosen cases; ends the process with status 1 if something is wrong, 130 if it was
+    """Run the chosen cases; exits with status 1 if cases failed or none passed, 130 if
     interrupted."""
-    # This process, which only asks the device what it is, must leave its memory to the workers.
+    # This process only identifies the device, and must leave its memory to the workers.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     for name in ("each_rewrite", "serving", "seed"):
         is_given = getattr(args, name) is not None and getattr(args, name) is not False
         if is_given and not args.random:
             flag = name.replace("_", "-")
-            sys.exit(f"error: --{flag}: of drawn cases, so --random N is wanted as well")
+            sys.exit(
+                f"error: --{flag}: expected --random N as well, because it is about drawn cases"
+            )
     try:
         if args.plot is not None:
             print(write_page(read(args.plot), made_folder(args.out) / f"{args.plot.stem}.html"))
@@ -147,7 +150,7 @@ def main(args: argparse.Namespace) -> None:
     if "interrupted" in report.options:
         print(f"interrupted: {len(report.outcomes)} of {len(cases)} cases were done")
         if not report.outcomes:
-            sys.exit(130)  # and an earlier report stays
+            sys.exit(130)  # an earlier report stays
     written = [*report.write(args.out)]
     if args.html:
         written.append(write_page(report, written[0].with_suffix(".html")))
@@ -159,7 +162,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _settings() -> dict[str, object]:
-    """Those in force, other than by default, that say how calls run."""
+    """The settings in force that change how calls run and are not the defaults."""
     current = settings.current()
     found: dict[str, object] = {}
     if not current.rewrites:
@@ -174,8 +177,8 @@ def _settings() -> dict[str, object]:
 
 
 def _drawn(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
-    """The drawn cases that are asked for, and what is said of them; tells how to draw them again,
-    where a list of names is wanted not in it."""
+    """The drawn cases and their options for the report; prints how to draw them again, on stderr if
+    stdout lists names."""
     seed = random.randrange(2**32) if args.seed is None else args.seed
     again = f"--random {args.random}{' --serving' * args.serving} --seed {seed}"
     where = sys.stderr if args.list else sys.stdout
@@ -193,7 +196,7 @@ def _drawn(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
 
 
 def write_page(report: Report, path: Path) -> Path:
-    """The report as one HTML file, with its plots inside; returns where.
+    """Write the report as one HTML file with its plots inside, and return the path.
 
     Raises:
       ModuleNotFoundError: matplotlib or rich is missing.
@@ -218,7 +221,7 @@ def run(
     jobs: int,
     options: dict[str, object],
 ) -> Report:
-    """The report of these cases, in their order; if interrupted, of those that were done."""
+    """The report of these cases, in their order; if interrupted, of the finished ones."""
     started = time.monotonic()
     outcomes = pool.run(cases, pool.command(implementation), jobs)
     by_name: dict[str, Outcome] = {}
@@ -239,21 +242,21 @@ def run(
 
 
 def default_implementation() -> str:
-    """The vendor's for the device that is here, XLA where there is none."""
+    """The vendor's implementation for this machine's device, or XLA if there is none."""
     platform = default_device().platform
     vendors = (x for x in select.implementations() if not x.IS_EXTRA and x.PLATFORM == platform)
     return next(vendors, select.implementations()[-1]).NAME
 
 
 def default_jobs() -> int:
-    """One for every two processors, at most 8."""
-    return max(1, min(_MOST_JOBS, len(os.sched_getaffinity(0)) // 2))
+    """One job for every two processors, at most 8."""
+    return max(1, min(_MAX_JOBS, len(os.sched_getaffinity(0)) // 2))
 
 
 def _named(args: argparse.Namespace) -> tuple[list[Case], dict[str, object]]:
-    """The cases of the table that are asked for, or those of a report; and what is said of it."""
+    """The chosen cases of the table, or the bad ones of a report, and options for the report."""
     if args.repeat is not None:
         return bad_cases(args.repeat), {"repeat": args.repeat.name, "jobs": args.jobs}
-    globs = args.cases.split(",")
-    cases = [x for x in CASES if any(fits(x.name, glob) for glob in globs)]
+    patterns = args.cases.split(",")
+    cases = [x for x in CASES if any(matches(x.name, pattern) for pattern in patterns)]
     return cases, {"cases": args.cases, "jobs": args.jobs}

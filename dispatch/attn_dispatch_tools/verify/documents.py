@@ -1,4 +1,4 @@
-"""Documents packed into one row must not see each other: one is changed, the others compared."""
+"""The check that packed documents do not affect each other: one changes, the others may not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_KEYS = ("key", "value")
 
 @dataclass(frozen=True)
 class Document:
-    """One document of one batch row: where its queries and keys stand."""
+    """One document of one batch row, with the places of its queries and keys."""
 
     batch_row: int
     queries: np.ndarray
@@ -25,7 +25,7 @@ class Document:
 
     @staticmethod
     def of(case: Case) -> Document | None:
-        """The longest of a packed case; None where there are not two documents in a row."""
+        """The longest document of a packed case; None if no row has two documents."""
         operands, options = case.operands(), case.forward_options()
         found = []
         for batch_row in range(case.b):
@@ -47,9 +47,9 @@ class Document:
         return operands
 
     def without(self, results: Operands) -> Operands:
-        """Results and gradients of every other document, 0 where this one's would stand.
+        """Results and gradients of all other documents, with 0 in the rows of this one.
 
-        What all documents share, such as a bias and its gradient, is left out.
+        Gradients that all documents share, such as that of a bias, are left out.
         """
         others = {}
         for name, x in results.items():

@@ -1,9 +1,9 @@
-"""score_mods and mask_mods that cases are drawn with: one text each, run by JAX and by NumPy.
+"""score_mods and mask_mods of drawn cases: one formula each, computed by JAX and by NumPy.
 
-A score_mod is a list of steps. v0 is the score, and each step makes a further value of earlier
-ones, x and y, of the positions and of an array that it reads, r; the result is v0 plus half of the
-last, or a step of `ALONE` itself. Steps keep moderate values moderate. Their derivatives are
-written out here, for the reference; an implementation has JAX's.
+A score_mod is a list of steps. v0 is the score. Each step computes a further value from earlier
+ones, x and y, from the positions, and from an array that it reads, r. The result is v0 plus half of
+the last value, or the one step if that is in `ALONE`. Steps keep moderate values moderate. Their
+derivatives are written out here, for the reference; implementations use JAX's.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Step(NamedTuple):
     formula: str
     """A key of `FORMULAS` or `ALONE`."""
     x: int
-    """Which value it is of."""
+    """The number of the value x."""
     y: int
     c: float
     w: int
     read: str
-    """Which index the array that it reads is read by: b, n, t or s."""
+    """The index of the array that it reads: b, n, t or s."""
 
 
 class _Given(NamedTuple):
@@ -49,7 +49,7 @@ class _Given(NamedTuple):
 @dataclass(frozen=True)
 class _Formula:
     value: Callable[[Any, _Given], Any]
-    """Of functions, NumPy's or others, and of what the step is given."""
+    """The value, from a library of functions (NumPy's or another) and the step's inputs."""
     slopes: Callable[[Any, _Given], tuple[Any, Any, Any]]
     """The derivatives by x, y and r."""
     reads: bool = False
@@ -115,7 +115,7 @@ FORMULAS: dict[str, _Formula] = {
     ),
 }
 OF_THE_PAST = {"x - log(1 + t - s)"}
-"""Those that are numbers for keys up to the query's own position alone."""
+"""Formulas that are NaN for keys after the query's position."""
 
 ALONE: dict[str, _Formula] = {
     "soft cap": FORMULAS["c tanh(x / c)"],
@@ -125,7 +125,7 @@ ALONE: dict[str, _Formula] = {
         reads=True,
     ),
 }
-"""Score_mods of one step, which a call's arguments have a name for."""
+"""score_mods of one step, for which calls have an argument."""
 _ALL = FORMULAS | ALONE
 
 MASKS: dict[str, Callable[..., Any]] = {
@@ -136,7 +136,7 @@ MASKS: dict[str, Callable[..., Any]] = {
     "s == t or (t - s) % w == 0": lambda n, t, s, x, w: (s == t) | ((t - s) % w == 0),
     "s == 0 or |t - s| <= w + n": lambda n, t, s, x, w: (s == 0) | (abs(t - s) <= w + n),
 }
-"""Of n, t and s, of the entry of an array [batch rows or sequences] int32, and of a number."""
+"""Masks by n, t, s, an entry of an int32 array [batch rows or sequences], and a number."""
 
 
 def _sigmoid(x: Any) -> Any:
@@ -149,12 +149,12 @@ EXACT = SimpleNamespace(**_NUMPY, sigmoid=_sigmoid)
 FAST = SimpleNamespace(
     **_NUMPY | {"tanh": lambda x: _rounded(np.tanh(x))}, sigmoid=lambda x: _rounded(_sigmoid(x))
 )
-"""With the 2^-11 of the hardware's tanh (PTX ISA, tanh.approx.f32)."""
+"""Functions with the error of the hardware's tanh, 2^-11 (PTX ISA, tanh.approx.f32)."""
 _JAX = SimpleNamespace(**{name: getattr(jnp, name) for name in _NUMPY}, sigmoid=jax.nn.sigmoid)
 
 
 def _rounded(x: Any) -> Any:
-    """x with the eleven bits of float16, whose range it has."""
+    """x rounded to the eleven bits of float16, in whose range it is."""
     return np.asarray(x).astype(np.float16).astype(np.asarray(x).dtype)
 
 
@@ -163,7 +163,7 @@ class Places:
     """The indices of pairs of queries and keys, arrays that broadcast to [..., N, T, S]."""
 
     copy: Any
-    """Which row of the arrays that a mod reads."""
+    """The row of the arrays that a mod reads."""
     b: Any
     n: Any
     t: Any
@@ -171,7 +171,7 @@ class Places:
 
     @staticmethod
     def together(rows: list[Places]) -> Places:
-        """Those of batch rows [N, T, S] as those of a batch [B, N, T, S]."""
+        """The places of batch rows [N, T, S], stacked to [B, N, T, S]."""
 
         def stacked(name: str) -> np.ndarray:
             every = [np.asarray(getattr(x, name)) for x in rows]
@@ -184,7 +184,7 @@ class Places:
         return array[self._copy_in(array), getattr(self, index)]
 
     def summed(self, index: str, amount: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """What each entry of such an array contributes to all pairs together."""
+        """The sum of `amount` over all pairs that read each entry of such an array."""
         total = np.zeros(shape, amount.dtype)
         where = np.broadcast_arrays(self._copy_in(total), getattr(self, index), amount)
         np.add.at(total, tuple(where[:2]), where[2])
@@ -196,11 +196,11 @@ class Places:
 
 @dataclass(frozen=True)
 class DrawnScoreMod(ModProgram):
-    """A score_mod's program, and the steps that it was made of."""
+    """A score_mod's program and its steps."""
 
     steps: tuple[Step, ...] = field(compare=False, default=())
     reads: str = field(compare=False, default="")
-    """By which index each of its arrays is read."""
+    """The index by which each of its arrays is read."""
 
     def modified(
         self,
@@ -210,8 +210,8 @@ class DrawnScoreMod(ModProgram):
         arrays: list[np.ndarray],
         functions: Any = EXACT,
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """Scores [..., N, T, S], and their derivatives by what they were and by what is read, all
-        0 where a pair may not attend."""
+        """The new scores [..., N, T, S], and their derivatives by the old scores and by the arrays;
+        all are 0 where a pair may not attend."""
         with np.errstate(invalid="ignore", divide="ignore"):
             results = self._modified(score, places, arrays, functions)
         score, slope, by_read = results
@@ -248,13 +248,13 @@ class DrawnScoreMod(ModProgram):
 
 @dataclass(frozen=True)
 class DrawnMaskMod(ModProgram):
-    """A mask_mod's program, and what it was made of."""
+    """A mask_mod's program, its formula and its number w."""
 
     formula: str = field(compare=False, default="")
     w: int = field(compare=False, default=0)
 
     def may_attend(self, places: Places, arrays: list[np.ndarray]) -> np.ndarray:
-        """Which pairs may attend, as far as this decides."""
+        """The pairs that this mask allows."""
         x = places.at("b", arrays[0])
         return MASKS[self.formula](places.n, places.t, places.s, x, self.w)
 
@@ -265,7 +265,7 @@ def is_alone(steps: tuple[Step, ...]) -> bool:
 
 
 def _shares(steps: tuple[Step, ...]) -> tuple[float, float]:
-    """What the score and the last value are multiplied by in the result."""
+    """The factors of the score and of the last value in the result."""
     return (0.0, 1.0) if is_alone(steps) else (1.0, 0.5)
 
 
@@ -277,12 +277,12 @@ def reads_of(steps: tuple[Step, ...]) -> str:
 
 @lru_cache(maxsize=1024)
 def score_mod(steps: tuple[Step, ...], lengths: tuple[int, ...], dtype: str) -> DrawnScoreMod:
-    """The program.
+    """The program of these steps.
 
     Args:
       steps: at least one.
-      lengths: of the arrays that they read.
-      dtype: of the score.
+      lengths: the lengths of the arrays that they read.
+      dtype: the dtype of the score.
     """
     reads = reads_of(steps)
 
@@ -302,7 +302,7 @@ def score_mod(steps: tuple[Step, ...], lengths: tuple[int, ...], dtype: str) -> 
 
 @lru_cache(maxsize=1024)
 def mask_mod(formula: str, w: int, length: int) -> DrawnMaskMod:
-    """The program, whose array has this length."""
+    """The program of this formula, whose array has this length."""
 
     def function(b: Any, n: Any, t: Any, s: Any, x: Any) -> Any:
         return MASKS[formula](n, t, s, x[b], w)

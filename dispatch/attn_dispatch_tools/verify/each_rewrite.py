@@ -1,7 +1,7 @@
-"""Drawn calls, each by way of a rewrite that nothing asks for.
+"""Drawn calls, each with a rewrite that nothing requires.
 
-Most rewrites have cause where the kernels of other GPUs, or of another vendor, refuse a call. What
-they say is true of any call, and so they are proven where there are kernels.
+Most rewrites are needed where the kernels of other GPUs, or of another vendor, refuse a call. But
+they must be exact for any call, and so can be tested wherever there are kernels.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _TRIED = (*REWRITES, *ONE_BY_ONE)
 
 
 def each_rewrite(cases: Sequence[Case]) -> list[Case]:
-    """The cases, each with the one that was used least of the rewrites that it gives work to.
+    """The cases, each with the least used of the rewrites that apply to it.
 
-    Where that is SUM_AS_BIAS, the case's score_mod becomes a sum: those that are drawn seldom are.
+    For SUM_AS_BIAS the case's score_mod becomes a sum, because drawn ones seldom are.
     """
     used: Counter[str] = Counter({rewrite.name: 0 for rewrite in _TRIED})
     return [_with_least_used(case, used) for case in cases]
@@ -46,7 +46,7 @@ def _with_least_used(case: Case, used: Counter[str]) -> Case:
         return case
     rewrite = min(fitting, key=lambda x: used[x.name])
     used[rewrite.name] += 1
-    # Every other bias is one that 16 bits hold.
+    # Every other bias fits into 16 bits exactly.
     is_rounded = rewrite is NARROW_BIAS and used[rewrite.name] % 2 == 0
     given = as_sum if rewrite is SUM_AS_BIAS else case
     return replace(given, rewrite=rewrite.name, rounded_bias=is_rounded)

@@ -1,4 +1,4 @@
-"""What drawn cases found, each with its cause, as small as it still shows it."""
+"""Cases that drawn cases found, each with its cause, and as small as still shows it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ FOUND: tuple[Case, ...] = (
     # dQ was NaN where lse is below -88, for head dims up to 192 and value dims up to 128.
     _found("low_lse_wide_heads", s=256, h=160, v=112, score_shift=-150.0),
     _found("low_lse_wide_heads_alibi", t=320, s=128, h=136, v=80, alibi=1, **CAUSAL),
-    # Rows that attend nothing were cut off forward, where a band was meant, and backward not.
+    # Rows that attend to nothing were cut off in the forward pass, and not in the backward pass.
     _found(
         "dropout_wide_values_bottom_right",
         t=100,
@@ -108,10 +108,10 @@ FOUND: tuple[Case, ...] = (
         lse_grad=True,
         magnitude=0.01,
     ),
-    # AITER's mask for XLA's backward pass is read by a call beside it, which is padded to 256 too
-    # and got the arrays of both.
+    # A second call reads AITER's mask for XLA's backward pass. It is padded to 256 too, and got the
+    # arrays of both calls.
     _found("dropout_mask_wide_heads", h=136, v=48, dropout=0.5, alibi=1),
-    # What a row bias of -inf hides is not what a mask drops.
+    # A row bias of -inf hides other pairs than a mask.
     _found(
         "dropout_infinite_row_bias_packed",
         dropout=0.1,

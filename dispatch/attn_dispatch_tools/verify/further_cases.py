@@ -1,4 +1,4 @@
-"""Cases of what is asked for and of how the call is made, and of many things at once."""
+"""Cases of further results, of transforms of the call, and of many options at once."""
 
 from __future__ import annotations
 

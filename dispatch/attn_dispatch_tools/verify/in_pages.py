@@ -1,4 +1,4 @@
-"""The arrays of a case as those of the same call with keys and values in pages."""
+"""A case as a paged call: its options, and its arrays with keys and values in pages."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from attn_dispatch.call.paged_arguments import first_of_both
 from attn_dispatch_tools.verify.case import Case
 
 _UNUSED = 3
-"""Pages that are of no row."""
+"""The number of pages that belong to no row."""
 
 _NO_PAGES = (-7, 2**30)
-"""What stands in the table past a length, in turn."""
+"""Entries of the table past a length, in turn."""
 
 
 def paged_options(case: Case, options: AttentionOptions) -> AttentionOptions:
-    """The options of the call, key and value in pages."""
+    """The options of the call with key and value in pages."""
     names = tuple(f"{x}_pages" if x in ("key", "value") else x for x in options.operands)
     meaning = replace(options.meaning, value_page=int(case.one_pool))
     return replace(options, operands=(*names, "page_table"), meaning=meaning)
 
 
 def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The operands of the paged call: pages in any order, NaN in those that are of no row."""
+    """The operands of the paged call: pages in any order, with NaN in those of no row."""
     rows, pages = arrays["key"].shape[0], case.s // case.page
     rng = np.random.RandomState(zlib.crc32(b"pages of " + case.name.encode()))
     table = rng.permutation(rows * pages + _UNUSED)[: rows * pages].reshape(rows, pages)
-    # A page that several rows share has what the longest has of those that are not wrong.
+    # A page that several rows share has the keys of the longest valid row.
     owner = 0
     if case.shared_pages:
         assert case.kv_lengths is not None
@@ -42,7 +42,7 @@ def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array
         owner = int(np.argmax([x if x <= case.s and 0 <= y <= case.t else -1 for x, y in lengths]))
         table[:, : case.shared_pages] = table[owner, : case.shared_pages]
     others = [row for row in range(rows) if row != owner]
-    # What each page holds is known here: one gather, where writing row by row would compile many.
+    # One gather fills all pages; writing them row by row would compile many programs.
     held = np.full(rows * pages + _UNUSED, -1)
     for row in (*others, owner):
         held[table[row]] = row * pages + np.arange(pages)
@@ -60,7 +60,7 @@ def in_pages(case: Case, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array
 
 
 def _in_one_pool(found: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """With each page of keys before that of its values."""
+    """One pool of pages, in which the page of its values follows each page of keys."""
     both = jnp.stack([found["key_pages"], found["value_pages"]], axis=2)
     pool = both.reshape(1, -1, *both.shape[3:])
     table = first_of_both(found["page_table"], pool.shape[1])

@@ -1,4 +1,4 @@
-"""How far off a result is, and how far off it may be."""
+"""The errors of results, and the errors that are allowed."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from attn_dispatch_tools.verify.naive import Naive
 from attn_dispatch_tools.verify.reference import Operands
 
 SLACK = 1e-5
-"""What is allowed beside a multiple of the naive computation's error."""
+"""The error that is allowed beside a multiple of the naive computation's error."""
 
 _STATISTICS = ("lse", "row_max")
-"""Results in float32 whatever the dtype of the call. Beside the rest they may be off by what a
-kernel's fast functions are (some units in the last place of the largest one for exp2 and log2, and
-for a soft cap the 2^-11 of the hardware's tanh: PTX ISA, tanh.approx.f32), and by what comes of
-adding up a score's products in another order."""
+"""Results in float32 whatever the dtype of the call. They may also have the errors of a kernel's
+fast functions (for exp2 and log2 some units in the last place of the largest one; for a soft cap
+the 2^-11 of the hardware's tanh: PTX ISA, tanh.approx.f32), and of another order of summation."""
 
 _STATISTICS_ULPS = 4
 _TANH_ERROR = 2.0**-11
 
 _DEVIATIONS = 2
-"""How many standard deviations off the largest of a few normal errors is."""
+"""The largest of a few normal errors, in standard deviations."""
 
 _DOUBT = 1e-4
-"""By how much the naive computation may be off where everything cancels."""
+"""The error that the naive computation may have where all terms cancel."""
 
 
 def with_delta_of(out: np.ndarray, exact: np.ndarray, operands: Operands) -> Operands:
-    """The operands of the backward call that a fused one is asked for when it is given this `out`.
+    """The operands with an lse_grad that has the effect of a rounded `out` in a backward pass.
 
-    It takes delta, Σ p · dp, as Σ out · dout, so what rounding `out` to 16 bits does to delta it
-    must do to every gradient: as much as a gradient of lse that is so much larger would.
+    A fused pass computes delta, Σ p · dp, as Σ out · dout. So rounding `out` to 16 bits changes
+    delta, and with it every gradient, just as a larger gradient of lse would.
 
         ds = p · (dp - delta + dlse)
 
@@ -45,7 +44,7 @@ def with_delta_of(out: np.ndarray, exact: np.ndarray, operands: Operands) -> Ope
     """
     out_grad = operands["out_grad"].astype(np.float64)
     lost = ((exact - out.astype(np.float64)) * out_grad).sum(axis=3).swapaxes(1, 2)  # [B, N, T]
-    lost = np.where(np.isfinite(lost), lost, 0)  # of an output that is wrong anyway
+    lost = np.where(np.isfinite(lost), lost, 0)  # an output that is not finite is wrong anyway
     return operands | {"lse_grad": operands.get("lse_grad", np.zeros_like(lost)) + lost}
 
 
@@ -54,13 +53,13 @@ def of_rounded_rows(
 ) -> np.ndarray:
     """The gradient of a bias that is the same for all keys, from the delta of a rounded output.
 
-    A kernel is not asked for it: it is p_sink · delta + (1 - p_sink) · dlse (core/rewrites).
+    No kernel computes it: it is p_sink · delta + (1 - p_sink) · dlse (core/rewrites).
 
     Args:
       exact: the reference's results, lse and bias among them.
       given: the operands, with sinks.
-      rounded: what `with_delta_of` makes of them.
-      shape: of the bias.
+      rounded: the operands that `with_delta_of` returns.
+      shape: the shape of the bias.
     """
     lse = exact["lse"]
     lost = rounded["lse_grad"] - given.get("lse_grad", np.zeros_like(lse))
@@ -72,7 +71,7 @@ def of_rounded_rows(
 
 
 def error(got: np.ndarray, expected: np.ndarray) -> float:
-    """Largest absolute difference; infinite where infinities or NaN are not where they belong."""
+    """The largest absolute difference; infinite if infinities or NaN are at other places."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
     if got.shape != expected.shape:
         raise ValueError(f"expected shape {list(expected.shape)}, got {list(got.shape)}")
@@ -86,7 +85,7 @@ def error(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def factor(options: AttentionOptions) -> int:
-    """How many times the naive computation's error is allowed."""
+    """The factor by which an error may exceed that of the naive computation."""
     return 2 if options.meaning.logits_soft_cap is None else 3
 
 
@@ -99,12 +98,12 @@ def allowances(
     *,
     is_fused: bool = False,
 ) -> dict[str, float]:
-    """The largest error that each of these results may have, from that of the naive computation.
+    """The largest allowed error of each of these results, from that of the naive computation.
 
-    Where that is smaller than rounding makes likely, what is likely counts (`Naive.spread`).
+    If that is smaller than is likely after rounding, the likely error counts (`Naive.spread`).
 
     Raises:
-      ArithmeticError: if naive computation and reference are so far apart that one must be wrong.
+      ArithmeticError: naive computation and reference differ so much that one must be wrong.
     """
     allowed, spread = {}, plain.spread(is_fused=is_fused)
     for name in names:
@@ -117,7 +116,7 @@ def allowances(
                 f"{plain_error:.3g}, the largest entry is {size:.3g}, "
                 f"of terms of {terms:.3g} together"
             )
-        # Of few entries, all may by chance be numbers of the result's dtype.
+        # All of few entries may by chance be numbers of the result's dtype.
         plain_error = max(plain_error, float(jnp.finfo(plain.results[name].dtype).eps) * size / 2)
         if name in spread:
             plain_error = max(plain_error, _DEVIATIONS * float(spread[name].max(initial=0)))
@@ -132,9 +131,9 @@ def allowances(
 def loosened(
     allowed: dict[str, float], expected: Operands, plain: Naive, got: Operands
 ) -> dict[str, float]:
-    """Half as much again where errors are, in the root mean square, at most twice the naive ones.
+    """The allowed errors times 1.5 where the root mean square error is at most twice the naive one.
 
-    The largest of some thousand errors is in part luck, its own and the naive computation's.
+    The largest of some thousand errors, of either computation, depends in part on chance.
     """
     return {
         name: 1.5 * x
@@ -145,7 +144,7 @@ def loosened(
 
 
 def _rms(got: np.ndarray, expected: np.ndarray) -> float:
-    """Root mean square of the differences where the expected value is finite."""
+    """The root mean square of the differences where the expected value is finite."""
     finite = np.isfinite(expected)
     difference = np.asarray(got, np.float64)[finite] - np.asarray(expected, np.float64)[finite]
     return float(np.sqrt(np.mean(difference**2))) if difference.size else 0.0

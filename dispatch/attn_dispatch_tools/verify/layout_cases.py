@@ -1,4 +1,4 @@
-"""Cases of arrays in other orders of memory: calls of every kind of the other tables, reordered."""
+"""Cases with arrays in other orders in memory, from cases of every other table."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import replace
 from attn_dispatch_tools.verify.case import Case
 
 _ORDERS = ("q kv", "q", "kv")
-_OF_A_KIND = 9
-"""Of each table the first case and every ninth after it."""
-_OF_PAGES = 11
+_EVERY_UNPAGED = 9
+"""The first case of each table is taken, and every ninth after it."""
+_EVERY_PAGED = 11
 
 
 def reordered(tables: Iterable[tuple[Case, ...]]) -> tuple[Case, ...]:
-    """Some cases of each table, in each order in turn; every other one of pages in one pool."""
+    """Some cases of each table, in each order in turn; every other paged case has one pool."""
     found = []
     for table in tables:
-        apart = [x for x in table if not x.page][::_OF_A_KIND]
-        paged = [x for x in table if x.page][::_OF_PAGES]
-        for number, case in enumerate((*apart, *paged)):
+        unpaged = [x for x in table if not x.page][::_EVERY_UNPAGED]
+        paged = [x for x in table if x.page][::_EVERY_PAGED]
+        for number, case in enumerate((*unpaged, *paged)):
             order = _ORDERS[number % len(_ORDERS)]
             name = f"layouts/{case.name.replace('/', '_')}_{order.replace(' ', '_')}"
             is_one_pool = case.page > 0 and case.h == case.v and number % 2 == 0

@@ -1,4 +1,4 @@
-"""Cases of who may attend to whom: alignment, windows, lengths, masks, packed documents."""
+"""Cases that limit which pairs attend: alignment, windows, lengths, masks, packed documents."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Attention as one would write it without further thought, with every array dense, in NumPy.
+"""Attention in the plainest way, with every array dense, in NumPy.
 
-Its error against `reference` is what an implementation's error is measured by. All is float32, but
-in 16 bits the operands of matrix products are 16-bit numbers, as matrix units take them: the
-probabilities and their gradient, and the gradient of the scores. Each head's part of a key's or
-value's gradient is rounded before the heads that share it are added up.
+Errors of implementations are compared with its error against `reference`. It computes in float32,
+but for 16-bit calls the operands of matrix products are rounded to 16 bits, as for matrix units:
+the probabilities and their gradient, and the gradient of the scores. Each query head's part of a kv
+head's gradient is rounded before the parts are added up.
 
-In NumPy, because a program would have to be compiled for every shape.
+It is NumPy because JAX would compile a program for every shape.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attn_dispatch_tools.verify.reference import (
     Operands,
     allowed,
     arrays_of,
-    mark_wrong,
+    mark_invalid,
     places_of,
     poison_padding,
     relative_positions,
@@ -32,36 +32,35 @@ from attn_dispatch_tools.verify.reference import (
 )
 
 _FLOAT32_NOISE = 2.0**-21
-"""Of a sum of products by a matrix unit, in units of the root of the sum of their squares. They add
-in fewer bits than a processor does; an H100's were off by about 2^-21.5 (cuDNN 9.19)."""
+"""The error of a sum of products by a matrix unit, in units of the root of the sum of squares.
+Matrix units add in fewer bits than processors; an H100's error was about 2^-21.5 (cuDNN 9.19)."""
 
 
 @dataclass(frozen=True)
 class Naive:
-    """The results by name, and how far rounding alone makes gradients be off."""
+    """The results by name, and the errors that rounding alone causes."""
 
     results: Operands
     sizes: Operands
-    """Of gradients, the sum of their terms' sizes: where terms cancel, the sum itself says nothing
-    of how far rounding may be off."""
+    """For gradients, the sum of the sizes of their terms: if terms cancel, the size of the gradient
+    itself does not bound its error."""
     score_noise: float
-    """How far off the largest score may be whose products are added up in another order."""
+    """The error of the largest score if its products are added up in another order."""
     _spread: Callable[[bool], Operands]
 
     def spread(self, *, is_fused: bool) -> Operands:
-        """Standard deviations: what 16 bits take away from the probabilities and from the gradient
-        of the scores is an error of every sum of them, and of the sum itself, which here may by
-        luck be small.
+        """Standard deviations of the results, from rounding probabilities, the gradient of scores,
+        and each sum to 16 bits. The actual error of the naive computation may by chance be smaller.
 
-        A fused backward pass takes p · (dp - delta) from two sums that a matrix unit and a
-        reduction have rounded apart, so what should cancel to 0 does not.
+        A fused backward pass computes p · (dp - delta) from two sums that a matrix unit and a
+        reduction round differently, so terms that should cancel to 0 do not.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             return self._spread(is_fused)
 
 
 def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None = None) -> Naive:
-    """What `reference` returns, computed in the dtype of the operands.
+    """The results of `reference`, computed in the dtype of the operands.
 
     Without out_grad among the operands the gradients are left out.
     """
@@ -71,7 +70,7 @@ def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None
         if options.wanted.needs_max:
             results["row_max"] = call.row_max
         results = {name: np.array(x) for name, x in results.items()}
-        mark_wrong(options, operands, results)
+        mark_invalid(options, operands, results)
         spread_of_out = {"out": _spread_of_out(call)}
         if "out_grad" not in operands:
             return Naive(results, {}, call.score_noise, lambda is_fused: spread_of_out)
@@ -88,7 +87,7 @@ def naive(options: AttentionOptions, operands: Operands, keep: np.ndarray | None
 
 
 class _Forward:
-    """The forward pass, [B, N, T, ·] and [B, N, S, ·], and what its gradients need."""
+    """The forward pass, [B, N, T, ·] and [B, N, S, ·], and the values that its gradients need."""
 
     def __init__(
         self, options: AttentionOptions, operands: Operands, keep: np.ndarray | None
@@ -123,14 +122,14 @@ class _Forward:
             score = score + operands["bias"].astype(self.wide)
         score = np.where(may_attend, score, -np.inf)
         self.row_max = score.max(axis=3, initial=-np.inf)
-        self.live = self.row_max != -np.inf
+        self.attends = self.row_max != -np.inf
         sinks = self.of_heads("sinks") if "sinks" in operands else np.full((1, 1, 1), -np.inf)
-        top = np.where(self.live, np.maximum(self.row_max, sinks), 0).astype(self.wide)
+        top = np.where(self.attends, np.maximum(self.row_max, sinks), 0).astype(self.wide)
         total = np.exp(score - top[..., None]).sum(axis=3) + np.exp(sinks - top)
-        lse = top + np.log(np.where(self.live, total, 1))
+        lse = top + np.log(np.where(self.attends, total, 1))
         self.p = np.exp(score - lse[..., None]).astype(self.wide)
-        self.p_sink = np.where(self.live, np.exp(sinks - lse), 0).astype(self.wide)
-        self.lse = np.where(self.live, lse, -np.inf)
+        self.p_sink = np.where(self.attends, np.exp(sinks - lse), 0).astype(self.wide)
+        self.lse = np.where(self.attends, lse, -np.inf)
         self.kept = np.ones((1, 1, 1, 1), self.wide)
         if keep is not None:
             self.kept = (keep / (1 - options.meaning.dropout_rate)).astype(self.wide)
@@ -143,7 +142,7 @@ class _Forward:
     def _modified(
         self, score_mod: ModProgram, score: np.ndarray, may_attend: np.ndarray
     ) -> np.ndarray:
-        """Scores as a score_mod makes them; with the hardware's tanh in 16 bits."""
+        """The scores after a score_mod; in 16 bits with the error of the hardware's tanh."""
         assert isinstance(score_mod, DrawnScoreMod)
         batch = range(self.q.shape[0])
         self.places = Places.together(
@@ -158,8 +157,8 @@ class _Forward:
         return score
 
     def of_read(self, weights: np.ndarray, of_slope: Callable[..., np.ndarray]) -> Operands:
-        """For each array that score_mod reads, by name: the sum of weights of scores, each times
-        something of the score's derivative by the array."""
+        """For each array that score_mod reads, by name: the sum over pairs of weights times a
+        function of the score's derivative by the array."""
         names = mod_operands("score_mod", len(self.by_read))
         return {
             name: self.places.summed(index, weights * of_slope(slope), self.operands[name].shape)
@@ -168,7 +167,7 @@ class _Forward:
 
     @cached_property
     def p_grad(self) -> np.ndarray:
-        """Gradient of the probabilities that were kept."""
+        """The gradient of the probabilities that were kept."""
         return self.heads_first("out_grad") @ self.v.swapaxes(2, 3)
 
     def of_heads(self, name: str) -> np.ndarray:
@@ -176,7 +175,7 @@ class _Forward:
         return self.operands[name].astype(self.wide)[..., None]
 
     def rounded(self, x: np.ndarray) -> np.ndarray:
-        """What the call's dtype leaves of x."""
+        """x rounded to the call's dtype."""
         return x.astype(self.dtype).astype(self.wide)
 
     def sum_groups(self, x: np.ndarray) -> np.ndarray:
@@ -186,7 +185,7 @@ class _Forward:
 
 
 def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
-    """The gradients, and that of the scores in the call's dtype."""
+    """The gradients, and the gradient of the scores in the call's dtype."""
     operands, scale = call.operands, call.wide.type(call.options.meaning.scale)
     out_grad = call.heads_first("out_grad")
     p_grad = call.rounded(call.p_grad) * call.kept
@@ -201,11 +200,11 @@ def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
         "query": (scale * (raw_grad @ call.k)).swapaxes(1, 2),
         "key": call.sum_groups(call.rounded(of_keys)),
         "value": call.sum_groups(call.rounded(of_values)),
-        # Its entries are gradients of scores, in 16 bits like those that are multiplied. Those of a
-        # bias that all keys share cancel, which they would not once they are rounded.
+        # Its entries are gradients of scores, rounded to 16 bits as in matrix products. Those of a
+        # bias that all keys share cancel, and would not after rounding.
         "bias": score_grad if _is_alike_for_all_keys(call) else narrow,
         "alibi_slopes": -(narrow * call.distance).sum(axis=(2, 3)),
-        "sinks": np.where(call.live, call.p_sink * (lse_grad - mean), 0).sum(axis=2),
+        "sinks": np.where(call.attends, call.p_sink * (lse_grad - mean), 0).sum(axis=2),
     }
     found |= call.of_read(narrow, np.positive)
     gradients = {
@@ -217,7 +216,7 @@ def _gradients(call: _Forward) -> tuple[Operands, np.ndarray]:
 
 
 def _sizes(call: _Forward) -> Operands:
-    """See `Naive`."""
+    """The sizes of `Naive`."""
     operands, scale = call.operands, abs(call.options.meaning.scale)
     p_grad = np.abs(call.p_grad) * call.kept
     row = (call.p * p_grad).sum(axis=3) + np.abs(operands.get("lse_grad", 0))
@@ -230,7 +229,7 @@ def _sizes(call: _Forward) -> Operands:
         "value": call.sum_groups(call.p_kept.swapaxes(2, 3) @ out_grad),
         "bias": of_score,
         "alibi_slopes": (of_score * call.distance).sum(axis=(2, 3)),
-        "sinks": np.where(call.live, call.p_sink * row, 0).sum(axis=2),
+        "sinks": np.where(call.attends, call.p_sink * row, 0).sum(axis=2),
     }
     found |= call.of_read(of_score, np.abs)
     return {
@@ -246,14 +245,14 @@ def _is_alike_for_all_keys(call: _Forward) -> bool:
 
 
 def _spread_of_out(call: _Forward) -> np.ndarray:
-    """See `Naive`. A kernel may round the probabilities before it divides by their sum."""
+    """The spread of `out`. A kernel may round the probabilities before it divides by their sum."""
     of_p = _rounding_variance(call.p_kept, call.dtype)
     of_out = _rounding_variance(call.out.astype(call.wide), call.dtype)
     return np.sqrt(of_p @ call.v**2 + of_out).swapaxes(1, 2)
 
 
 def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bool) -> Operands:
-    """See `Naive`: the variances of rounded numbers, carried on to every gradient."""
+    """The spread of the gradients: the variances of rounded numbers, propagated to each."""
     operands, scale = call.operands, call.options.meaning.scale
     out_grad = call.heads_first("out_grad")
     p_grad = call.p_grad * call.kept
@@ -262,7 +261,7 @@ def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bo
     of_float32 = (np.finfo(np.float32).eps * call.p) ** 2 * (p_grad**2 + mean**2)
     of_score = _rounding_variance(narrow, call.dtype)
     if is_fused and scale:
-        # Kernels may round it once it has been multiplied by the scale.
+        # Kernels may round it after multiplying by the scale.
         rounded = _rounding_variance(narrow * call.wide.type(scale), call.dtype) / scale**2
         of_score = np.maximum(of_score, rounded)
     of_score = of_score + of_float32
@@ -292,7 +291,7 @@ def _spread(call: _Forward, narrow: np.ndarray, rounding: Operands, is_fused: bo
 
 
 def _rounding_variance(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Of what rounding to this dtype takes away: anything within a unit in the last place."""
+    """The variance of rounding to this dtype, uniform within a unit in the last place."""
     if dtype.itemsize > 2:
         return np.zeros_like(x)
     unit = float(jnp.finfo(dtype).eps) * 2.0 ** np.frexp(x)[1] / 2

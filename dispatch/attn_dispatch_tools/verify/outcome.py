@@ -1,4 +1,4 @@
-"""What came of one case."""
+"""The outcome of one case."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ Status = Literal["passed", "refused", "failed", "crashed"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether an implementation does one case right, and everything measured on the way."""
+    """Whether an implementation computes one case correctly, and what was measured."""
 
     case: str
     family: str
     status: Status = "passed"
     failures: tuple[str, ...] = ()
-    """A sentence for everything that is wrong."""
+    """One sentence for each error."""
     reasons: tuple[str, ...] = ()
-    """Refused: why the implementation cannot run the forward call."""
+    """If refused: why the implementation cannot run the forward call."""
     backward: str = ""
-    """The implementation that computed the gradients; empty where there are none."""
+    """The implementation that computed the gradients; empty if there are none."""
     refused_gradients: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Why it does not compute these gradients itself."""
+    """By gradients, why the implementation does not compute them."""
     rules: dict[str, str] = field(default_factory=dict)
-    """The rule of each of those sentences, of which cases differ in numbers (`Reason`)."""
+    """By sentence of a reason, its rule; sentences of one rule differ in numbers (`Reason`)."""
     engines: dict[str, str] = field(default_factory=dict)
-    """By direction, what `implementation.plan` says will run."""
+    """By direction, the engine of `implementation.plan`."""
     rewrites: tuple[str, ...] = ()
-    """What was done to its calls before the kernel ran them (core/rewrites)."""
+    """The rewrites by which its calls reached the kernel (core/rewrites)."""
     errors: dict[str, float] = field(default_factory=dict)
     """By result, the largest error against the float64 reference."""
     allowances: dict[str, float] = field(default_factory=dict)
-    """By result, the largest error it may have."""
+    """By result, the largest error that is allowed."""
     seconds: float = 0.0
     call: dict[str, Any] = field(default_factory=dict)
-    """The case as JSON, of one that is not in the table."""
+    """The case as JSON, if it is not in the table."""
 
     @property
     def used(self) -> float:
-        """The largest share of its allowance that an error takes; above 1 is wrong."""
+        """The largest ratio of an error to its allowance; above 1 is wrong."""
         return max((x / self.allowances[name] for name, x in self.errors.items()), default=0.0)
 
     def failed(self, *failures: str) -> Outcome:
-        """The same with these failures as well; with none it stays what it is."""
+        """The outcome with these failures added; unchanged if there are none."""
         if not failures:
             return self
         return replace(self, status="failed", failures=(*self.failures, *failures))
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that say something."""
+        """The fields that are not empty."""
         facts = asdict(self)
-        # JSON knows no infinity: that is the error where a NaN is.
+        # JSON has no infinity, which is the error where there is a NaN.
         facts["errors"] = {x: y if math.isfinite(y) else str(y) for x, y in self.errors.items()}
         return {name: x for name, x in facts.items() if x or name in ("case", "family", "status")}
 

@@ -1,4 +1,4 @@
-"""Plots of a report: how much of its allowed error each case takes, by family and by result."""
+"""Plots of a report: each error as a share of the allowed error, by family and by result."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from attn_dispatch_tools.verify.report import Report
 
 _GOOD, _BAD, _LIMIT = "#1f5fa8", "#c8102e", "#40454d"
 _EDGE = 1.25
-"""Whatever is further off stands here."""
+"""Larger shares are drawn here."""
 _RESULTS = {"out": "output", "lse": "log-sum-exp", "row_max": "row maximum"}
-"""What is not a gradient."""
+"""The results that are not gradients."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Shares of the allowed error, 1 and less of which are right, and what is said beside them."""
+    """Shares of the allowed error, of which those up to 1 are right, and a label."""
 
     name: str
     shares: Sequence[float]
-    said: str
+    label: str
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Two SVG files; returns them. Without a number to show, as where all was refused, none."""
+    """Draw two SVG files and return their paths; none if all cases were refused."""
     drawn = (
         ("families", "by family: the worst result of each case", by_family(report.outcomes)),
         ("results", "by result: each result and gradient of each case", by_result(report.outcomes)),
@@ -49,8 +49,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
 
 
 def by_family(outcomes: Sequence[Outcome]) -> list[Row]:
-    """The largest share of each case. Where one failed by no number, or crashed, a bad one stands
-    for it."""
+    """The largest share of each case; infinity for a crash or a failure without a number."""
     grouped: dict[str, list[Outcome]] = {}
     for x in outcomes:
         grouped.setdefault(x.family, []).append(x)
@@ -60,12 +59,12 @@ def by_family(outcomes: Sequence[Outcome]) -> list[Row]:
         bad = [x.used for x in cases if x.status in ("failed", "crashed")]
         shares += [math.inf if x <= 1 else x for x in bad]
         refused = sum(x.status == "refused" for x in cases)
-        rows.append(Row(name, shares, _said(shares, "case", refused)))
+        rows.append(Row(name, shares, _label(shares, "case", refused)))
     return rows
 
 
 def by_result(outcomes: Sequence[Outcome]) -> list[Row]:
-    """The share of each result; results first, gradients behind them."""
+    """The share of each result; first results, then gradients."""
     grouped: dict[str, list[float]] = {}
     for x in outcomes:
         for name, error in x.errors.items():
@@ -75,12 +74,12 @@ def by_result(outcomes: Sequence[Outcome]) -> list[Row]:
     gradients.sort(key=lambda x: -len(grouped[x]))
     names = [*results, *gradients]
     return [
-        Row(_RESULTS.get(x, f"gradient of {x}"), grouped[x], _said(grouped[x], "array"))
+        Row(_RESULTS.get(x, f"gradient of {x}"), grouped[x], _label(grouped[x], "array"))
         for x in names
     ]
 
 
-def _said(shares: Sequence[float], of_what: str, refused: int = 0) -> str:
+def _label(shares: Sequence[float], of_what: str, refused: int = 0) -> str:
     parts = [f"{len(shares)} {of_what}{'s' * (len(shares) > 1)}"] if shares else []
     if bad := sum(not x <= 1 for x in shares):
         parts.append(f"{bad} wrong")
@@ -92,7 +91,7 @@ def _said(shares: Sequence[float], of_what: str, refused: int = 0) -> str:
 
 
 def _strips(rows: Sequence[Row], title: str) -> Figure:
-    """A line for each row, on it a dot for each share."""
+    """A figure with a line for each row, and on it a dot for each share."""
     figure = Figure(figsize=(8.0, 0.8 + 0.29 * len(rows)))
     axes = figure.add_subplot()
     spread = np.random.default_rng(0)
@@ -107,7 +106,7 @@ def _strips(rows: Sequence[Row], title: str) -> Figure:
                 alpha=0.35 if colour == _GOOD else 1, rasterized=True, zorder=3,
             )  # fmt: skip
         axes.annotate(
-            row.said, (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8,
+            row.label, (1.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8,
             color=_BAD if is_bad.any() else _LIMIT,
         )  # fmt: skip
     is_any_bad = any(not x <= 1 for row in rows for x in row.shares)

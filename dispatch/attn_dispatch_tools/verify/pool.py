@@ -1,4 +1,4 @@
-"""Worker processes and the cases they are given; a crash costs the case that caused it alone."""
+"""Worker processes and their cases; a crash fails only the case that caused it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attn_dispatch_tools.verify.cases import BY_NAME
 from attn_dispatch_tools.verify.outcome import Outcome
 
 SECONDS_PER_CASE = 300.0
-"""A worker that is silent for longer is stuck."""
+"""A worker that does not answer for longer is stuck."""
 
 _CASES_PER_TURN = 8
 
@@ -29,13 +29,13 @@ _COMPILE_QUICKLY = (
     "--xla_backend_optimization_level=0",
     "--xla_gpu_force_compilation_parallelism=1",
 )
-"""Beside the kernels there is little to compute, and a program for each case to compile: a thousand
-cases take half the time (H100). What XLA_FLAGS says otherwise counts."""
+"""Each case compiles a program that computes little beside the kernels; with these flags a thousand
+cases take half the time (H100). XLA_FLAGS of the environment override them."""
 
 _STDERR_LINES = 15
 
 _BROKEN = ("CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress")
-"""In a process that has said so, every later case would fail as well."""
+"""After such an error, every later case in the same process would fail as well."""
 
 
 def run(
@@ -49,9 +49,9 @@ def run(
 
     Args:
       cases: what to run.
-      worker: the command line of a worker; worker.py says what it must do.
-      jobs: how many workers there are at a time.
-      seconds_per_case: after which a worker is ended and its case counted as crashed.
+      worker: the command line of a worker; see worker.py.
+      jobs: the number of workers at a time.
+      seconds_per_case: the time after which a worker is killed and its case counted as crashed.
     """
     turns: queue.SimpleQueue[Sequence[Case]] = queue.SimpleQueue()
     for turn in _turns(cases):
@@ -91,7 +91,7 @@ def run(
 
 
 def _turns(cases: Sequence[Case]) -> list[Sequence[Case]]:
-    """A few cases of one shape each: what a worker compiles for one of them serves the others."""
+    """Groups of a few cases of one shape: what a worker compiles for one case serves the others."""
     by_shape: dict[Any, list[Case]] = {}
     for case in cases:
         shape = (case.b, case.t, case.s, case.n, case.k, case.h, case.v, case.dtype)
@@ -105,7 +105,7 @@ def _turns(cases: Sequence[Case]) -> list[Sequence[Case]]:
 
 
 class _Worker:
-    """One process at a time, and a new one after each that died."""
+    """One worker process, and a new one after it has died."""
 
     def __init__(self, command: Sequence[str], seconds_per_case: float) -> None:
         self._command, self._seconds = command, seconds_per_case
@@ -114,19 +114,19 @@ class _Worker:
         self._stderr: Any = None
 
     def stop(self) -> None:
-        """Ends the process, from another thread; an answer awaited from it is a crash."""
+        """Kill the process, from another thread; the case that waits for its answer has crashed."""
         process = self._process
         if process is not None:
             process.kill()
 
     def end(self) -> None:
-        """Ends the process and forgets it."""
+        """Kill the process and close its pipes."""
         if self._process is not None:
             self._process.kill()
             self._close()
 
     def answer(self, case: Case) -> Outcome:
-        """The outcome of a case, or what the process said before it died of it."""
+        """The outcome of a case; if the process died, a crash with its last lines of stderr."""
         process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
         is_late = threading.Event()
@@ -154,19 +154,19 @@ class _Worker:
         ended = _ending(process.wait())
         if is_late.is_set():
             ended = f"no answer within {self._seconds:g} s"
-        said = self._close()
-        return Outcome(case.name, case.family, "crashed", (f"{ended}\n{said}".strip(),))
+        stderr = self._close()
+        return Outcome(case.name, case.family, "crashed", (f"{ended}\n{stderr}".strip(),))
 
     def _start(self) -> subprocess.Popen[str]:
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-            env=self._environment, text=True, process_group=0,  # Ctrl-C is for this one alone
+            env=self._environment, text=True, process_group=0,  # Ctrl-C reaches only this process
         )  # fmt: skip
         return self._process
 
     def _close(self) -> str:
-        """Forgets the dead process; returns the last lines that it wrote to stderr."""
+        """Close the pipes of a dead process; returns the last lines that it wrote to stderr."""
         process, self._process = self._process, None
         assert process is not None
         process.wait()
@@ -183,14 +183,16 @@ class _Worker:
 
 
 def _environment() -> dict[str, str]:
-    """That of this process; the workers share the device's memory and the processor."""
+    """The environment of a worker; workers share the device's memory and the processor."""
     given = os.environ.get("XLA_FLAGS", "")
     defaults = {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         # The reference multiplies small matrices, for which threads wait for each other.
         "OPENBLAS_NUM_THREADS": "1",
     }
-    flags = {"XLA_FLAGS": " ".join((*_COMPILE_QUICKLY, given))}  # the later of two counts
+    flags = {
+        "XLA_FLAGS": " ".join((*_COMPILE_QUICKLY, given))
+    }  # the later of two equal flags counts
     return defaults | os.environ | flags | {"ATTN_DISPATCH_POISON": "1"}
 
 

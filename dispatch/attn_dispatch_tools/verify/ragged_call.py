@@ -1,4 +1,4 @@
-"""A case whose queries lie one after the other, as `paged_attention` takes them and gives back."""
+"""A case as a call of `paged_attention` with cu_seqlens_q, whose queries are packed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.in_pages import in_pages
 
 _UNUSED = 3
-"""Tokens of no sequence, after the last one."""
+"""The number of tokens after the last sequence."""
 
 
 def ragged(
     case: Case, options: AttentionOptions
 ) -> Callable[[dict[str, jax.Array]], dict[str, jax.Array]]:
-    """The forward call of padded operands; its results are padded too.
+    """The forward call as a function of padded operands, with padded results.
 
-    Where tokens of no sequence are not 0, and -inf in lse, they are NaN.
+    All results are NaN unless tokens after the last sequence are 0, and -inf in lse.
     """
     assert case.q_lengths is not None
     rows = np.repeat(np.arange(case.b), case.q_lengths)
@@ -54,10 +54,10 @@ def ragged(
             **by_head,
         )
         keys, results = arrays["key_value_seq_lengths"], {}
-        is_wrong = (keys < 0) | (keys > case.s)
+        is_invalid = (keys < 0) | (keys > case.s)
         for name, x, padding in zip(("out", "lse"), found, (0, -jnp.inf), strict=True):
-            # What has no token is what it is of the padded call: NaN in a row that is wrong.
-            padded = jnp.where(is_wrong, jnp.nan, jnp.asarray(padding, x.dtype))
+            # Places without a token are as in the padded call: NaN in an invalid row.
+            padded = jnp.where(is_invalid, jnp.nan, jnp.asarray(padding, x.dtype))
             padded = jnp.broadcast_to(
                 padded.reshape(case.b, *(1,) * x.ndim), (case.b, case.t, *x.shape[1:])
             )
@@ -71,12 +71,12 @@ def ragged(
 
 
 def _pages(case: Case, given: Mapping[str, jax.Array]) -> dict[str, Any]:
-    """What the public call takes them as, in the order that the case says."""
+    """The pages and the table as arguments of the public call, in the case's layout."""
     keys, values, table = given["key_pages"][0], given["value_pages"][0], given["page_table"]
     order = {}
     if "kv" in case.heads_first.split():
         keys, values = jnp.swapaxes(keys, 1, 2), jnp.swapaxes(values, 1, 2)
         order = {"kv_layout": "HND"}
-    if case.one_pool:  # the table is of the pages of keys, each before that of its values
+    if case.one_pool:  # the table counts pages of keys, each before the page of its values
         keys, values, table = keys.reshape(-1, 2, *keys.shape[1:]), None, table // 2
     return {"key_pages": keys, "value_pages": values, "page_table": table, **order}

@@ -1,9 +1,8 @@
-"""Attention written out in float64 NumPy: what every implementation is tested against.
+"""Attention written out in float64 NumPy, against which every implementation is tested.
 
-Nothing is shared with the library but `AttentionOptions`, and nothing is clever: one batch row at
-a time, every pair of query and key explicit, positions counted by comparing ids pair by pair,
-softmax with its full Jacobian-vector product. Operands and shapes are those of
-`attn_dispatch.call.spec`.
+It shares only `AttentionOptions` with the library, and is simple: one batch row at a time, every
+pair of query and key explicit, positions counted by comparing ids pair by pair, softmax with its
+full Jacobian-vector product. Operands and shapes are those of `attn_dispatch.call.spec`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def reference(
     """out [B, T, N, V] and lse [B, N, T], with needs_max row_max [B, N, T].
 
     With out_grad among the operands all gradients as well. `keep` [B, N, T, S] is the dropout
-    mask, True = kept; `dropout_key` is not looked at.
+    mask, True = kept; `dropout_key` is ignored.
     """
     b = operands["query"].shape[0]
     rows = [_Row(options, operands, keep, batch_row) for batch_row in range(b)]
@@ -40,7 +39,7 @@ def reference(
     }
     if options.wanted.needs_max:
         results["row_max"] = np.array([row.row_max for row in rows])
-    mark_wrong(options, operands, results)
+    mark_invalid(options, operands, results)
     if "out_grad" in operands:
         wanted = (x for x in operands if x in DIFFERENTIABLE or x.startswith("score_mod_"))
         gradients = {x: np.zeros(operands[x].shape) for x in wanted}
@@ -53,24 +52,24 @@ def reference(
 def segment_ids(
     options: AttentionOptions, operands: Operands, batch_row: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the queries [T] and keys [S] of one batch row; 0 is padding, and what is wrong."""
-    (query, _), (key, _) = _ids_and_wrong(options, operands, batch_row)
+    """Ids of the queries [T] and keys [S] of one batch row; 0 for padding and invalid rows."""
+    (query, _), (key, _) = _ids_and_invalid(options, operands, batch_row)
     return query, key
 
 
 def invalid_queries(options: AttentionOptions, operands: Operands, batch_row: int) -> np.ndarray:
-    """Whose results are NaN, because of what is wrong in the integers of the call: bool [T]."""
-    (_, wrong), _ = _ids_and_wrong(options, operands, batch_row)
-    return wrong
+    """The queries whose results are NaN because integers of the call are invalid: bool [T]."""
+    (_, invalid), _ = _ids_and_invalid(options, operands, batch_row)
+    return invalid
 
 
-def _ids_and_wrong(
+def _ids_and_invalid(
     options: AttentionOptions, operands: Operands, batch_row: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of queries and of keys: ids, 0 where there is none, and whether the place is wrong."""
-    sides, wrong_row = [], False
+    """For queries and for keys: ids, 0 where there is none, and which rows are invalid."""
+    sides, is_invalid_row = [], False
     if "window" in operands:
-        wrong_row = bool((_pick(operands["window"], batch_row) < 0).any())
+        is_invalid_row = bool((_pick(operands["window"], batch_row) < 0).any())
     for i, (side, array) in enumerate((("query", "query"), ("key_value", "key"))):
         length = operands[array].shape[1]
         ids = operands.get(f"{side}_segment_ids")
@@ -79,28 +78,28 @@ def _ids_and_wrong(
         if cu_seqlens is not None:
             ids[:] = 0
             ends = [int(x) for x in cu_seqlens[batch_row]]
-            wrong_row |= ends[0] != 0 or ends != sorted(ends) or ends[-1] > length
+            is_invalid_row |= ends[0] != 0 or ends != sorted(ends) or ends[-1] > length
             for m in range(len(ends) - 1):
                 ids[max(ends[m], 0) : max(ends[m + 1], 0)] = m + 1
         lengths = operands.get(f"{side}_seq_lengths")
         if lengths is not None:
-            wrong_row |= not 0 <= lengths[batch_row] <= length
+            is_invalid_row |= not 0 <= lengths[batch_row] <= length
             ids[max(int(lengths[batch_row]), 0) :] = 0
         largest = options.meaning.max_segments
-        wrong = ids < 0 if largest is None else (ids < 0) | (ids > largest)
+        invalid = ids < 0 if largest is None else (ids < 0) | (ids > largest)
         longest = None if options.meaning.max_seq_lens is None else options.meaning.max_seq_lens[i]
-        sides.append((np.where(wrong, 0, ids), wrong, longest))
+        sides.append((np.where(invalid, 0, ids), invalid, longest))
     is_ordered = options.meaning.max_segments is not None
     misplaced = {x for ids, _, most in sides for x in _misplaced(ids, most, is_ordered=is_ordered)}
     found = []
-    for ids, wrong, _ in sides:
-        wrong = wrong | np.isin(ids, list(misplaced)) | wrong_row
-        found.append((np.where(wrong, 0, ids), wrong))
+    for ids, invalid, _ in sides:
+        invalid = invalid | np.isin(ids, list(misplaced)) | is_invalid_row
+        found.append((np.where(invalid, 0, ids), invalid))
     return found
 
 
 def _misplaced(ids: np.ndarray, longest: int | None, *, is_ordered: bool) -> set[int]:
-    """The ids that have too many places, or, if they must be in order, whose places are not."""
+    """The ids with too many rows, or whose rows are not in order although they must be."""
     found = set()
     for x in {*ids.tolist()} - {0}:
         places = np.flatnonzero(ids == x)
@@ -113,13 +112,13 @@ def _misplaced(ids: np.ndarray, longest: int | None, *, is_ordered: bool) -> set
     return found
 
 
-def mark_wrong(options: AttentionOptions, operands: Operands, results: Operands) -> None:
-    """Put NaN into out, lse and row_max, as they are returned, where `invalid_queries` says so."""
+def mark_invalid(options: AttentionOptions, operands: Operands, results: Operands) -> None:
+    """Put NaN into the rows of `invalid_queries` of out, lse and row_max."""
     for batch_row in range(operands["query"].shape[0]):
-        wrong = invalid_queries(options, operands, batch_row)
-        results["out"][batch_row, wrong] = np.nan
+        invalid = invalid_queries(options, operands, batch_row)
+        results["out"][batch_row, invalid] = np.nan
         for name in {"lse", "row_max"} & results.keys():
-            results[name][batch_row][:, wrong] = np.nan
+            results[name][batch_row][:, invalid] = np.nan
 
 
 def relative_positions(
@@ -162,7 +161,7 @@ def allowed(options: AttentionOptions, operands: Operands) -> np.ndarray:
 
 
 def places_of(options: AttentionOptions, operands: Operands, batch_row: int) -> Places:
-    """What score_mod and mask_mod are given of one batch row; [N, T, S] together."""
+    """The arguments of score_mod and mask_mod for one batch row; together they are [N, T, S]."""
     query_ids, key_ids = segment_ids(options, operands, batch_row)
     start = operands["mods_start"]
     rows_of_one = operands["query"].shape[0] // len(start)
@@ -176,7 +175,7 @@ def places_of(options: AttentionOptions, operands: Operands, batch_row: int) -> 
 
 
 def arrays_of(mod: str, operands: Operands) -> list[np.ndarray]:
-    """What a mod reads, each [1|C, length]."""
+    """The arrays that a mod reads, each [1|C, length]."""
     count = sum(is_mod_operand(x) and x.startswith(mod) for x in operands)
     return [operands[name] for name in mod_operands(mod, count)]
 
@@ -222,17 +221,17 @@ def _pick(x: np.ndarray, batch_row: int) -> np.ndarray:
 
 
 def _add(gradient: np.ndarray, batch_row: int, amount: np.ndarray) -> None:
-    """Adds to [1|B, …] what one batch row contributes, summed over the axes of length 1."""
+    """Add one batch row's part to [1|B, …], summed over the axes of length 1."""
     target = _pick(gradient, batch_row)
     axes = tuple(i for i, n in enumerate(target.shape) if n == 1)
     target += amount.sum(axis=axes, keepdims=True)
 
 
 class _Row:
-    """Forward of one batch row, all heads at once, and what its gradients need.
+    """The forward pass of one batch row, for all heads, and the values that its gradients need.
 
-    Arrays start with the axis of query heads, [N, T, ·] and [N, S, ·]: each head has a copy of
-    the key head it shares.
+    Arrays start with the axis of query heads, [N, T, ·] and [N, S, ·]; each query head has a copy
+    of the kv head that it shares.
     """
 
     def __init__(
@@ -275,16 +274,16 @@ class _Row:
         score = np.where(may_attend, score, -np.inf)
 
         self.row_max = score.max(axis=2, initial=-np.inf)  # [N, T]
-        self.live = self.row_max != -np.inf
+        self.attends = self.row_max != -np.inf
         sink = np.full((len(score), 1), -np.inf)
         if "sinks" in operands:
             sink = _pick(operands["sinks"], batch_row).astype(np.float64)[:, None]
-        top = np.where(self.live, np.maximum(self.row_max, sink), 0)
+        top = np.where(self.attends, np.maximum(self.row_max, sink), 0)
         total = np.exp(score - top[..., None]).sum(axis=2) + np.exp(sink - top)
-        lse = top + np.log(np.where(self.live, total, 1))
-        self.lse = np.where(self.live, lse, -np.inf)
+        lse = top + np.log(np.where(self.attends, total, 1))
+        self.lse = np.where(self.attends, lse, -np.inf)
         self.p = np.exp(score - lse[..., None])
-        self.p_sink = np.where(self.live, np.exp(sink - lse), 0)
+        self.p_sink = np.where(self.attends, np.exp(sink - lse), 0)
 
         self.kept: np.ndarray | float = 1.0
         if keep is not None:
@@ -292,14 +291,14 @@ class _Row:
         self.out = (self.p * self.kept) @ self.v
 
     def add_gradients(self, gradients: Operands) -> None:
-        """Adds this row's part of every gradient, from out_grad and lse_grad."""
+        """Add this row's part of every gradient, from out_grad and lse_grad."""
         out_grad = self._clean("out_grad", self.real_queries)
         p_grad = (out_grad @ self.v.swapaxes(1, 2)) * self.kept
         # Softmax over keys and sink; the sink's own p_grad is 0, since it has no value.
         mean = (self.p * p_grad).sum(axis=2)
         lse_grad = np.zeros_like(mean)
         if "lse_grad" in self.operands:
-            lse_grad = np.where(self.live, self.operands["lse_grad"][self.batch_row], 0)
+            lse_grad = np.where(self.attends, self.operands["lse_grad"][self.batch_row], 0)
         score_grad = self.p * (p_grad - mean[..., None] + lse_grad[..., None])
         sink_grad = (self.p_sink * (lse_grad - mean)).sum(axis=1)
         raw_grad = self.options.meaning.scale * score_grad * self.slope
@@ -321,10 +320,10 @@ class _Row:
             gradients[name] += self.places.summed(index, score_grad * slope, shape)
 
     def _clean(self, name: str, ids: np.ndarray) -> np.ndarray:
-        """An operand [·, L, ·] in float64, with 0 in padding whatever stands there."""
+        """An operand [·, L, ·] in float64, with 0 in padding rows whatever they hold."""
         x = self.operands[name][self.batch_row].astype(np.float64).swapaxes(0, 1)
         return np.where(ids[:, None] != 0, x, 0.0)
 
     def _of_groups(self, x: np.ndarray) -> np.ndarray:
-        """[N, S, ·] to [S, K, ·]: a key head's gradient is the sum over the heads that share it."""
+        """[N, S, ·] to [S, K, ·]: the gradient of a kv head is summed over its query heads."""
         return x.reshape(self.num_kv_heads, self.groups, *x.shape[1:]).sum(axis=1).swapaxes(0, 1)

@@ -1,4 +1,4 @@
-"""What a run of the suite found, as JSON for programs and Markdown for people."""
+"""The report of a run of the suite, as JSON for programs and Markdown for people."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import BY_NAME
 from attn_dispatch_tools.verify.outcome import Outcome, Status
 
-_MOST_BYTES = 2**27
+_MAX_BYTES = 2**27
 STATUSES: tuple[Status, ...] = get_args(Status)
 _EXPECTED = "expected the JSON file of a report of `attn-dispatch verify`"
 
 
 @dataclass(frozen=True)
 class Report:
-    """One run: where, with what, and every outcome."""
+    """One run: its environment, implementation and options, and every outcome."""
 
     environment: dict[str, Any]
     implementation: str
     options: dict[str, Any]
-    """How the command was called."""
+    """The options of the command."""
     outcomes: tuple[Outcome, ...]
     seconds: float
 
     @property
     def is_good(self) -> bool:
-        """Whether something passed, and nothing failed or crashed; refusing is no mistake."""
+        """Whether some cases passed, and none failed or crashed; refused cases do not count."""
         counts = self.counts()
         return counts["passed"] > 0 and counts["failed"] == counts["crashed"] == 0
 
     def counts(self) -> dict[str, int]:
-        """How many outcomes there are of each status."""
+        """The number of outcomes of each status."""
         return count(self.outcomes)
 
     @property
@@ -49,7 +49,7 @@ class Report:
         return tuple(x for x in self.outcomes if x.status in ("failed", "crashed"))
 
     def to_json(self) -> dict[str, Any]:
-        """Everything."""
+        """The report as JSON."""
         return {
             "environment": self.environment,
             "implementation": self.implementation,
@@ -60,8 +60,7 @@ class Report:
         }
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Writes verify-IMPLEMENTATION-DEVICE[-CUDNN][-SEED][-each_rewrite][-tuned], .json and
-        .md."""
+        """Write verify-IMPLEMENTATION-DEVICE[-CUDNN][-SEED][-each_rewrite][-tuned] (.json, .md)."""
         folder.mkdir(parents=True, exist_ok=True)
         name = file_name(f"verify-{self.implementation}", self.environment)
         if "seed" in self.options:
@@ -91,7 +90,7 @@ class Report:
             "",
             "A case passes if every result and gradient is off from a float64 reference by at most",
             "twice the error of the plain XLA computation in the same dtype (three times with a",
-            "soft cap) plus 1e-5; docs/design.md says what is allowed beside that. *Worst* is the",
+            "soft cap) plus 1e-5; docs/design.md has the further allowances. *Worst* is the",
             "largest share of the allowance.",
             "",
             "| family | " + " | ".join(STATUSES) + " | worst |",
@@ -144,8 +143,8 @@ def bad_cases(path: Path) -> list[Case]:
 
 
 def _parsed(path: Path) -> tuple[Report, dict[str, int]]:
-    """The report in a JSON file, and how many outcomes of each status the run had."""
-    data = reading.json_file(path, _MOST_BYTES)
+    """The report in a JSON file, and the number of outcomes of each status in the run."""
+    data = reading.json_file(path, _MAX_BYTES)
     report = Report(
         environment=data["environment"],
         implementation=data["implementation"],
@@ -153,7 +152,7 @@ def _parsed(path: Path) -> tuple[Report, dict[str, int]]:
         outcomes=tuple(Outcome.from_json(x) for x in data["outcomes"]),
         seconds=data["seconds"],
     )
-    report.markdown()  # what cannot be shown is no report
+    report.markdown()  # a report must be printable
     return report, data["counts"]
 
 
@@ -170,7 +169,7 @@ def _a_report(path: Path) -> Iterator[None]:
 
 
 def _a_line_each(report: dict[str, Any]) -> str:
-    """The report as JSON, each outcome on a line of its own."""
+    """The report as JSON, with each outcome on one line."""
     outcomes = ",\n".join(f"  {json.dumps(x)}" for x in report["outcomes"])
     head = json.dumps({name: x for name, x in report.items() if name != "outcomes"}, indent=1)
     return f'{head.removesuffix("}").rstrip()},\n "outcomes": [\n{outcomes}\n ]\n}}\n'
@@ -183,7 +182,7 @@ class Family:
     name: str
     counts: dict[str, int]
     worst: float
-    """The largest share of its allowance that any error takes."""
+    """The largest ratio of an error to its allowance."""
 
 
 def families(outcomes: Iterable[Outcome]) -> list[Family]:
@@ -195,24 +194,24 @@ def families(outcomes: Iterable[Outcome]) -> list[Family]:
 
 
 def count(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """How many there are of each status."""
+    """The number of outcomes of each status."""
     found = Counter(x.status for x in outcomes)
     return {status: found[status] for status in STATUSES}
 
 
 def reasons_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
-    """Every rule for which a case was refused, in the words of its first case, the most frequent
-    first."""
+    """The rules for which cases were refused, as the first sentence of each, with counts; most
+    frequent first."""
     return _by_rule((x.rules.get(y, y), y) for x in outcomes for y in x.reasons)
 
 
 def rewrites_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
-    """Every rewrite by which a case ran, the most frequent first."""
+    """The rewrites by which cases ran, with counts; most frequent first."""
     return Counter(rewrite for x in outcomes for rewrite in x.rewrites).most_common()
 
 
 def gradient_reasons_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
-    """Every rule for which XLA had to compute gradients, as `reasons_of` has them."""
+    """The rules for which XLA had to compute gradients, in the form of `reasons_of`."""
     return _by_rule(
         (f"{names}: {x.rules.get(y, y)}", f"{names}: {y}")
         for x in outcomes
@@ -222,7 +221,7 @@ def gradient_reasons_of(outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
 
 
 def _by_rule(found: Iterable[tuple[str, str]]) -> list[tuple[str, int]]:
-    """The first sentence of each rule, and how many there are, of pairs of rule and sentence."""
+    """The first sentence of each rule, with counts, from pairs of rule and sentence."""
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for rule, sentence in found:

@@ -1,4 +1,4 @@
-"""Cases of what becomes of a score: biases, ALiBi, soft cap, sinks, and scores of extreme size."""
+"""Cases that change scores: biases, ALiBi, soft caps, sinks, and scores of extreme size."""
 
 from __future__ import annotations
 
@@ -167,6 +167,6 @@ EXTREMES: tuple[Case, ...] = (
         "positive", {"full": {"score_shift": 200.0}, "causal": {"score_shift": 200.0, **CAUSAL}}
     ),
     *table("large", {"full": {"magnitude": 8.0}, "causal": {"magnitude": 8.0, **CAUSAL}}),
-    # Not SMALL: of few keys the output is large, from which fused backward passes take delta.
+    # Not SMALL: with few keys the output, from which fused backward passes take delta, is large.
     *table("negative", {"full": _NEGATIVE}, (ONE_QUERY, MLA)),
 )

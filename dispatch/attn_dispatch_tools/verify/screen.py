@@ -1,10 +1,10 @@
-"""A run of the suite on the terminal: a bar while it lasts, a table at the end."""
+"""The display of a run of the suite on the terminal: a progress bar, then a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.terminal.progress import progress
 from attn_dispatch_tools.terminal.text import wrapped
 from attn_dispatch_tools.verify.outcome import Outcome
@@ -18,11 +18,11 @@ from attn_dispatch_tools.verify.report import (
 )
 
 _PLAIN_EVERY = 25
-_MOST_REASONS = 12
+_MAX_REASONS = 12
 
 
 def watched(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
-    """The same outcomes, shown as they come: a bar, or a line for some where there is none."""
+    """The same outcomes, shown as they come: on a bar, or without one in a line for every few."""
     seen: list[Outcome] = []
     with progress("Cases", total, every=_PLAIN_EVERY) as shown:
         for outcome in outcomes:
@@ -34,8 +34,8 @@ def watched(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
 
 
 def _bad(outcome: Outcome) -> str:
-    said = (outcome.failures[0].splitlines() or [""])[0]
-    return f"{outcome.status}: {outcome.case}: {said}"
+    first_line = (outcome.failures[0].splitlines() or [""])[0]
+    return f"{outcome.status}: {outcome.case}: {first_line}"
 
 
 def _counted(outcomes: list[Outcome]) -> str:
@@ -43,7 +43,7 @@ def _counted(outcomes: list[Outcome]) -> str:
 
 
 def show(report: Report) -> None:
-    """The outcomes by family, and the reasons of those refused."""
+    """Print the outcomes by family, and the reasons why cases were refused."""
     rows = [
         [x.name, *(str(x.counts[status] or "") for status in STATUSES), f"{x.worst:.2f}"]
         for x in families(report.outcomes)
@@ -51,7 +51,7 @@ def show(report: Report) -> None:
     worst = max((x.used for x in report.outcomes), default=0)
     totals = ["all", *(str(n or "") for n in report.counts().values()), f"{worst:.2f}"]
     lines = ["", f"{report.implementation} on {report.environment['device']}", ""]
-    lines += [look.table(["family", *STATUSES, "worst"], [*rows, totals], has_sum=True), ""]
+    lines += [style.table(["family", *STATUSES, "worst"], [*rows, totals], has_sum=True), ""]
     lines += wrapped("", "worst: the largest share of the allowed error; above 1 is wrong")
     for title, reasons in (
         ("Refused, and why", reasons_of(report.outcomes)),
@@ -59,16 +59,16 @@ def show(report: Report) -> None:
     ):
         if reasons:
             lines += ["", f"{title}:"]
-        for reason, n in reasons[:_MOST_REASONS]:
+        for reason, n in reasons[:_MAX_REASONS]:
             lines += wrapped(f"  {n:4} cases: ", reason)
-        if len(reasons) > _MOST_REASONS:
-            lines.append(f"  and {len(reasons) - _MOST_REASONS} more, all in the report")
+        if len(reasons) > _MAX_REASONS:
+            lines.append(f"  and {len(reasons) - _MAX_REASONS} more, all in the report")
     is_bad = any(x.status in ("failed", "crashed") for x in report.outcomes)
-    look.show("\n".join(lines), _MARKS | {r"(?m)^all .*": look.BAD if is_bad else look.GOOD})
+    style.show("\n".join(lines), _MARKS | {r"(?m)^all .*": style.BAD if is_bad else style.GOOD})
 
 
 _MARKS = {
-    r"(?m)^(?:family .*|.* on .*|.*, and why:)$": look.HEADING,
-    r"(?m)^ +\d+ cases:": look.NOT,
-    look.RULE: look.QUIET,
+    r"(?m)^(?:family .*|.* on .*|.*, and why:)$": style.HEADING,
+    r"(?m)^ +\d+ cases:": style.NOT,
+    style.RULE: style.QUIET,
 }

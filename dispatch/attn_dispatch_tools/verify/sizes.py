@@ -1,8 +1,8 @@
-"""Sizes that stress kernels' tiles, and how the tables of cases are made from them.
+"""Sizes that stress kernels' tiles, and the functions that make tables of cases from them.
 
-A table is a family's features times some sizes. A feature's facts are those of `Case`, except that
-what depends on the size is said without it: shapes of masks and biases as letters ("1n1s" for
-[1, N, 1, S]), lengths as fractions, packed rows as `Packed`.
+A table is a family's features times some sizes. A feature's facts are fields of `Case`, in a form
+that does not depend on the size: shapes of masks and biases are letters ("1n1s" for [1, N, 1, S]),
+lengths are fractions, packed rows are `Packed`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Facts = dict[str, Any]
 CAUSAL: Facts = {"is_causal": True}
 BOTTOM_RIGHT: Facts = {"is_causal": True, "alignment": "bottom_right"}
 
-# Few sizes, so that the naive computation is compiled for few. 64 modulo 128 is where cuDNN's masks
-# had bugs; 100 and 333 are multiples of nothing.
+# Few sizes mean few programs to compile. cuDNN's masks had bugs at lengths of 64 modulo 128; no
+# tile size divides 100 or 333.
 SQUARE: Facts = {"t": 256, "s": 256, "dtype": "bfloat16", "h": 64}
 SQUARE_F16: Facts = {"t": 256, "s": 256, "dtype": "float16", "h": 64}
 SQUARE_D128: Facts = {"t": 256, "s": 256, "dtype": "bfloat16", "h": 128}
@@ -43,14 +43,14 @@ _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 
 @dataclass(frozen=True)
 class Packed:
-    """Segment ids of rows: for each row runs of (id, share of the row); what is left is padding."""
+    """Segment ids of rows, for each row as runs of (id, share of the row); the rest is padding."""
 
     queries: tuple[tuple[tuple[int, float], ...], ...]
     keys: tuple[tuple[tuple[int, float], ...], ...] | None = None
-    """Where they are not those of the queries."""
+    """The keys' runs; None if they are those of the queries."""
 
     def facts(self, t: int, s: int) -> Facts:
-        """q_segments and kv_segments of rows of these lengths."""
+        """q_segments and kv_segments for rows of these lengths."""
         keys = self.keys or self.queries
         return {
             "b": len(self.queries),
@@ -61,13 +61,13 @@ class Packed:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Packed sequences by cu_seqlens: for each row the sequences' shares of it."""
+    """Packed sequences by cu_seqlens, for each row as the sequences' shares of it."""
 
     queries: tuple[tuple[float, ...], ...]
     keys: tuple[tuple[float, ...], ...]
 
     def facts(self, t: int, s: int) -> Facts:
-        """cu_q, cu_kv and the longest sequences, of rows of these lengths."""
+        """cu_q, cu_kv and the longest sequences, for rows of these lengths."""
         q, kv = (
             [[round(share * length) for share in row] for row in rows]
             for rows, length in ((self.queries, t), (self.keys, s))
@@ -81,7 +81,7 @@ class Ragged:
 
 
 def case(name: str, **facts: Any) -> Case:
-    """A case of a kernel's size; bfloat16, two kv heads and the default scale if not said."""
+    """A case of a kernel's size; by default bfloat16, with two kv heads and the default scale."""
     sizes = {"b": 2, "t": 256, "s": 256, "n": 4, "k": 2, "h": 64, "dtype": "bfloat16"} | facts
     packed = sizes.pop("packed", None)
     if packed is not None:

@@ -1,4 +1,4 @@
-"""The conformance suite: what every implementation must do right, case by case."""
+"""The conformance suite, which every implementation must pass, case by case."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import default_device
 from attn_dispatch.reason import Reason
-from attn_dispatch_tools.verify import dropped
+from attn_dispatch_tools.verify import dropout_checks
 from attn_dispatch_tools.verify.calls import (
-    Program,
+    CaseProgram,
     custom_calls_in,
     custom_calls_of,
     numpy_results,
@@ -46,31 +46,31 @@ from attn_dispatch_tools.verify.reference import (
     reference,
 )
 
-_BY_EITHER = NARROW_BIAS.name
-"""The rewrite after which nobody knows, before a call runs, whether XLA computes it."""
+_KERNEL_OR_XLA = NARROW_BIAS.name
+"""The rewrite that leaves it open, until a call runs, whether XLA computes it."""
 
 
 @dataclass(frozen=True)
 class _Traced:
-    """A program, traced, and the verdicts on its calls by direction: of ragged queries on pages
+    """A traced program, and the verdicts on its calls by direction. With ragged queries on pages
     there may be two forward calls."""
 
-    program: Program
+    program: CaseProgram
     traced: Any
     verdicts: dict[str, select.Verdict]
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Everything that speaks against any of the calls."""
+        """All reasons against any of the calls."""
         return tuple(dict.fromkeys(x for y in self.verdicts.values() for x in y.reasons))
 
 
 class Conformance:
     """The suite for one implementation: name it in a subclass or in an instance.
 
-    Everything goes through `primitive.attention` under `jax.jit` and `jax.vjp`, the implementation
-    being the only one asked for. Set ATTN_DISPATCH_POISON=1 before calls are compiled, so that
-    results and workspaces of vendor kernels hold NaN beforehand.
+    Cases run through `primitive.attention` under `jax.jit` and `jax.vjp`, with this implementation
+    as the only choice. Set ATTN_DISPATCH_POISON=1 before calls are compiled, so that results and
+    workspaces of vendor kernels hold NaN beforehand.
     """
 
     implementation: str
@@ -89,15 +89,15 @@ class Conformance:
 
     @property
     def takes_delta_from_out(self) -> bool:
-        """Whether the backward pass takes delta, Σ p · dp, as Σ out · dout.
+        """Whether the backward pass computes delta, Σ p · dp, as Σ out · dout.
 
-        XLA's sees all keys at a time, and takes it from them.
+        XLA's sees all keys at a time, and sums over them.
         """
         return self.implementation != "xla"
 
     @property
     def rows_dropped_together(self) -> int:
-        """How many rows one random number of a dropout mask decides, for each key.
+        """The number of rows that share one random number of a dropout mask, for each key.
 
         cuDNN's decides rows t, t + 2, t + 4, t + 6 of every eight: tests/gpu/test_dropout_rows.py.
         """
@@ -105,11 +105,11 @@ class Conformance:
 
     @contextmanager
     def lowering(self) -> Iterator[None]:
-        """What surrounds the lowering of a call."""
+        """A context around the lowering of a call."""
         yield
 
     def check(self, case: Case) -> Outcome:
-        """Runs a case, if the implementation is eligible for it, and judges everything."""
+        """Run a case, if the implementation is eligible for it, and judge all results."""
         started = time.perf_counter()
         with settings.restored(replace(settings.current(), first_rewrite=case.rewrite or None)):
             outcome = self._check(case)
@@ -136,9 +136,9 @@ class Conformance:
 
         keep = None
         if case.dropout:
-            draw, told = self._dropout(case, poisoned)
-            outcome = replace(outcome, rewrites=tuple(dict.fromkeys(outcome.rewrites + told)))
-            keep, failures = dropped.check(case, draw, poisoned, self.rows_dropped_together)
+            draw, rewrites = self._dropout(case, poisoned)
+            outcome = replace(outcome, rewrites=tuple(dict.fromkeys(outcome.rewrites + rewrites)))
+            keep, failures = dropout_checks.check(case, draw, poisoned, self.rows_dropped_together)
             outcome = outcome.failed(*(f"dropout: {x}" for x in failures))
         got = numpy_results(run, poisoned)
         outcome = self._judged(case, given, keep, got, outcome)
@@ -150,7 +150,7 @@ class Conformance:
     def _eligible(
         self, case: Case, operands: Operands, outcome: Outcome
     ) -> tuple[_Traced, Outcome]:
-        """What to run of a case: with as many gradients as the implementation computes itself.
+        """The program of a case, with all gradients that the implementation can compute.
 
         The verdicts are on the calls that the traced program makes, whatever the transform.
         """
@@ -163,7 +163,7 @@ class Conformance:
             traced = self._trace(case, operands, own)
             if not own and self.has_fallback and not traced.reasons:
                 by_both = self._trace(case, operands, wanted, use_xla=True)
-                # In dropout XLA has both, unless it is told the mask of the other's forward pass.
+                # With dropout XLA computes both, unless it gets the mask of the implementation.
                 if by_both.verdicts["forward"].implementation == self.implementation:
                     traced = by_both
         if traced.reasons:
@@ -193,9 +193,9 @@ class Conformance:
         *,
         use_xla: bool = False,
     ) -> _Traced:
-        """The program, traced. With `use_xla` XLA computes what the implementation refuses."""
+        """The traced program. With `use_xla` XLA computes what the implementation refuses."""
         preference = (self.implementation, "xla") if use_xla else (self.implementation,)
-        program = Program.of(case, preference, gradients)
+        program = CaseProgram.of(case, preference, gradients)
         traced = program.trace(operands)
         verdicts: dict[str, select.Verdict] = {}
         for spec in specs_in(traced.jaxpr):
@@ -205,18 +205,18 @@ class Conformance:
         return _Traced(program, traced, verdicts)
 
     def _verdict(self, spec: AttentionSpec) -> select.Verdict:
-        """The first implementation in the spec's order that can run it, or the first one's no."""
+        """The verdict of the first implementation in order that can run it, else of the first."""
         found = select.verdicts(spec, self.device)
         return next((x for x in found if x.is_eligible), found[0])
 
     def _wrong_kernels(
         self, case: Case, gradients: tuple[str, ...], text: str, outcome: Outcome
     ) -> list[str]:
-        """Where the program does not call what it should, or calls what it should not."""
+        """A failure if the program's custom calls are not the expected ones."""
         wanted = custom_calls_of(self.implementation)
         got = custom_calls_in(text)
-        # XLA computes a sink's gradient, some others too (core/rewrites), and that of a query
-        # whose scale is 0 is 0.
+        # XLA computes a sink's gradient, and some others (core/rewrites); with a scale of 0 the
+        # query's gradient is 0.
         without_kernel = {"sinks", "alibi_slopes", "bias"} | {
             x for x in gradients if is_mod_operand(x) or (x == "query" and case.scale == 0)
         }
@@ -227,13 +227,15 @@ class Conformance:
             got != set(wanted.values())
         )
 
-    def _dropout(self, case: Case, operands: Operands) -> tuple[dropped.Draw, tuple[str, ...]]:
-        """The implementation's mask, asked for, and the rewrites by which it is told.
+    def _dropout(
+        self, case: Case, operands: Operands
+    ) -> tuple[dropout_checks.Draw, tuple[str, ...]]:
+        """A function that draws the implementation's mask, and the rewrites that return it.
 
-        Where it is not, it is probed for.
+        If the implementation cannot return its mask, it is inferred from outputs.
         """
         jitted = replace(case, transform="jit") if case.transform in ("eager", "donate") else case
-        asked = Program.keep_mask(jitted, (self.implementation,))
+        asked = CaseProgram.keep_mask(jitted, (self.implementation,))
         traced = asked.trace(operands)
         verdicts = [self._verdict(spec) for spec in specs_in(traced.jaxpr)]
         if all(verdict.is_eligible for verdict in verdicts):
@@ -241,16 +243,16 @@ class Conformance:
                 compiled = asked.compile(traced)
             rewrites = tuple(rewrite for verdict in verdicts for rewrite in verdict.rewrites)
             return lambda operands: numpy_results(compiled, operands)["keep"], rewrites
-        probed = Program.of(jitted, (self.implementation,), ())
+        probed = CaseProgram.of(jitted, (self.implementation,), ())
         with self.lowering():
             compiled = probed.compile(probed.trace(operands))
-        draw = dropped.probe(lambda operands: numpy_results(compiled, operands)["out"], case)
+        draw = dropout_checks.probe(lambda operands: numpy_results(compiled, operands)["out"], case)
         return draw, ()
 
     def _judged(
         self, case: Case, given: Operands, keep: np.ndarray | None, got: Operands, outcome: Outcome
     ) -> Outcome:
-        """The errors against float64, and whether each is within what is allowed."""
+        """The outcome with errors against float64, and failures where they exceed allowances."""
         options = case.forward_options()
         is_fused, exactly_given = self._is_fused(case, outcome), given
         if is_fused:
@@ -261,11 +263,13 @@ class Conformance:
         allowance = loosened(allowance, expected, plain, got)
         errors = {name: error(x, expected[name]) for name, x in got.items()}
         if is_fused and outcome.rewrites:
-            # These may be XLA's, or known without the kernel (core/rewrites), and so exact.
+            # XLA may compute these, or a rewrite without the kernel (core/rewrites), so exactly.
             exact = reference(options, exactly_given, keep)
-            are_all_xlas = _BY_EITHER in outcome.rewrites
+            may_all_be_xlas = _KERNEL_OR_XLA in outcome.rewrites
             for name in errors:
-                if not (are_all_xlas or name in ("bias", "alibi_slopes") or is_mod_operand(name)):
+                if not (
+                    may_all_be_xlas or name in ("bias", "alibi_slopes") or is_mod_operand(name)
+                ):
                     continue
                 errors[name] = min(errors[name], error(got[name], exact[name]))
             if "bias" in errors and "sinks" in given and case.bias and case.bias[3] == 1:
@@ -281,7 +285,7 @@ class Conformance:
         )
 
     def _is_fused(self, case: Case, outcome: Outcome) -> bool:
-        """Whether the backward pass had of the output only what is left in 16 bits."""
+        """Whether the backward pass read the output as it is rounded to 16 bits."""
         is_own = outcome.backward == self.implementation
         return is_own and self.takes_delta_from_out and case.dtype in ("float16", "bfloat16")
 
@@ -293,9 +297,9 @@ class Conformance:
         got: Operands,
         outcome: Outcome,
     ) -> list[str]:
-        """Where a change of one packed document shows in another.
+        """Failures where a change of one packed document changes another.
 
-        Not one bit of the results may change; of the gradients neither, if they are deterministic.
+        No bit of the results may change, and none of deterministic gradients.
         """
         document = Document.of(case)
         if document is None:
@@ -303,7 +307,7 @@ class Conformance:
         failures = []
         fills: dict[str, float | None] = {"random": None}
         is_own = (
-            outcome.backward in ("", self.implementation) and _BY_EITHER not in outcome.rewrites
+            outcome.backward in ("", self.implementation) and _KERNEL_OR_XLA not in outcome.rewrites
         )
         if self.keeps_nan_in_documents and is_own:
             fills["NaN"] = np.nan
@@ -335,22 +339,22 @@ def _left_to_xla(outcome: Outcome, reasons: Mapping[str, Sequence[Reason]]) -> O
 
 
 def _not_zero(case: Case, given: Operands, got: Operands) -> list[str]:
-    """Queries that attend nothing, and keys that nothing attends, must leave exact zeros.
+    """Failures where padding rows, of queries or keys, are not exactly 0.
 
-    Of wrong queries, which attend nothing, this is so of the gradient alone.
+    Only the gradients of invalid queries must be 0, not their outputs.
     """
     options = case.forward_options()
     may = attended(options, given)
-    dead_queries = np.asarray(~may.any(axis=3)).swapaxes(1, 2)  # [B, T, N]
+    padding_queries = np.asarray(~may.any(axis=3)).swapaxes(1, 2)  # [B, T, N]
     b, n, t, s = may.shape
     groups = may.reshape(b, case.k, n // case.k, t, s)
-    dead_keys = np.asarray(~groups.any(axis=(2, 3))).swapaxes(1, 2)  # [B, S, K]
-    wrong = np.array([invalid_queries(options, given, row) for row in range(b)])[..., None]
-    dead = {"out": dead_queries & ~wrong, "query": dead_queries}
-    dead |= dict.fromkeys(("key", "value"), dead_keys)
+    padding_keys = np.asarray(~groups.any(axis=(2, 3))).swapaxes(1, 2)  # [B, S, K]
+    invalid = np.array([invalid_queries(options, given, row) for row in range(b)])[..., None]
+    padding = {"out": padding_queries & ~invalid, "query": padding_queries}
+    padding |= dict.fromkeys(("key", "value"), padding_keys)
     return [
         f"zeros: {name} is not exactly 0 where nothing attends"
-        for name, rows in dead.items()
+        for name, rows in padding.items()
         if name in got and np.any(got[name][rows] != 0)
     ]
 

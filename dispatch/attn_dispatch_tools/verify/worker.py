@@ -1,9 +1,9 @@
-"""Runs cases in a process of its own: a case on each line of stdin, its outcome on stdout.
+"""A process that runs cases: one case on each line of stdin, its outcome on stdout.
 
 usage: python -m attn_dispatch_tools.verify.worker IMPLEMENTATION
 
-A line is a case of the table by name, or any case as a JSON object. The answer is one line of
-JSON. What else is written, by whatever library, goes to stderr.
+A line is the name of a case in the table, or any case as a JSON object. The answer is one line of
+JSON. Whatever libraries print goes to stderr.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRACEBACK_LINES = 12
 
 
 def main(suite: Conformance) -> None:
-    """Answers until stdin ends."""
+    """Answer until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -32,19 +32,20 @@ def main(suite: Conformance) -> None:
 
 
 def case_of(line: str) -> Case:
-    """The case that a line asks for."""
+    """The case on a line."""
     line = line.strip()
     return Case.from_json(json.loads(line)) if line.startswith("{") else BY_NAME[line]
 
 
 def run(suite: Conformance, case: Case) -> Outcome:
-    """The outcome of a case; an exception is one as well."""
+    """The outcome of a case; an exception is a failure."""
     try:
         return suite.check(case)
     except Exception as error:
         lines = traceback.format_exc().splitlines()
-        said = "\n".join(lines[-_TRACEBACK_LINES:])
-        return Outcome(case.name, case.family).failed(f"raised {type(error).__name__}: {said}")
+        last_lines = "\n".join(lines[-_TRACEBACK_LINES:])
+        failure = f"raised {type(error).__name__}: {last_lines}"
+        return Outcome(case.name, case.family).failed(failure)
 
 
 if __name__ == "__main__":

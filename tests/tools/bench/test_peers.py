@@ -15,7 +15,7 @@ from attn_dispatch_tools.bench.grids import GRIDS
 from attn_dispatch_tools.bench.peers import all_peers, dew_flash_attn, named, torch_sdpa
 from attn_dispatch_tools.bench.peers.jax_nn import JaxNn
 from attn_dispatch_tools.bench.peers.ours import PEERS as OURS
-from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer
+from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
 from tests.support.bench_cells import DOCUMENTS, QUICK, TINY, WINDOW, bench, ours
 
 
@@ -40,7 +40,7 @@ class Doubled(JaxPeer):
         return ""
 
     def call(self, cell, arrays):
-        return Call(lambda q, k, v: 2 * jax.nn.dot_product_attention(q, k, v, is_causal=True))
+        return PeerCall(lambda q, k, v: 2 * jax.nn.dot_product_attention(q, k, v, is_causal=True))
 
 
 # Peers

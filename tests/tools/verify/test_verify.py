@@ -282,7 +282,7 @@ def test_drawn_cases_are_listed_too(capsys, flag: str):
 
 
 def test_a_seed_without_drawn_cases(verify):
-    assert "--seed: of drawn cases, so --random N is wanted" in str(verify("--seed", "0")[0])
+    assert "--seed: expected --random N as well" in str(verify("--seed", "0")[0])
 
 
 @pytest.mark.parametrize("arguments", [("--jobs", "0"), ("--random", "-1"), ("--jobs", "many")])

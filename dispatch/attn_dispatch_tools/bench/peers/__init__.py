@@ -1,6 +1,6 @@
-"""The packages that are compared. Each imports what it measures only when it is asked.
+"""The packages that are compared. Each imports its package only when it is used.
 
-A peer says why it is absent, and makes a program of a cell or raises, which is a reason as well.
+A peer has a reason if it is absent. It returns the program of a cell, or raises with a reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attn_dispatch_tools.bench.peers import (
     torch_sdpa,
 )
 from attn_dispatch_tools.bench.peers.peer import Peer
-from attn_dispatch_tools.terminal.globs import fits
+from attn_dispatch_tools.terminal.name_patterns import matches
 
 
 def all_peers(torch_python: str | None = None) -> list[Peer]:
@@ -30,10 +30,10 @@ def named(patterns: list[str], peers: list[Peer]) -> list[Peer]:
     """The peers that are named like one of the patterns ("ours*"), in their order.
 
     Raises:
-      ValueError: a pattern fits none.
+      ValueError: a pattern matches none.
     """
     for pattern in patterns:
-        if not any(fits(peer.name, pattern) for peer in peers):
+        if not any(matches(peer.name, pattern) for peer in peers):
             names = ", ".join(peer.name for peer in peers)
             raise ValueError(f"expected a peer of {names}, got {pattern!r}")
-    return [x for x in peers if any(fits(x.name, pattern) for pattern in patterns)]
+    return [x for x in peers if any(matches(x.name, pattern) for pattern in patterns)]

@@ -1,8 +1,7 @@
-"""dew-flash-attn's own functions; where only its FlashAttention-3 library is there, its kernels.
+"""The public functions of dew-flash-attn or, with only its FlashAttention-3 library, its kernels.
 
-The package loads FlashAttention-2's library as well when it is imported, and cannot be imported
-without. Then the kernels are called with nothing before or after them, which is what its own
-function does at these head dims.
+The package also loads FlashAttention-2's library, and cannot be imported without it. Then the
+kernels are called directly, as its public function does at these head dims.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from attn_dispatch.flash.call import FlashCall
 from attn_dispatch.flash.generations import FA3
 from attn_dispatch_tools.bench.arrays import ROWS, Arrays
 from attn_dispatch_tools.bench.cells import Cell
-from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer, why_absent
+from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall, why_absent
 
 
 class DewFlashAttn(JaxPeer):
@@ -41,7 +40,7 @@ class DewFlashAttn(JaxPeer):
         public = not why_absent(self.module, self.distributions[0])
         return {"called": "its public function" if public else "its FlashAttention-3 kernels"}
 
-    def call(self, cell: Cell, arrays: Arrays) -> Call:
+    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
         if cell.head_dim != cell.head_dim_v:
             raise NotImplementedError("value must be as wide as query")
         if why_absent(self.module, self.distributions[0]):
@@ -51,15 +50,15 @@ class DewFlashAttn(JaxPeer):
         if cell.window is not None:
             options = {"is_causal": False, "window_size": (cell.window - 1, 0)}
         if not cell.lengths:
-            return Call(partial(package.flash_mha, **options))
+            return PeerCall(partial(package.flash_mha, **options))
 
         def packed(q: jax.Array, k: jax.Array, v: jax.Array, cu: jax.Array) -> jax.Array:
             return package.flash_mha_varlen(q, k, v, cu, cell.longest, **options)
 
-        return Call(packed, ROWS, (arrays.cu_seqlens,))
+        return PeerCall(packed, ROWS, (arrays.cu_seqlens,))
 
 
-def _kernels(cell: Cell, arrays: Arrays) -> Call:
+def _kernels(cell: Cell, arrays: Arrays) -> PeerCall:
     library.register(FA3)
     facts = FlashCall(
         backward=False,
@@ -99,8 +98,8 @@ def _kernels(cell: Cell, arrays: Arrays) -> Call:
 
     attention.defvjp(forward, backward)
     if not cell.lengths:
-        return Call(attention)
-    return Call(attention, ROWS, (arrays.cu_seqlens,))
+        return PeerCall(attention)
+    return PeerCall(attention, ROWS, (arrays.cu_seqlens,))
 
 
 PEERS = (DewFlashAttn(),)

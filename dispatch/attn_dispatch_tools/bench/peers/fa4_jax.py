@@ -8,7 +8,7 @@ import jax
 
 from attn_dispatch_tools.bench.arrays import ROWS, Arrays
 from attn_dispatch_tools.bench.cells import Cell
-from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer, why_absent
+from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall, why_absent
 
 
 class Fa4Jax(JaxPeer):
@@ -20,19 +20,19 @@ class Fa4Jax(JaxPeer):
         # It imports its kernels at the first call: what they need is asked for here.
         return super().absent() or why_absent("cutejax", "cutejax")
 
-    def call(self, cell: Cell, arrays: Arrays) -> Call:
+    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
         package = self.package()
         # "cute" and not its default, which is plain JAX where no GPU is.
         options = {"causal": cell.is_causal, "backend": "cute"}
         if cell.window is not None:
             options |= {"causal": False, "window_size": (cell.window - 1, 0)}
         if not cell.lengths:
-            return Call(partial(package.flash_attn, **options))
+            return PeerCall(partial(package.flash_attn, **options))
 
         def packed(q: jax.Array, k: jax.Array, v: jax.Array, cu: jax.Array) -> jax.Array:
             return package.flash_attn_varlen(q, k, v, cu, cu, **options)
 
-        return Call(packed, ROWS, (arrays.cu_seqlens,))
+        return PeerCall(packed, ROWS, (arrays.cu_seqlens,))
 
 
 PEERS = (Fa4Jax(),)

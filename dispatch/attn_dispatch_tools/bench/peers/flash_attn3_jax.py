@@ -9,7 +9,7 @@ import jax
 
 from attn_dispatch_tools.bench.arrays import ROWS, Arrays
 from attn_dispatch_tools.bench.cells import Cell
-from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer
+from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
 
 
 class FlashAttn3Jax(JaxPeer):
@@ -17,7 +17,7 @@ class FlashAttn3Jax(JaxPeer):
     distributions = ("flash-attn3-jax",)
     module = "flash_attn3_jax"
 
-    def call(self, cell: Cell, arrays: Arrays) -> Call:
+    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
         if (cell.head_dim, cell.head_dim_v) != (128, 128):
             # Its kernels would be missing when the call runs, after memory was taken for it.
             raise NotImplementedError("its wheels are built for head dim 128 alone")
@@ -26,7 +26,7 @@ class FlashAttn3Jax(JaxPeer):
         if cell.window is not None:
             options = {"is_causal": False, "window_size": (cell.window - 1, 0)}
         if not cell.lengths:
-            return Call(partial(package.flash_mha, **options))
+            return PeerCall(partial(package.flash_mha, **options))
 
         def packed(q: jax.Array, k: jax.Array, v: jax.Array, cu: jax.Array) -> jax.Array:
             longest = cell.longest
@@ -34,7 +34,7 @@ class FlashAttn3Jax(JaxPeer):
                 q, k, v, cu, cu, max_seqlen_q=longest, max_seqlen_k=longest, **options
             )
 
-        return Call(packed, ROWS, (arrays.cu_seqlens,))
+        return PeerCall(packed, ROWS, (arrays.cu_seqlens,))
 
 
 PEERS = (FlashAttn3Jax(),)

@@ -9,7 +9,7 @@ import jax
 
 from attn_dispatch_tools.bench.arrays import PADDED, Arrays
 from attn_dispatch_tools.bench.cells import Cell
-from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer
+from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
 
 _MOST_SCORES = 8 << 30
 """Bytes. XLA holds every score in float32; beyond this a run would only show how memory ends."""
@@ -31,7 +31,7 @@ class JaxNn(JaxPeer):
             return f"cuDNN runs on NVIDIA GPUs, and this is {platform}"
         return ""
 
-    def call(self, cell: Cell, arrays: Arrays) -> Call:
+    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
         options: dict[str, Any] = {
             "is_causal": cell.is_causal, "implementation": self.implementation
         }  # fmt: skip
@@ -45,14 +45,14 @@ class JaxNn(JaxPeer):
         if cell.window is not None:
             options["local_window_size"] = (cell.window - 1, 0)
         if not cell.lengths:
-            return Call(partial(jax.nn.dot_product_attention, **options))
+            return PeerCall(partial(jax.nn.dot_product_attention, **options))
 
         def padded(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
             return jax.nn.dot_product_attention(
                 q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, **options
             )
 
-        return Call(padded, PADDED, (arrays.lengths,))
+        return PeerCall(padded, PADDED, (arrays.lengths,))
 
 
 PEERS = (JaxNn("cudnn"), JaxNn("xla"))

@@ -1,4 +1,4 @@
-"""The public call of this package: what it chooses, and each implementation by its name."""
+"""The public call of this package, with its own choice and with each implementation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attn_dispatch.devices.target import default_device
 from attn_dispatch.inspection import explain
 from attn_dispatch_tools.bench.arrays import BATCH, PADDED, ROW, ROWS, Arrays
 from attn_dispatch_tools.bench.cells import Cell
-from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer
+from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Ours(JaxPeer):
         found = explain(*qkv, **asked.named_arrays, **asked.options)
         return {"forward": found.chosen_forward, "backward": found.chosen_backward}
 
-    def call(self, cell: Cell, arrays: Arrays) -> Call:
+    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
         asked = self._asked(cell, arrays)
-        # What is one array stays one, as in a caller's program: kernels may go by that.
+        # One array for both sides stays one, as in a caller's program: kernels may rely on that.
         different = {id(x): x for x in asked.named_arrays.values()}
         places = {name: [*different].index(id(x)) for name, x in asked.named_arrays.items()}
 
@@ -60,7 +60,7 @@ class Ours(JaxPeer):
             named = {name: extra[place] for name, place in places.items()}
             return asked.function(q, k, v, **named, **asked.options)
 
-        return Call(attention, asked.layout, tuple(different.values()))
+        return PeerCall(attention, asked.layout, tuple(different.values()))
 
     def _asked(self, cell: Cell, arrays: Arrays) -> _Asked:
         if not cell.lengths:
@@ -98,7 +98,7 @@ class _SegmentIds(Ours):
 
 
 class _Padded(Ours):
-    """Packed sequences as a padded batch that is told the lengths."""
+    """Packed sequences as a padded batch with lengths."""
 
     def __init__(self):
         super().__init__(None)

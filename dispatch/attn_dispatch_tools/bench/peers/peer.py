@@ -1,4 +1,4 @@
-"""What a peer is, and how one that is called from JAX becomes a program."""
+"""Peers, and the base of those that are called from JAX."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Program(Protocol):
         ...
 
     def device_seconds(self, calls: int) -> tuple[float | None, str]:
-        """Device time per call, or None and why it cannot be told."""
+        """Device time per call, or None and why it is not known."""
         ...
 
     def results(self) -> list[jax.Array] | None:
-        """What it computes, as [rows, heads, dim]; None if that cannot be had here."""
+        """Its results, as [rows, heads, dim]; None if they are not available here."""
         ...
 
 
@@ -41,7 +41,7 @@ class Peer(Protocol):
     name: str
 
     def version(self) -> str:
-        """Of what is installed; empty if nothing is."""
+        """The version that is installed; empty if none is."""
         ...
 
     def absent(self) -> str:
@@ -53,34 +53,34 @@ class Peer(Protocol):
         ...
 
     def notes(self, cell: Cell, arrays: Arrays) -> dict[str, Any]:
-        """What else a report says of it in a cell."""
+        """Further facts about it in a cell, for the report."""
         ...
 
     def program(self, cell: Cell, direction: str, arrays: Arrays) -> Program:
-        """Of "forward", "backward" or "forward_backward".
+        """The program of a cell in the direction "forward", "backward" or "forward_backward".
 
         Raises:
-          Exception: it does not take this call. What is raised is the reason.
+          Exception: it does not support this call; the exception is the reason.
         """
         ...
 
     def release(self) -> None:
-        """Give back what its programs hold outside of this process."""
+        """Free what its programs hold outside this process."""
         ...
 
     def close(self) -> None:
-        """Give back everything."""
+        """Free everything."""
         ...
 
 
 @dataclass(frozen=True)
-class Call:
-    """A function of query, key, value and what `extra` holds, in a layout of `arrays`."""
+class PeerCall:
+    """A function of query, key, value and the arrays in `extra`, in a layout of `arrays`."""
 
     function: Callable[..., jax.Array]
     layout: str = BATCH
     extra: Sequence[jax.Array] = ()
-    """Arrays: lengths and the like are operands, as they are in training."""
+    """Lengths and the like, which are operands as in training."""
 
 
 class JaxPeer:
@@ -88,7 +88,7 @@ class JaxPeer:
 
     name: str
     distributions: tuple[str, ...] = ()
-    """What it is called where it is installed from; several if any of them will do."""
+    """The names of the distributions, any of which suffices."""
     module: str = ""
 
     def version(self) -> str:
@@ -112,7 +112,7 @@ class JaxPeer:
     def notes(self, cell: Cell, arrays: Arrays) -> dict[str, Any]:
         return {}
 
-    def call(self, cell: Cell, arrays: Arrays) -> Call:
+    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
         """Raises an exception where the package has no such call."""
         raise NotImplementedError
 
@@ -133,12 +133,12 @@ def why_absent(module: str, distribution: str) -> str:
         return f"not installed: pip install {distribution}"
     try:
         importlib.import_module(module)
-    except Exception as error:  # of a package that is not ours: anything may go wrong in there
+    except Exception as error:  # another package may raise anything
         return f"cannot be imported: {first_line(error)}"
     return ""
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an exception says, with its kind, at most 300 characters."""
-    said = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {said}"[:300] if said else type(error).__name__
+    """The kind and the first line of an exception, at most 300 characters."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

@@ -9,7 +9,7 @@ import jax
 
 from attn_dispatch_tools.bench.arrays import PADDED, Arrays
 from attn_dispatch_tools.bench.cells import Cell
-from attn_dispatch_tools.bench.peers.peer import Call, JaxPeer
+from attn_dispatch_tools.bench.peers.peer import JaxPeer, PeerCall
 
 
 class Tokamax(JaxPeer):
@@ -26,20 +26,20 @@ class Tokamax(JaxPeer):
             "" if platform == "gpu" else f"its Mosaic kernels are for GPUs, and this is {platform}"
         )
 
-    def call(self, cell: Cell, arrays: Arrays) -> Call:
+    def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
         package = self.package()
         options: dict[str, Any] = {"is_causal": cell.is_causal, "implementation": "mosaic"}
         if cell.window is not None:
             options["local_window_size"] = (cell.window - 1, 0)
         if not cell.lengths:
-            return Call(partial(package.dot_product_attention, **options))
+            return PeerCall(partial(package.dot_product_attention, **options))
 
         def padded(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
             return package.dot_product_attention(
                 q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths, **options
             )
 
-        return Call(padded, PADDED, (arrays.lengths,))
+        return PeerCall(padded, PADDED, (arrays.lengths,))
 
 
 PEERS = (Tokamax(),)

@@ -1,6 +1,6 @@
-"""PyTorch's scaled_dot_product_attention, which takes its turns in a process of its own.
+"""PyTorch's scaled_dot_product_attention, which runs in a separate process.
 
-In one process JAX and torch would load two cuDNNs, and share what neither gives back.
+In one process JAX and torch would load two cuDNNs, and neither would free memory for the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attn_dispatch_tools.bench.cells import Cell
 
 _WORKER = Path(__file__).with_name("torch_worker.py")
 _PATIENCE = 300
-"""Seconds that an answer may take."""
+"""The longest time for an answer, in seconds."""
 
 
 class Worker:

@@ -1,4 +1,4 @@
-"""The dropout mask that an implementation draws, asked for or found out from what it computes."""
+"""Checks of the dropout mask of an implementation, returned by it or inferred from outputs."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from attn_dispatch_tools.verify.reference import Operands, attended
 
 _UNLIKELY = 1e-8
 
-_APART = {
+_DISTANCES = {
     "batch rows": range(1, 4),
     "heads": range(1, 16),
     "rows": (1, 2, 4, 8, 16, 32, 64, 128),
     "keys": (1, 2, 4, 8, 16, 32, 64, 128),
 }
-"""Along which axes of the mask, and how far apart, entries are compared."""
-_MOST_DEVIATIONS = 7
-_LEAST_VARIANCE = 25
-"""Of a sum of products: with fewer, it is not normal enough to tell."""
+"""The axes of the mask along which entries are compared, and the distances between them."""
+_MAX_DEVIATIONS = 7
+_MIN_VARIANCE = 25
+"""The least variance of a sum of products that is near enough to normal."""
 
 Draw = Callable[[Operands], np.ndarray]
-"""The keep mask, bool [B, N, T, S], of a call with these operands; True = kept."""
+"""Returns the keep mask, bool [B, N, T, S], of a call with these operands; True = kept."""
 
 
 def probe(forward: Callable[[Operands], np.ndarray], case: Case) -> Draw:
-    """A `Draw` by way of the output of `forward`.
+    """A `Draw` that infers the mask from the output of `forward`.
 
-    Where all scores are equal and the values of V keys in turn are the unit vectors, the output
-    says which of those keys were kept.
+    If all scores are equal and the values of V keys at a time are the unit vectors, the output
+    shows which of those keys were kept.
     """
 
     def draw(operands: Operands) -> np.ndarray:
@@ -43,7 +43,7 @@ def probe(forward: Callable[[Operands], np.ndarray], case: Case) -> Draw:
             operands["bias"] = np.where(operands["bias"] == -np.inf, -np.inf, 0).astype(
                 operands["bias"].dtype
             )
-        for name in ("alibi_slopes", "sinks"):  # a sink of 300 would leave the keys nothing
+        for name in ("alibi_slopes", "sinks"):  # a sink of 300 would leave the keys no weight
             if name in operands:
                 operands[name] = np.zeros_like(operands[name])
         keep = np.zeros((case.b, case.n, case.t, case.s), bool)
@@ -62,10 +62,10 @@ def probe(forward: Callable[[Operands], np.ndarray], case: Case) -> Draw:
 def check(
     case: Case, draw: Draw, operands: Operands, together: int = 1
 ) -> tuple[np.ndarray, list[str]]:
-    """The mask of a case, and what is wrong with it: its rate, and what it depends on.
+    """The mask of a case, and failures of its rate or of its independence.
 
     Args:
-      together: how many rows, among twice as many in succession, share a random number.
+      together: the number of rows, of twice as many consecutive ones, that share a random number.
     """
     keep = draw(operands)
     pairs = attended(case.forward_options(), operands)
@@ -110,9 +110,9 @@ def _other_keys(
 def _not_independent(
     case: Case, keep: np.ndarray, pairs: np.ndarray, together: int = 1
 ) -> list[str]:
-    """What is dropped must say nothing of what is dropped elsewhere.
+    """Failures where dropped entries depend on dropped entries elsewhere.
 
-    Heads are compared, the batch rows that one key draws for, and rows and keys some way apart.
+    Heads, batch rows of one key, and rows and keys at some distances are compared.
     """
     failures = []
     common = pairs[:, 1:] & pairs[:, :-1]
@@ -124,43 +124,43 @@ def _not_independent(
     if _can_tell(case, common, together) and not ((keep[1:] != keep[:-1]) & common).any():
         failures.append("all batch rows drop the same entries")
     dropped = np.where(pairs, ~keep - case.dropout, 0)[:part]
-    for axis, (what, distances) in enumerate(_APART.items()):
-        for apart in (x for x in distances if x < dropped.shape[axis]):
-            if what == "rows" and 1 < apart < 2 * together:
+    for axis, (what, distances) in enumerate(_DISTANCES.items()):
+        for distance in (x for x in distances if x < dropped.shape[axis]):
+            if what == "rows" and 1 < distance < 2 * together:
                 continue
-            deviations = _deviations(case, dropped, pairs[:part], axis, apart, together)
-            if abs(deviations) > _MOST_DEVIATIONS:
+            deviations = _deviations(case, dropped, pairs[:part], axis, distance, together)
+            if abs(deviations) > _MAX_DEVIATIONS:
                 failures.append(
-                    f"{what} {apart} apart do not drop independently: {deviations:+.1f} standard "
-                    "deviations"
+                    f"{what} {distance} apart do not drop independently: {deviations:+.1f} "
+                    "standard deviations"
                 )
     return failures
 
 
 def _deviations(
-    case: Case, dropped: np.ndarray, pairs: np.ndarray, axis: int, apart: int, together: int
+    case: Case, dropped: np.ndarray, pairs: np.ndarray, axis: int, distance: int, together: int
 ) -> float:
-    """How far from independent entries are that are so far apart, in standard deviations.
+    """The deviation from independence of entries at this distance, in standard deviations.
 
     Args:
-      dropped: less the rate, and 0 where there is no pair.
+      dropped: 1 where an entry is dropped, minus the rate; 0 where there is no pair.
     """
-    here, there = np.arange(apart, pairs.shape[axis]), np.arange(pairs.shape[axis] - apart)
+    here, there = np.arange(distance, pairs.shape[axis]), np.arange(pairs.shape[axis] - distance)
     products = float((dropped.take(here, axis) * dropped.take(there, axis)).sum())
     count = int((pairs.take(here, axis) & pairs.take(there, axis)).sum())
-    # Rows that share a number repeat each product, most often from one row to the next.
+    # Rows that share a number repeat each product, mostly in consecutive rows.
     repeats = 2 * together - 1
     variance = count / repeats * (case.dropout * (1 - case.dropout)) ** 2
-    return products / repeats / math.sqrt(variance) if variance >= _LEAST_VARIANCE else 0.0
+    return products / repeats / math.sqrt(variance) if variance >= _MIN_VARIANCE else 0.0
 
 
 def _batch_of_one_copy(case: Case) -> int:
-    """Mapped calls share their key, and rightly draw the same masks."""
+    """The batch size of one mapped call; mapped calls share a key, and so draw the same masks."""
     return case.b // (case.mapped if case.transform in ("vmap", "scan") else 1)
 
 
 def _chance_of(share: float, rate: float, count: float) -> float:
-    """At most how likely so large a difference between the share and the rate is (Chernoff)."""
+    """An upper bound on the probability of so large a difference from the rate (Chernoff)."""
     # Some kernels draw 8 bits: the rate is right to 1/256.
     difference = max(abs(share - rate) - 1 / 256, 0.0)
     share = rate + math.copysign(difference, share - rate)
@@ -169,6 +169,6 @@ def _chance_of(share: float, rate: float, count: float) -> float:
 
 
 def _can_tell(case: Case, pairs: np.ndarray, together: int) -> bool:
-    """Whether there are so many pairs that two masks do not agree on all of them by chance."""
+    """Whether there are so many pairs that two masks cannot agree on all by chance."""
     count = int(pairs.sum()) / together
     return (1 - 2 * case.dropout * (1 - case.dropout)) ** count < _UNLIKELY

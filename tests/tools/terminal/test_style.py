@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from attn_dispatch_tools.terminal import look
+from attn_dispatch_tools.terminal import style
 from attn_dispatch_tools.verify.outcome import Outcome
 from attn_dispatch_tools.verify.report import Report
 from attn_dispatch_tools.verify.screen import show as show_report
@@ -49,15 +49,15 @@ def test_a_table(monkeypatch):
         rule,
         "all               39   0.26",
     ]
-    assert look.table(HEAD, ROWS, has_sum=True).splitlines() == expected
+    assert style.table(HEAD, ROWS, has_sum=True).splitlines() == expected
     del expected[4]
-    assert look.table(HEAD, ROWS).splitlines() == expected
+    assert style.table(HEAD, ROWS).splitlines() == expected
 
 
 def test_a_table_that_is_too_wide_cuts_nothing(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     rows = [[f"{x[0]} and more words", *x[1:]] for x in ROWS]
-    text = look.table(HEAD, rows)
+    text = style.table(HEAD, rows)
     assert max(map(len, text.splitlines())) <= 40
     assert text.splitlines()[:3] == [
         "plain and more words", "  passed  39", "  worst   0.26",
@@ -65,13 +65,13 @@ def test_a_table_that_is_too_wide_cuts_nothing(monkeypatch):
 
 
 TEXT = "head\n  xla  usable " + "word " * 40 + "\n  [bold]no[/bold]: markup"
-MARKS = {r"(?m)^head$": look.HEADING, r"xla +(usable)": look.GOOD}
+MARKS = {r"(?m)^head$": style.HEADING, r"xla +(usable)": style.GOOD}
 
 
 def test_colours_change_no_word_and_break_no_line(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     out = terminal()
-    look.show(TEXT, MARKS)
+    style.show(TEXT, MARKS)
     shown = out.getvalue()
     assert ESCAPES.sub("", shown) == f"{TEXT}\n"
     assert "\x1b[1mhead" in shown and "\x1b[32musable" in shown
@@ -81,7 +81,7 @@ def test_colours_change_no_word_and_break_no_line(terminal, monkeypatch):
 def test_where_no_colours_are_wanted(terminal, monkeypatch, name: str, value: str):
     monkeypatch.setenv(name, value)
     out = terminal()
-    look.show(TEXT, MARKS)
+    style.show(TEXT, MARKS)
     shown = out.getvalue()
     if name == "NO_COLOR":  # bold is no colour
         shown = shown.replace("\x1b[1m", "").replace("\x1b[0m", "")
@@ -90,7 +90,7 @@ def test_where_no_colours_are_wanted(terminal, monkeypatch, name: str, value: st
 
 def test_in_a_pipe_there_are_no_escapes(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    look.show(TEXT, MARKS)
+    style.show(TEXT, MARKS)
     assert capsys.readouterr().out == f"{TEXT}\n"
 
 

@@ -1,4 +1,4 @@
-"""Chance that is the same everywhere: in every process, and with every version of Python."""
+"""Random choices that are the same in every process and with every version of Python."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Dice:
-    """Draws from a seed alone.
+class SeededRandom:
+    """Random choices that depend only on a seed.
 
-    Of Python's generator only `random()` is used: for the same seed it promises the same numbers in
-    later versions, which its other methods do not.
+    It uses only `random()` of Python's generator, the one method that promises the same numbers for
+    the same seed in later versions.
     """
 
     def __init__(self, seed: str) -> None:
@@ -28,14 +28,14 @@ class Dice:
         return least + self.up_to(most - least)
 
     def one_of(self, choices: Sequence[T]) -> T:
-        """One of them, all equally likely."""
+        """One of the choices, all equally likely."""
         return choices[self.up_to(len(choices) - 1)]
 
-    def in_one_of(self, times: int) -> bool:
-        """True in one of so many times."""
+    def is_one_in(self, times: int) -> bool:
+        """True with probability 1 / times."""
         return self.up_to(times - 1) == 0
 
     def some_of(self, choices: Sequence[T]) -> tuple[T, ...]:
-        """Any subset that is not empty, in their order."""
+        """A subset that is not empty, in the order of the choices."""
         chosen = self.between(1, 2 ** len(choices) - 1)
         return tuple(x for i, x in enumerate(choices) if chosen >> i & 1)
