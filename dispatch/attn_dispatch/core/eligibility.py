@@ -18,12 +18,6 @@ from attn_dispatch.devices.implementation import Implementation
 from attn_dispatch.reason import Reason, Rule, broken
 from attn_dispatch.text import in_units
 
-FORMULAS = xla
-"""The implementation whose forward pass is also available as plain JAX."""
-
-TAKES_DROPOUT_MASK = xla
-"""The implementation whose backward pass takes a dropout mask that another one drew."""
-
 
 def reasons_and_chain(
     implementation: Implementation, spec: AttentionSpec, device: Device
@@ -56,7 +50,7 @@ def mask_chain(implementation: Implementation, spec: AttentionSpec, device: Devi
     Its call has the mask as its last result. None if XLA may not compute the backward pass with
     this mask, or if the implementation cannot return it.
     """
-    if implementation is TAKES_DROPOUT_MASK or not _may_use_xla(spec) or spec.symbols:
+    if implementation is xla or not _may_use_xla(spec) or spec.symbols:
         return None
     if spec.wanted.derivative is not None or not is_affordable(_pairs(spec)):
         return None
@@ -206,10 +200,10 @@ def reasons_as_it_is(
     implementation: Implementation, spec: AttentionSpec, device: Device
 ) -> tuple[Reason, ...]:
     """Why it does not run this call without rewrites."""
-    if spec.symbols and implementation is not FORMULAS:
+    if spec.symbols and implementation is not xla:
         return (_SYMBOLS.reason(spec),)
     reasons = implementation.not_supported_reasons(spec, device)
-    if _DERIVATIVE.applies(spec) and implementation is not FORMULAS:
+    if _DERIVATIVE.applies(spec) and implementation is not xla:
         reasons += (_DERIVATIVE.reason(spec),)
     if _SAME_DROPOUT.applies(spec) and not implementation.DROPS_BY_POSITION:
         reasons += (_SAME_DROPOUT.reason(spec),)
@@ -227,7 +221,7 @@ _DERIVATIVE = Rule[AttentionSpec](
     "derivative",
     lambda spec: spec.wanted.derivative is not None,
     "it has kernels for the call and for its gradients (jax.grad, jax.vjp), and none for a "
-    f'{{derivative}}; implementation="{FORMULAS.NAME}" computes that',
+    f'{{derivative}}; implementation="{xla.NAME}" computes that',
     facts=lambda spec: {"derivative": spec.wanted.derivative},
 )
 

@@ -13,8 +13,6 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import call_warnings
 from attn_dispatch.core.call_warnings import Refusals
 from attn_dispatch.core.eligibility import (
-    FORMULAS,
-    TAKES_DROPOUT_MASK,
     mask_chain,
     reasons_and_chain,
     reasons_as_it_is,
@@ -117,7 +115,7 @@ class Choice:
             keep = self.mask_source.compute(device, operands)[-1]
             without = ("dropout_key", "dropout_start")
             spec = changed(self.chain.spec, without=without, arrays={"keep": (keep.shape, "bool")})
-            return TAKES_DROPOUT_MASK.backward(spec, device, for_(spec, {**operands, "keep": keep}))
+            return xla.backward(spec, device, for_(spec, {**operands, "keep": keep}))
 
         def by(implementation: Implementation) -> Compute:
             def compute(
@@ -227,10 +225,10 @@ def formula(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> tuple[jax
     Raises:
       NotImplementedError: with every reason, if there are no formulas for this call.
     """
-    if reasons := FORMULAS.not_supported_reasons(spec, CPU):
+    if reasons := xla.not_supported_reasons(spec, CPU):
         headline = "this attention call has no formulas to differentiate"
-        raise NotImplementedError(_message(headline, spec, CPU, {FORMULAS.NAME: reasons}))
-    return FORMULAS.formula(spec, operands)
+        raise NotImplementedError(_message(headline, spec, CPU, {xla.NAME: reasons}))
+    return xla.formula(spec, operands)
 
 
 def allow_formula(spec: AttentionSpec, device: Device) -> None:
@@ -257,7 +255,7 @@ def _mask_source(
 
     None if the implementation draws it, or if there is no mask.
     """
-    if implementation is not TAKES_DROPOUT_MASK or spec.partner is None or not spec.is_backward:
+    if implementation is not xla or spec.partner is None or not spec.is_backward:
         return None
     for earlier in _preferred(spec, device):
         if earlier is implementation:

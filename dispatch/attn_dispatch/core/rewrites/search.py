@@ -1,8 +1,9 @@
 """Which rewrites are taken: from the call that was made to one that a kernel runs.
 
-A rewrite is taken where the kernel refuses a call, and refuses the inner call by fewer rules; the
-list is gone through again until no rewrite helps. A preferred one is taken wherever it brings no
-new reason. None goes back to an earlier call: two could undo each other for ever.
+A rewrite is taken where the kernel refuses a call, and the inner call no longer breaks some rule
+that the call breaks. The search goes through the list again until no rewrite helps. A preferred
+rewrite is taken wherever it brings no new reason. No rewrite leads back to an earlier call, because
+two could undo each other for ever.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from attn_dispatch.reason import Reason, rules_of
 Reasons = Callable[[AttentionSpec], tuple[Reason, ...]]
 
 Parts = Callable[[Sequence[Chain]], tuple[Rewrite, ...]]
-"""In which parts a kernel is asked for the calls that it runs by these chains, in the same parts
-for all of them; () is as they are."""
+"""Chooses one division into parts for the calls of all these chains; () leaves them whole."""
 
 
 def _as_they_are(chains: Sequence[Chain]) -> tuple[Rewrite, ...]:
@@ -66,8 +66,8 @@ def _rewritten(spec: AttentionSpec, terms: _Terms) -> Chain:
     if not spec.meaning.dropout_rate:
         chain = _chain(spec, terms, None)
         return chain if chain.reasons else in_parts(chain, terms.parts([chain]))
-    # Where the mask is drawn is decided by one call, for both directions and for whoever wants to
-    # see the mask; and so are parts, by that call with all its gradients.
+    # The forward call decides where the mask is drawn; the backward pass and dropout_mask follow.
+    # Parts are chosen for the forward call and for the backward call with all its gradients.
     forward = forward_of(spec)
     first_chain = _chain(forward, terms, None)
     moves = frozenset(x.name for x, _ in first_chain.steps if x.moves_dropout)
@@ -81,7 +81,12 @@ def _rewritten(spec: AttentionSpec, terms: _Terms) -> Chain:
 
 
 def _chain(spec: AttentionSpec, terms: _Terms, moves: frozenset[str] | None) -> Chain:
-    """With exactly these of the rewrites that move dropout, unless None."""
+    """The chain of a call.
+
+    Args:
+      moves: the names of the rewrites that move dropout and are taken, no other such rewrite being
+        taken; None if the call is free to choose.
+    """
     search = _Search(spec, terms, moves)
     search.begin_with(terms.first)
     search.prefer(terms.preferred)
@@ -99,11 +104,10 @@ class _Search:
     spec: AttentionSpec
     terms: _Terms
     moves: frozenset[str] | None
-    """The names of the rewrites that move dropout and must be taken, no others of those; None: any
-    may be."""
+    """See `_chain`."""
     steps: list[Step] = field(default_factory=list[Step])
     reasons: tuple[Reason, ...] = ()
-    """What speaks against `spec`."""
+    """Why the kernel does not run `spec`."""
     others: dict[AttentionSpec, Chain] = field(default_factory=dict[AttentionSpec, Chain])
     """The calls that rewrites need beside their inner calls."""
     nearest: tuple[int, tuple[Reason, ...]] = (0, ())
