@@ -153,7 +153,7 @@ def in_order(layout: str, one_pool: bool) -> tuple[Any, Any]:
 def test_pages_in_any_order(options, t: int, layout: str, one_pool: bool):
     keys, values, table = cache()
     query = normal(3, t, N, H)
-    options: dict[str, Any] = {"return_lse": True, **options}
+    options = {"return_lse": True, **options}
     expected = paged_attention(query, keys, values, table, LENGTHS, **options)
     pools = in_order(layout, one_pool)
     got = paged_attention(query, *pools, table, LENGTHS, kv_layout=layout, **options)

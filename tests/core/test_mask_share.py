@@ -30,7 +30,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 def shares(options: dict[str, Any]) -> tuple[float, float]:
     """Of pairs, and of those in tiles that have one, written out."""
-    options: dict[str, Any] = dict(options)
+    options = dict(options)
     mask_mod = options.pop("mask_mod")
     b, n, t, s = np.ogrid[:B, :N, :T, :S]
     may = np.asarray(mask_mod(*map(jnp.asarray, (b, n, t, s))))

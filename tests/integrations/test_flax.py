@@ -270,9 +270,7 @@ def test_what_goes_by_the_place_of_a_query_in_a_cache(kind: str, options: dict[s
     x = _rng.standard_normal((B, T, 16)).astype(np.float32)
     masks = [None] * T
     (name,) = options
-    options: dict[str, Any] = {
-        name: jnp.asarray(x) if name == "alibi_slopes" else x for name, x in options.items()
-    }
+    options = {name: jnp.asarray(x) if name == "alibi_slopes" else x for name, x in options.items()}
     for more in ({}, {"causal_alignment": "bottom_right"}):
         with pytest.raises(ValueError, match=f'{name}: expected causal_alignment="bottom_right"'):
             steps_of(kind, x, masks, functools.partial(attention_fn, **options, **more))

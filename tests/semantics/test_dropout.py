@@ -106,7 +106,7 @@ V = np.broadcast_to(np.eye(7, dtype=np.float32)[:, None], (2, 7, 2, 7))
     ],
 )  # fmt: skip
 def test_dropout_mask_is_the_one_of_the_call(options: dict[str, Any]):
-    options: dict[str, Any] = options | {"dropout_rate": RATE, "dropout_key": KEY}
+    options = options | {"dropout_rate": RATE, "dropout_key": KEY}
     keep = dropout_mask(Q, K, V, **options)
     assert (keep.shape, keep.dtype) == ((2, 4, 5, 7), jnp.bool_)
     out = dot_product_attention(Q, K, V, **options)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,7 @@ import attn_dispatch
 
 
 def attend(q, k, v, implementation="flash", **options):
-    options: dict[str, Any] = {"is_causal": True} | options
+    options = {"is_causal": True} | options
     return attn_dispatch.dot_product_attention(q, k, v, implementation=implementation, **options)
 
 

@@ -309,13 +309,13 @@ def test_what_the_plots_show():
         _numbers(family="h", status="crashed", failures=("signal 11",)),
         _numbers(family="h", status="refused", reasons=("no",)),
     ]
-    rows = {x.name: (sorted(x.shares), x.said) for x in plots.by_family(outcomes)}
+    rows = {x.name: (sorted(x.shares), x.label) for x in plots.by_family(outcomes)}
     assert rows == {
         "f": ([0.5, 1.5], "2 cases, 1 wrong"),
         "g": ([0.1, math.inf], "2 cases, 1 wrong"),
         "h": ([math.inf, math.inf], "2 cases, 2 wrong, 1 refused"),
     }
-    rows = {x.name: (list(x.shares), x.said) for x in plots.by_result(outcomes)}
+    rows = {x.name: (list(x.shares), x.label) for x in plots.by_result(outcomes)}
     assert list(rows) == ["output", "log-sum-exp", "gradient of query"]
     assert rows["output"] == ([0.5, 0.1, 1.5, math.inf], "4 arrays, 2 wrong")
     assert rows["gradient of query"] == ([0.25], "1 array, worst 0.25")
