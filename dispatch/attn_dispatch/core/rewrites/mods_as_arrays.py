@@ -111,7 +111,7 @@ def _with_bias(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _remedies(spec: AttentionSpec) -> Mapping[str, str]:
-    """What `_bias_dtype` goes by."""
+    """What a caller can do about the dtype of the bias; see `_bias_dtype`."""
     program = spec.meaning.score_mod
     if program is None or not program.arrays or spec.has("bias"):
         return {}

@@ -56,7 +56,7 @@ def with_last_keys(
     key, value = (x.astype(wide) for x in (key, value))
     grouped = (batch, spec.seq_len_q, kv_heads, spec.num_heads // kv_heads)
     query = operands["query"].astype(wide).reshape(*grouped, 1, spec.head_dim)
-    # [B, T, K, G, L] of [B, T, K, G, 1, H] and [B, 1, K, 1, L, H].
+    # [B, T, K, G, L] from [B, T, K, G, 1, H] and [B, 1, K, 1, L, H].
     score = (query * jnp.swapaxes(key, 1, 2)[:, None, :, None]).sum(-1) * spec.meaning.scale
     if (cap := spec.meaning.logits_soft_cap) is not None:
         score = cap * jnp.tanh(score / cap)
