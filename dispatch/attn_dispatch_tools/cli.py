@@ -36,7 +36,7 @@ _COMMANDS = {
         "commands.completion", "a script with which your shell completes all of this"
     ),
 }  # fmt: skip
-"""The module of each, and what the list of commands says of it."""
+"""The module of each command, and its line in the list of commands."""
 
 _WITHOUT_SETTINGS = ("build-aiter", "completion")
 
@@ -57,22 +57,22 @@ def _run(arguments: list[str]) -> None:
         _unknown(chosen.command_parser, unknown)
     if chosen.command not in _WITHOUT_SETTINGS:
         _check_settings()
-    chosen.parser = parser  # completion scripts are made of it
+    chosen.parser = parser  # the completion command needs it
     chosen.run(chosen)
 
 
 def _check_settings() -> None:
-    """An environment variable with a wrong value is an error of every command that heeds it."""
+    """Raise an error if an environment variable that commands read has a wrong value."""
     from attn_dispatch.devices.target import device_for
 
     try:
-        device_for("cpu")  # which looks at no device
+        device_for("cpu")  # reads the settings, but needs no device
     except ValueError as error:
         raise SystemExit(f"error: {error_text(error)}") from error
 
 
 def _check_command(whole: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """A misspelt command is an error that names the nearest one."""
+    """Raise an error for a misspelt command, which names the nearest one."""
     if arguments and (name := arguments[0]) not in _COMMANDS and not name.startswith("-"):
         near = difflib.get_close_matches(name, _COMMANDS, 1)
         also = f"; did you mean {near[0]}?" if near else ""
@@ -80,7 +80,7 @@ def _check_command(whole: argparse.ArgumentParser, arguments: list[str]) -> None
 
 
 def _unknown(command: argparse.ArgumentParser, words: list[str]) -> None:
-    """Words that the command has no use for are an error that names the nearest option."""
+    """Raise an error for words that the command does not know, which names the nearest option."""
     near = difflib.get_close_matches(words[0], _options(command), 1)
     also = f"; did you mean {near[0]}?" if near else ""
     command.error(f"unrecognized arguments: {' '.join(words)}{also}")
@@ -91,7 +91,7 @@ def _options(command: argparse.ArgumentParser) -> list[str]:
 
 
 def _with_negative_values(arguments: list[str]) -> list[str]:
-    """`--window -1,-1` as one word, which argparse else takes for two options."""
+    """The arguments with `--window -1,-1` as one word. argparse would read it as two options."""
     if not arguments or arguments[0] not in ("explain", "mask"):
         return arguments
     joined: list[str] = []
@@ -104,16 +104,16 @@ def _with_negative_values(arguments: list[str]) -> list[str]:
 
 
 def names() -> list[str]:
-    """Of its commands, in the order of the help."""
+    """The names of the commands, in the order of the help."""
     return [*_COMMANDS]
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """That of the command, with all of its commands.
+    """The parser of `attn-dispatch` with all of its commands.
 
     Args:
-      only: of the other commands it knows the names alone, and imports nothing: JAX takes most of
-        a second.
+      only: the name of the only command whose module is imported, because importing JAX takes most
+        of a second. Other commands have a name and a line of help. None imports all modules.
     """
     whole = argparse.ArgumentParser(
         prog="attn-dispatch", description=_DESCRIPTION, formatter_class=Formatter

@@ -1,1 +1,1 @@
-"""What a call is: its arguments checked and brought to one normal form, and the facts they make."""
+"""The checks of a call's arguments, their one normal form, and the types that hold it."""

@@ -1,4 +1,4 @@
-"""The warning of dense masks that only express causality or lengths, with what to write instead."""
+"""The warning about a dense mask that only expresses causality or lengths, with its replacement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _warns_of_dense_masks = ContextVar("warns of dense masks", default=True)
 
 @contextmanager
 def without_dense_mask_warnings() -> Generator[None]:
-    """No warning of the masks of calls inside, which a layer made and not its caller."""
+    """Within this context nothing warns about masks: a layer made them, not its caller."""
     before = _warns_of_dense_masks.set(False)
     try:
         yield
@@ -34,7 +34,7 @@ def without_dense_mask_warnings() -> Generator[None]:
 
 
 def warn_of_dense_mask(arguments: Arguments, shape: CallShape, options: AttentionOptions) -> None:
-    """Warn of a mask, where its values are known, for which the call has cheaper arguments.
+    """Warn about a mask that other arguments of the call express more cheaply, if it can be read.
 
     Args:
       arguments: the arguments of the call, with arrays as the caller gave them.
@@ -87,7 +87,8 @@ def _is_diagonal(mask: np.ndarray, offset: int) -> bool:
 
 
 def _as_lengths(mask: np.ndarray, arguments: Arguments, shape: CallShape) -> str | None:
-    """The argument instead of a mask that hides only last keys, for all heads and queries alike."""
+    """The argument that replaces a mask, if it hides the last keys of each batch row from all heads
+    and queries, and nothing else."""
     if arguments.key_value_seq_lengths is not None or mask.ndim < 2:
         return None
     if mask.shape[-1] != shape.seq_len_kv or (mask.ndim > 2 and mask.shape[-3] != 1):

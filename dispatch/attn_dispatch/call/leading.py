@@ -1,8 +1,9 @@
 """The leading dims of a call's arrays: any number of them in the primitives, one in the spec.
 
-All operands of a primitive have as many leading dims as query, of the same sizes, or of size 1
-where an operand is shared along a dim. So vmap adds one in front, and XLA sees each dim that may be
-sharded. The part that one device computes is folded: the dims become one batch axis.
+All operands of a primitive have as many leading dims as query. They have the same sizes, except for
+1 in a dim along which an operand is shared. So vmap only adds a dim in front, and XLA sees every
+dim that it may shard. For the part of a call that one device computes, the leading dims are folded
+into one batch axis.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from attn_dispatch.call.spec import ArrayType, AttentionSpec, Operand
 _PAGES = ("key_pages", "value_pages")
 
 SHAREABLE = ("bias", "mask", "window", "alibi_slopes", "sinks", *_PAGES)
-"""Operands that may be shared along any of the dims. dropout_key and mods_start count the rows that
-share them, so they may be shared along the last dims, and the arrays of mods along further ones."""
+"""Operands that may be shared along any of the dims. dropout_key and mods_start are numbered by the
+rows that share them, so they may be shared only along the last dims; the arrays of mods may be
+shared along further dims."""
 
 
 Bind = Callable[[AttentionOptions], Callable[..., list[jax.Array]]]
-"""For options, the function that one device computes, of operands with one batch axis."""
+"""Returns, for the options of a call, the function that one device computes. It takes and returns
+arrays with one batch axis."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class LeadingCall:
 
     @cached_property
     def _is_folded(self) -> bool:
-        """Whether there already is one batch axis, and no pages, which may be repeated anyway."""
+        """Whether folding changes nothing: there is one batch axis, and no pages, which may have to
+        be repeated even so."""
         return len(self.dims) == 1 and not set(_PAGES) & self._shapes.keys()
 
     def leading(self, name: str) -> tuple[int, ...]:
@@ -79,7 +83,8 @@ class LeadingCall:
         return {name: self._folded(name, x) for name, x in operands.items()}
 
     def unfold(self, results: Sequence[jax.Array]) -> list[jax.Array]:
-        """The folded call's results with the leading dims of query, or of a gradient's operand."""
+        """The folded call's results with the leading dims restored: those of query, or for a
+        gradient those of its operand."""
         if self._is_folded:
             return list(results)
         if not self.options.wanted.gradients:
@@ -115,7 +120,8 @@ class LeadingCall:
         return not is_shared and leading != self._unshared(name)
 
     def _unshared(self, name: str) -> tuple[int, ...]:
-        """The leading dims of an operand that is repeated along every dim where it can be."""
+        """The leading dims of an operand after it is repeated along the dims that it is shared
+        along, as far as it may be."""
         if is_mod_operand(name):
             return self.leading("mods_start")
         if name in _PAGES:  # one pool serves all rows that share both operands
@@ -135,7 +141,10 @@ class LeadingCall:
         return x.reshape(self._folded_shape(name))
 
     def _gradient(self, name: str, x: jax.Array) -> jax.Array:
-        """The gradient of an operand. If it was repeated, a sum, of 16-bit numbers in float32."""
+        """The gradient of an operand, with the operand's leading dims.
+
+        If the operand was repeated, the gradients of its copies are summed, in float32 at least.
+        """
         if not self._is_repeated(name):
             return x.reshape(self.shape(name))
         leading = self.leading(name)

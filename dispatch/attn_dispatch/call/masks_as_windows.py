@@ -1,4 +1,4 @@
-"""A mask_mod that is a window, or lies in one, as that window: kernels skip the keys outside it."""
+"""Replacing or narrowing a mask_mod by the window that it lies in, so that kernels skip keys."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Array = TypeVar("Array")
 def with_window(
     options: AttentionOptions, operands: Mapping[str, Array]
 ) -> tuple[AttentionOptions, dict[str, Array]]:
-    """The same call with a window as narrow as its mask_mod, which is dropped if it is that window.
+    """The same call with the narrowest window that holds all pairs its mask_mod lets attend.
 
-    A mask_mod counts from the top left. Calls whose own window counts otherwise are left unchanged.
+    If the mask_mod is exactly that window, it is dropped. A mask_mod counts from the top left, so a
+    call whose own window counts from the bottom right is left unchanged.
     """
     program, operands = options.meaning.mask_mod, dict(operands)
     if program is None or "window" in operands:

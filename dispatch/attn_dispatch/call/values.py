@@ -42,8 +42,9 @@ class Limits:
     lengths: tuple[int, int]
     """The lengths of the query and key arrays."""
     max_segments: int | None = None
+    """The largest segment id, as in `Meaning`."""
     max_seq_lens: tuple[int, int] | None = None
-    """As in `AttentionOptions`."""
+    """The longest sequence of queries and of keys, as in `Meaning`."""
 
 
 def check_values(arrays: Mapping[str, ArrayLike], limits: Limits) -> None:

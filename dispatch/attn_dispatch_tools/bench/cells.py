@@ -81,6 +81,6 @@ class Cell:
 
     def _pairs_of(self, length: int) -> float:
         if self.window is not None and self.window < length:
-            # Whole windows, and a triangle of shorter ones at the start.
+            # Most queries see a whole window; those at the start see a triangle of fewer keys.
             return (length - self.window) * self.window + self.window**2 / 2
         return length**2 * (0.5 if self.is_causal else 1.0)

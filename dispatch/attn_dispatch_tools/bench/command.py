@@ -29,11 +29,11 @@ from attn_dispatch_tools.terminal.number_arguments import positive
 
 _DESCRIPTION = """\
 Measure attention beside every other package that is installed: wall time, device time, memory and
-what the first call costs. All take turns in one run, torch in a process of its own. A package that
-is absent or refuses a call is listed with its reason.
+the cost of the first call. All packages take turns in one run; torch runs in a separate process. A
+package that is absent or refuses a call is listed with the reason.
 
-The JSON file is saved after each cell; one of an earlier run is left alone. --plot makes plots and
-a table of such files.
+The JSON file is saved after each cell, and never replaces one of an earlier run. --plot makes plots
+and a table from such files.
 """
 _EXAMPLES = (
     "attn-dispatch bench --out results",
@@ -66,7 +66,8 @@ def add_parser(commands: Commands, help: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--rounds", type=positive(int), metavar="N",
-        help="measurements of each (default: until each has followed each other equally often)",
+        help="measurements of each peer (default: as many as let each follow each other equally "
+        "often)",
     )  # fmt: skip
     parser.add_argument(
         "--seconds", type=positive(float), default=Options.seconds, metavar="S",
@@ -74,13 +75,13 @@ def add_parser(commands: Commands, help: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--time-limit", type=positive(float), metavar="S",
-        help="begin nothing after so many seconds; what there is is saved",
+        help="start no measurement after this many seconds; finished ones are saved",
     )  # fmt: skip
     parser.add_argument(
         "--no-device-time", action="store_false", dest="device_time", help="leave out the profiler"
     )
     parser.add_argument(
-        "--torch-python", metavar="PATH", help="the Python that torch is installed for, if another"
+        "--torch-python", metavar="PATH", help="the Python that has torch, if it is not this one"
     )
     parser.add_argument(
         "--out", type=Path, default=Path(), metavar="FOLDER",
@@ -97,14 +98,14 @@ def add_parser(commands: Commands, help: str) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Measure or plot; ends the process with status 1 if nothing was measured, 130 if it was
-    interrupted."""
+    """Measure or plot. Ends the process with status 1 if nothing was measured, and with 130 if the
+    run was interrupted."""
     try:
         if args.plot:
             plot(args.plot, made_folder(args.out), is_html=args.html)
             return
         if args.html:
-            _plots_module()  # before everything has been measured
+            _plots_module()  # fails before anything is measured, not after
             page("")
         started = time.monotonic()
         cells = _cells(args)
@@ -141,12 +142,14 @@ def main(args: argparse.Namespace) -> None:
 
 
 def plot(files: list[Path], folder: Path, *, is_html: bool = False) -> None:
-    """Plots (SVG) and the table (Markdown) of JSON files, and if asked for both as one HTML file;
-    prints what was written.
+    """Write the plots (SVG) and the table (Markdown) of JSON files, and print the paths.
+
+    With `is_html`, also write one HTML file that holds both.
 
     Raises:
-      ModuleNotFoundError: matplotlib is missing, or for HTML rich.
-      ValueError: a file is not one of `attn-dispatch bench`, or they are of different machines.
+      ModuleNotFoundError: matplotlib is missing; or rich, which HTML needs.
+      ValueError: `attn-dispatch bench` did not write a file, or the files come from different
+        machines.
     """
     report = reports.read(files)
     try:
@@ -184,6 +187,6 @@ def _cells(args: argparse.Namespace) -> list[Cell]:
 
 
 def _unused(path: Path) -> Path:
-    """The path, numbered where there are results of an earlier run: of other cells, or as long."""
+    """The path; with a number if it exists, so that results of an earlier run are kept."""
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
     return next(x for x in itertools.chain([path], numbered) if not x.exists())

@@ -24,8 +24,8 @@ def busy_seconds(run: Callable[[], object]) -> tuple[float | None, str]:
                 run()
             return _read(Path(folder))
     except Exception as error:
-        # If the driver refuses the profiler, or its output is unknown, only this number is missing.
-        # It may raise anything.
+        # The profiler may raise anything, for example if the driver refuses it. Then only this
+        # number is missing.
         return None, f"the profiler failed: {_first_line(error)}"
 
 

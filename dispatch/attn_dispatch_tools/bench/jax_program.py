@@ -1,4 +1,4 @@
-"""A call from JAX, compiled, with what its first run costs and what memory it takes."""
+"""A compiled call of a JAX function, with the time of its first run and the memory it takes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JaxProgram:
         times.append(time.perf_counter())
         lowered = traced.lower()
         times.append(time.perf_counter())
-        # Kept: as long as it is, JAX finds it for calls of the jitted function too.
+        # While this is referenced, JAX uses it for calls of the jitted function, too.
         self._compiled = lowered.compile()
         times.append(time.perf_counter())
         jax.block_until_ready(self._compiled(*self._given))
@@ -60,7 +60,7 @@ class JaxProgram:
         return None if total is None else total / calls, reason
 
     def results(self) -> list[jax.Array]:
-        """The output, the gradients, or both, as [rows, heads, dim] without padding."""
+        """The call's output, gradients or both, each as [rows, heads, dim] without padding."""
         found = jax.tree.leaves(self._jitted(*self._given))
         return self._arrays.without_padding(found, self._layout)
 
@@ -71,7 +71,7 @@ def _step(
     extra: tuple[jax.Array, ...],
     direction: str,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What is jitted, and its arguments."""
+    """The function to jit, and its arguments."""
     *qkv, out_grad = given
 
     def pull_of(*operands: jax.Array):
@@ -92,14 +92,14 @@ def _step(
         return forward, (*qkv, *extra)
     if direction == "forward_backward":
         return forward_backward, (out_grad, *qkv, *extra)
-    # What the forward pass leaves comes in as arguments, so that it is not computed again.
+    # The residuals of the forward pass are arguments, so that they are not computed again.
     return backward, (jax.jit(lambda *x: pull_of(*x)[1])(*qkv, *extra), out_grad)
 
 
 def _memory_bytes(compiled: Any) -> int | None:
-    """Results and XLA's temporary buffers, a custom call's workspace among them.
+    """Bytes of results and of XLA's temporary buffers, which include a custom call's workspace.
 
-    Not what a kernel allocates for itself, or takes from XLA's pool while it runs.
+    Memory that a kernel allocates itself, or takes from XLA's pool while it runs, is not counted.
     """
     found = compiled.memory_analysis()
     if found is None:

@@ -78,13 +78,13 @@ def measure(
             if results is not None:
                 expected = results if expected is None else expected
                 difference = _difference(results, expected)
-        except Exception as error:  # whatever a package raises is its reason
+        except Exception as error:  # a package may raise anything, which becomes the reason
             found[peer.name] = {"reason": first_line(error)}
             continue
         found[peer.name] = program.facts | {"difference": difference}
         if difference is None or difference <= MOST_DIFFERENCE:
             programs[peer.name] = _Guarded(program)
-        else:  # a NaN too
+        else:  # also if the difference is NaN
             found[peer.name] = {
                 "reason": f"its results differ by {difference:.2g} of the largest number",
                 "difference": difference if difference == difference else None,
@@ -157,4 +157,4 @@ def _release(peer: Peer) -> None:
     try:
         peer.release()
     except Exception:
-        pass  # its next program will raise too
+        pass  # the peer's next program will raise the same error

@@ -1,6 +1,6 @@
-"""Plots of a report: bars beside the other packages, speed and memory against length.
+"""Plots of a report: bars that compare the peers, and speed and memory against sequence length.
 
-Every peer keeps its colour in all of them; ours is drawn last, and strongest.
+A peer has the same colour in all plots. Ours has the strongest, and its lines lie on top.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ _COLOURS = {
 }
 _OTHER_COLOURS = ("#8c6d31", "#ce6dbd", "#637939", "#d6a62c")
 _LEAST_LENGTHS = 3
-"""A line through fewer would say no more than bars."""
+"""The fewest lengths for a line plot. For fewer, the bars show as much."""
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """SVG files: for each grid and family bars, and lines where there are several lengths; memory
-    against length of the grid "long". Returns what was written."""
+    """Write the plots of a report as SVG files into a folder, and return their paths.
+
+    Each family of a grid has a bar plot, and a line plot if it has several lengths. The grid "long"
+    also has a plot of memory against length.
+    """
     colours = _colours(report.peers)
     written: list[Path] = []
 
@@ -67,7 +70,8 @@ def draw(report: Report, folder: Path) -> list[Path]:
 
 
 def _families(report: Report) -> list[tuple[str, str, list[CellResults]]]:
-    """(grid, family, cells by length); the families of small grids stand in one plot, "" is all."""
+    """(grid, family, cells by length) of each plot. A grid of few cells has one plot for all of its
+    families, whose family is ""."""
     found: dict[tuple[str, str], list[CellResults]] = {}
     for x in in_order(report.cells):
         is_one = x.cell.grid in IN_MICROSECONDS or x.cell.grid == "window"
@@ -78,9 +82,9 @@ def _families(report: Report) -> list[tuple[str, str, list[CellResults]]]:
 def _bars(
     report: Report, grid: str, family: str, cells: list[CellResults], colours: dict[str, str]
 ) -> Figure | None:
-    """A row for each direction; in it a group of bars for each cell, one bar for each peer.
+    """A bar plot: a row for each direction, a group of bars for each cell, a bar for each peer.
 
-    Times have a panel for each cell, because they differ too much for one axis.
+    If the bars are times, each cell has a panel, because times differ too much for one axis.
     """
     is_time = grid in IN_MICROSECONDS
     keys = ("wall_us", "median") if is_time else ("tflops",)
@@ -137,7 +141,7 @@ def _lines(
     report: Report, family: str, cells: list[CellResults], colours: dict[str, str],
     keys: tuple[str, ...], unit: str, factor: float,
 ) -> Figure | None:  # fmt: skip
-    """A panel for each direction: a number of each peer against the length."""
+    """A line plot of a number against length: a panel for each direction, a line for each peer."""
     directions = _directions(cells, keys, report.peers)
     if not directions:
         return None
@@ -146,7 +150,7 @@ def _lines(
     is_memory = keys == ("memory_bytes",)
     for i, direction in enumerate(directions):
         axes = figure.add_subplot(1, len(directions), i + 1)
-        for peer in reversed(shown):  # ours last, above the others
+        for peer in reversed(shown):  # ours is drawn last, above the others
             points = [
                 (x.cell.seq_len, factor * value)
                 for x in cells
@@ -187,11 +191,11 @@ def _legend(axes: Axes, shown: Sequence[str], colours: dict[str, str]) -> None:
             text.set_fontweight("bold")
 
 
-def _title(figure: Figure, report: Report, said: str) -> None:
+def _title(figure: Figure, report: Report, title: str) -> None:
     facts = report.environment
     versions = f"{facts['device']}, cuDNN {facts['cudnn']}, JAX {facts['jax']}, bfloat16"
     figure.tight_layout(h_pad=1.6, rect=(0, 0, 1, 1 - 0.45 / figure.get_figheight()))
-    figure.text(0.01, 1.0, said, fontsize=13, fontweight="bold", ha="left", va="top")
+    figure.text(0.01, 1.0, title, fontsize=13, fontweight="bold", ha="left", va="top")
     below = 1 - 0.27 / figure.get_figheight()
     figure.text(0.01, below, versions[:120], fontsize=9, color="#5b616b", ha="left", va="top")
 
@@ -210,7 +214,7 @@ def _values(
 
 
 def _spread(found: CellResults, direction: str, peer: str) -> list[list[float]]:
-    """From the median down to the first quartile and up to the third."""
+    """The distances from the median down to the first quartile and up to the third, in µs."""
     row = found.results[direction][peer]["wall_us"]
     low, high = row["quartiles"]
     return [[max(0.0, row["median"] - low)], [max(0.0, high - row["median"])]]

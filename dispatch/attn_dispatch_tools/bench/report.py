@@ -1,4 +1,4 @@
-"""What a run found, as JSON; the table and the plots are made from nothing else."""
+"""The results of a run, as JSON. The table and the plots are made from this alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SAME = ("device", "driver", "cudnn", "jax")
 
 @dataclass
 class CellResults:
-    """Of one cell: by direction and the peer's name, what `measure.measure` returns."""
+    """The results of one cell: what `measure.measure` returns, by direction and peer name."""
 
     cell: Cell
     results: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     notes: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def value(self, direction: str, peer: str, *keys: str) -> float | None:
-        """A number that was measured, or None: value("forward", "ours", "wall_us", "median")."""
+        """A measured number, as value("forward", "ours", "wall_us", "median"); else None."""
         found: Any = self.results.get(direction, {}).get(peer, {})
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None
@@ -33,20 +33,21 @@ class CellResults:
 
 @dataclass
 class Report:
-    """environment: as `reports.environment` has it, with "peers": versions, "absent": reasons.
-
-    stopped is empty, "time limit" or "interrupted"; then not_measured names the cells left.
-    """
+    """The results of all cells of a run, and how it was run."""
 
     environment: dict[str, Any]
+    """The facts of `reports.environment`, with the versions of "peers" and why others are "absent".
+    """
     options: dict[str, Any]
     cells: list[CellResults] = field(default_factory=list)
     stopped: str = ""
+    """Why the run ended early: "time limit" or "interrupted"; empty if it did not."""
     not_measured: list[str] = field(default_factory=list)
+    """The names of the cells that a stopped run left out."""
 
     @property
     def peers(self) -> list[str]:
-        """Everyone that has a number somewhere, in the order in which they were asked."""
+        """The names of the peers that have a number in some cell, in the order of the run."""
         names: dict[str, None] = {}
         for x in self.cells:
             for results in x.results.values():
@@ -55,7 +56,7 @@ class Report:
         return sorted(names, key=lambda x: order.index(x) if x in order else len(order))
 
     def write(self, path: Path) -> None:
-        """Whole or not at all: a run may be ended while it writes."""
+        """Write the report as JSON: all of it or nothing, even if the run is ended meanwhile."""
         data = {
             "environment": self.environment,
             "options": self.options,
@@ -69,7 +70,7 @@ class Report:
 
 
 def read(paths: Sequence[Path]) -> Report:
-    """The cells of several files together; of a cell that two have, the later file's.
+    """The reports of several files as one. If two files have the same cell, the later one counts.
 
     Raises:
       ValueError: a file is not such a report, or was made on another device or with other versions.

@@ -1,4 +1,4 @@
-"""A run on the terminal: a bar while it lasts, or a line for each cell; a table at the end."""
+"""What a run shows on the terminal: a progress bar or a line for each cell, then a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attn_dispatch_tools.terminal.progress import progress
 
 
 def watched(cells: Iterable[CellResults], total: int) -> Iterator[CellResults]:
-    """The same cells, each shown when it comes."""
+    """Yields the same cells, and shows each one as it arrives."""
     with progress("Cells", total) as shown:
         for i, found in enumerate(cells, 1):
             shown.say(f"[{i}/{total}] {summary_line(found)}")
@@ -19,7 +19,7 @@ def watched(cells: Iterable[CellResults], total: int) -> Iterator[CellResults]:
 
 
 def summary_line(found: CellResults) -> str:
-    """One line: TFLOP/s of each peer, forward / with all gradients."""
+    """One line with the TFLOP/s of each peer, with a slash between directions."""
     names: dict[str, None] = {}
     for results in found.results.values():
         names |= dict.fromkeys(results)
@@ -31,7 +31,7 @@ def summary_line(found: CellResults) -> str:
 
 
 def show(report: Report) -> None:
-    """How often each peer was the fastest; every number is in the file."""
+    """Show how often each peer was the fastest. The numbers themselves are in the file."""
     directions = [*dict.fromkeys(x for cell in report.cells for x in cell.results)]
     rows = []
     for name in report.peers:

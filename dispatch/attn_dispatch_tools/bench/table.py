@@ -13,11 +13,11 @@ TITLES = {
     "forward_backward": "forward and backward",
 }
 IN_MICROSECONDS = ("small", "packed")
-"""Grids of which time says more: calls without work, and batches of which some are padded."""
+"""Grids shown by time: TFLOP/s mean little for tiny calls, or for batches that some peers pad."""
 
 
 def markdown(report: Report) -> str:
-    """Every cell with every peer; after the tables what has no number, and why."""
+    """The tables of a report: every cell with every peer, then the reasons for missing numbers."""
     facts = report.environment
     lines = [
         f"# Attention on {facts['device']}",
@@ -49,7 +49,7 @@ def markdown(report: Report) -> str:
 
 
 def in_order(cells: Sequence[CellResults]) -> list[CellResults]:
-    """By family as they come, and by length inside of one."""
+    """The cells grouped by family, in order of appearance, and sorted by length within a family."""
     families = [*dict.fromkeys(x.cell.family for x in cells)]
     return sorted(cells, key=lambda x: (families.index(x.cell.family), x.cell.seq_len))
 

@@ -1,5 +1,5 @@
-"""`attn-dispatch build-aiter`: AITER's libraries from the amd-aiter wheel's sources.
+"""`attn-dispatch build-aiter`: builds AITER's libraries from the sources in the amd-aiter wheel.
 
-wheel.py finds the sources, toolchain.py a compiler (debian.py where ROCm is missing), generate.py
-writes the C++ files, ninja.py compiles and links them, install.py puts the result in its folder.
+wheel.py finds the sources, and toolchain.py a compiler (debian.py if ROCm is missing). generate.py
+writes the C++ files, ninja.py compiles and links them, and install.py copies the result into place.
 """

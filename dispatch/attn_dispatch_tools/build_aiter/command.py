@@ -24,24 +24,24 @@ _DESCRIPTION = """\
 Build AITER's attention libraries for AMD GPUs from the sources in the amd-aiter wheel, together
 with the small library through which attn_dispatch calls them.
 
-All of it is some 6300 files for each architecture, half a minute each: hours on a large machine.
-A filter builds fewer of CK's kernels. A call that needs one of those left out fails when it runs,
-with a sentence that says so: attn_dispatch does not know which were built. AITER's ASM kernels are
-not compiled here and always complete.
+A complete build compiles some 6300 files for each architecture, half a minute each: hours on a
+large machine. A filter builds fewer of CK's kernels. attn_dispatch does not know which kernels were
+built, so a call that needs a missing one fails when it runs, and says so. AITER's ASM kernels need
+no compilation and are always complete.
 
-An interrupted build goes on where it was when the same command is given again.
+To continue an interrupted build, give the same command again.
 """
 
 _FILTER_HELP = """\
-Kernels are named by what they are made for:
+The name of a kernel lists what it supports:
 
   fmha_fwd_d128_bf16_batch_…_nlogits_nbias_mask_lse_ndropout_…
   fmha_bwd_d128_bf16_group_…_nbias_ndbias_mask_ndropout_ndeterministic_…
   fmha_fwd_splitkv_d128_bf16_batch_…_nlogits_nbias_nmask_lse_nsquant_pagedkv
 
-The last are those of serving, of keys in pages (npagedkv: of a cache for each row).
-d is the head dimension; batch or group (packed sequences); n before a feature is "without".
---filter takes a part of such a name, with * for anything: 'd128_bf16',
+The last is a kernel for serving, with keys in pages (npagedkv: with a cache for each row).
+d is the head dimension. batch means rows of a batch, and group packed sequences. n before a
+feature means "without". --filter takes a part of such a name, with * for anything: 'd128_bf16',
 'd64_bf16_batch*_nbias_'.
 """
 _EXAMPLES = (
@@ -49,7 +49,7 @@ _EXAMPLES = (
     "attn-dispatch build-aiter --arch gfx950 --filter d128_bf16 --jobs 32",
 )
 
-# For gfx942 with clang 22, on a core that does nothing else.
+# Seconds to compile a file for gfx942 with clang 22, on an otherwise idle core.
 _SECONDS = {"forward": 27, "backward": 37, "other": 20}
 _BYTES_PER_JOB = 2 << 30
 
@@ -80,30 +80,30 @@ def add_parser(commands: Commands, help: str) -> None:
     parser.add_argument(
         "--filter-split-kv",
         metavar="PATTERN",
-        help="the same for the forward kernels of serving",
+        help="the same for forward kernels for serving",
     )
     parser.add_argument(
         "--filter-backward",
         metavar="PATTERN",
-        help="the same for backward kernels: before@after@main, a pattern for each kind",
+        help="the same for backward kernels: BEFORE@AFTER@MAIN, a pattern for each kind",
     )
     parser.add_argument(
         "--jobs",
         type=at_least(1),
         metavar="N",
-        help="files compiled at once (default: the cores, as far as 2 GB for each allow)",
+        help="files to compile at once (default: one for each core, and for each 2 GB of memory)",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="where a folder for each architecture is made (default: $ATTN_DISPATCH_AITER, else "
-        "a folder of yours in which attn_dispatch looks by itself)",
+        help="where to make a folder for each architecture (default: $ATTN_DISPATCH_AITER, else a "
+        "folder for your user, where attn_dispatch finds it)",
     )
 
 
 def main(args: argparse.Namespace) -> None:
-    """Build for each architecture; a failure ends the process with a sentence."""
+    """Build for each architecture. A failure ends the process with a message."""
     try:
         root = made_folder(args.out).resolve() if args.out else aiter_folder.root()
         filters = Filters.parse(
@@ -114,7 +114,7 @@ def main(args: argparse.Namespace) -> None:
     except (BuildError, OSError, ValueError) as error:
         sys.exit(f"error: {error_text(error)}")
     except KeyboardInterrupt:
-        print("Interrupted; the same command goes on from here.", file=sys.stderr)
+        print("Interrupted; the same command continues the build.", file=sys.stderr)
         sys.exit(130)
 
 
@@ -128,7 +128,7 @@ def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
     tools = toolchain.find(arch, work)
     print(f"AITER {aiter_folder.GENERATION} for {arch} with {tools.description}")
     if tools.unknown_flags:
-        print(f"  flags of AITER's this compiler does not know: {' '.join(tools.unknown_flags)}")
+        print(f"  AITER's flags that this compiler lacks: {' '.join(tools.unknown_flags)}")
     if tools.compile_check_only:
         print("  compile check only: without ROCm's headers the result must not be run")
 
@@ -161,7 +161,7 @@ def build(arch: str, folder: Path, filters: Filters, jobs: int) -> None:
 
 
 def _plan(forward: Sources, backward: Sources, adapter_files: int, jobs: int) -> str:
-    """How much will be built, and for how long that might take."""
+    """A line that says how many files will be built, and roughly how long that takes."""
     kernels = forward.kernels + backward.kernels
     others = len(forward.files) + len(backward.files) + adapter_files - kernels
     in_all = forward.kernels_in_all + backward.kernels_in_all + others
@@ -180,7 +180,7 @@ def _plan(forward: Sources, backward: Sources, adapter_files: int, jobs: int) ->
 
 
 def default_jobs() -> int:
-    """One for each core of this process, as far as memory allows."""
+    """The default of --jobs: one for each core of this process, as far as memory allows."""
     cores = len(os.sched_getaffinity(0))
     available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
     free = int(available[1]) * 1024 if available else 0

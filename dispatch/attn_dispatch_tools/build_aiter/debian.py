@@ -1,8 +1,8 @@
-"""HIP code compiled without ROCm: Debian's clang, HIP headers and device libraries.
+"""Compiling HIP code without ROCm, with Debian's clang, HIP headers and device libraries.
 
-HIP 5.2.3 is too old for AITER and for today's clang. Copies of its headers and libraries are
-brought far enough to compile and link, which shows that a build is sound. They differ from ROCm's
-(hipDeviceProp_t has another layout), so the result must never run beside ROCm.
+Debian's HIP 5.2.3 is too old for AITER and for today's clang. So this module changes copies of its
+headers and libraries until they compile and link, which shows that everything can be built. They
+still differ from ROCm's (hipDeviceProp_t has another layout), so the result must never be run.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _HEADERS = Path("/usr/include/hip")
 _DEVICE_LIBRARIES = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")
 _CLANG_VERSIONS = (22, 19)
 
-# The control libraries that clang 22 links and HIP 5.2.3 does not have yet.
+# The control libraries that clang 22 links, and that HIP 5.2.3 lacks.
 _CONTROL_LIBRARIES = {
     "oclc_isa_version_942": ("i32", "__oclc_ISA_version", 9402),
     "oclc_isa_version_950": ("i32", "__oclc_ISA_version", 9500),
     "oclc_abi_version_600": ("i32", "__oclc_ABI_version", 600),
 }
-# HIP 5.2.3's math library asks it whether to flush denormals, and clang 22 no longer links what
-# answers; so each of the above answers too.
+# HIP 5.2.3's math library reads this symbol to decide whether to flush denormals. clang 22 does not
+# link the library that defines it any more, so each of the above defines it, too.
 _FLUSH_DENORMALS = ("i8", "__oclc_daz_opt", 1)
 
-# Before GCC 14, libstdc++ has no such names in std, and CK uses them.
+# CK uses these names from std, where libstdc++ has them only since GCC 14.
 _MATH = """
 acosf acoshf asinf asinhf atanf atanhf ceilf cosf coshf erff exp2f expf expm1f fabsf floorf fmaf
 fmaxf fminf fmodf log1pf log2f logf powf rintf roundf sinf sinhf sqrtf tanf tanhf
@@ -45,7 +45,7 @@ namespace std {{ {" ".join(f"using ::{name};" for name in _MATH)} }}
 
 
 def find_clang() -> str:
-    """A clang++ with all that it needs beside it."""
+    """The name of a clang++ for which all other packages are installed, too."""
     missing = {}
     for version in _CLANG_VERSIONS:
         missing[version] = _missing_packages(version)
@@ -75,7 +75,7 @@ def _has_tool(clang: str, tool: str) -> bool:
 
 
 def command(clang: str, work: Path) -> tuple[str, ...]:
-    """`clang` with the flags that stand for what hipcc of ROCm knows by itself."""
+    """The command that starts `clang`, with flags for what ROCm's hipcc knows by itself."""
     headers = _made_once(work / "hip_headers", _make_headers)
     libraries = _made_once(
         work / "device_libraries", lambda folder: _make_device_libraries(clang, folder)
@@ -90,7 +90,7 @@ def command(clang: str, work: Path) -> tuple[str, ...]:
 
 
 def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder`, made by `make` in full or not at all."""
+    """The folder. If it is missing, `make` fills it: completely, or it is not created."""
     if not folder.exists():
         draft = folder.with_suffix(".draft")
         shutil.rmtree(draft, ignore_errors=True)
@@ -101,7 +101,7 @@ def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _make_headers(folder: Path) -> None:
-    """HIP's headers, with vectors that are trivially copyable as they are since ROCm 6."""
+    """Copy HIP's headers, with vectors made trivially copyable, as they are since ROCm 6."""
     shutil.copytree(_HEADERS, folder / "hip", symlinks=False)
     path = folder / "hip" / "amd_detail" / "amd_hip_vector_types.h"
     assignment = r"HIP_vector_base&\s+operator=\((?:const\s+HIP_vector_base&|HIP_vector_base&&)"

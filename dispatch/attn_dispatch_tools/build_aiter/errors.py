@@ -1,5 +1,5 @@
-"""What stops a build."""
+"""The exception that stops a build."""
 
 
 class BuildError(Exception):
-    """A build cannot go on; the message is a sentence that says what to do."""
+    """A build cannot continue. The message says why and what to do."""

@@ -1,9 +1,9 @@
-"""The compiler flags AITER builds its attention libraries with (aiter/jit/core.py of the wheel)."""
+"""The compiler flags for AITER's attention libraries, from aiter/jit/core.py of the wheel."""
 
 from __future__ import annotations
 
-# In place of AITER's flags against warnings there is -w: nobody here can mend its sources.
 # From COMMON_HIP_FLAGS and COMMON_HIPCC_FLAGS of aiter/jit/utils/cpp_extension.py and build_module.
+# -w replaces AITER's flags for warnings, because its sources cannot be changed here.
 _COMMON = """
 -std=c++20 -O3 -fPIC -mcmodel=large
 -ffunction-sections -fdata-sections -fno-unique-section-names
@@ -23,7 +23,7 @@ BACKWARD = ("-DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=0",)
 
 
 def common(hip: tuple[int, ...]) -> list[str]:
-    """The flags AITER takes with this version of ROCm's HIP, such as (7, 1, 25424)."""
+    """AITER's flags for this version of ROCm's HIP, such as (7, 1, 25424)."""
     options = ["--amdgpu-kernarg-preload-count=16"]
     if hip <= (6, 3, 42132):
         options += ["--amdgpu-enable-max-ilp-scheduling-strategy=1"]
@@ -40,19 +40,19 @@ def common(hip: tuple[int, ...]) -> list[str]:
 
 
 def upstream_clang() -> list[str]:
-    """The flags for a clang that is not ROCm's, as with the newest HIP but for what it lacks."""
+    """The flags for a clang that is not AMD's: those for the newest HIP, without AMD's own."""
     return without_amd_only(common((7, 0, 0)))
 
 
 def without_amd_only(wanted: list[str]) -> list[str]:
-    """The flags but for those that AMD's clang alone can use."""
+    """The flags without those that only AMD's clang can use."""
     return [flag for flag in wanted if not flag.startswith(_AMD_ONLY)]
 
 
 _AMD_ONLY = (
-    # With these upstream's clang 22 spends over ten minutes on a file instead of half a minute.
+    # With these, upstream's clang 22 takes over ten minutes for a file instead of half a minute.
     "-mllvm=-amdgpu-early-inline-all",
     "-mllvm=-amdgpu-function-calls",
-    # A patch of AMD's own.
+    # This option is a patch by AMD.
     "-mllvm=-amdgpu-coerce-illegal-types",
 )

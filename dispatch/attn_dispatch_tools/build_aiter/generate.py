@@ -1,7 +1,7 @@
-"""The C++ files of a build, written by the wheel's own generators.
+"""Writing the C++ files of a build with the generators in the wheel.
 
-Paged prefill, which libmha_fwd.so also offers, is left empty: nothing here asks for it. See
-run_generator.py for what else is left out.
+libmha_fwd.so also offers paged prefill, which attn_dispatch never calls, so it gets no kernels.
+run_generator.py says what else is left out.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from pathlib import Path
 from attn_dispatch_tools.build_aiter.errors import BuildError
 from attn_dispatch_tools.build_aiter.wheel import Wheel
 
-# What CK calls the kernels made for an architecture; gfx950 has its own, others share gfx9's.
+# CK's name for the kernels of an architecture: gfx950 has separate ones, others share gfx9's.
 _TARGETS = {"gfx942": "gfx9", "gfx950": "gfx950"}
 _EVERYTHING = {"fwd": "*", "bwd": "*@*@*", "fwd_splitkv": "*@*"}
 _NOTHING = {"batch_prefill": "none"}
 
-# What kernels that attend, and those that combine what these found, must have in common.
+# Split-KV kernels that attend to parts of the keys, and kernels that combine their results. Both
+# must match in these groups.
 _COMBINES = re.compile(r"fmha_fwd_splitkv_combine_(d\d+_\w+?_batch)_.*_unused_ps(dv)?_")
 _ATTENDS = re.compile(r"fmha_fwd_splitkv_(d\d+_\w+?_batch)_.*_vr_pssk(?:d(dv))?_")
 
-# Of what runs before and after ASM backward kernels, those that AITER's dispatch mentions.
+# The kernels that run before and after ASM backward kernels, and that AITER's dispatch mentions.
 _PRE_POST_FILTER = "*@*_ndeterministic@*_nbias*_dropout*_ndeterministic*"
 _PRE_POST_GROUP = 8
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Which of CK's kernels to build, as its generator takes it: fnmatch patterns."""
+    """Which of CK's kernels to build, as fnmatch patterns for its generator."""
 
     forward: str = _EVERYTHING["fwd"]
     backward: str = _EVERYTHING["bwd"]
-    """Three patterns, separated by @: the kernels before, those after, and the main one."""
+    """Three patterns, separated by @: for kernels before, after, and for the main ones."""
     split_kv: str = "*"
-    """Of forward kernels that split the keys; with those that combine what they need of them."""
+    """For forward kernels that split the keys. Kernels that combine their results are added."""
 
     @classmethod
     def parse(
@@ -50,7 +51,11 @@ class Filters:
         backward: str | None,
         split_kv: str | None = None,
     ) -> Filters:
-        """From --filter, a part of a kernel's name, and the patterns that override it."""
+        """The filters for --filter, a part of a kernel's name, and the patterns that override it.
+
+        Raises:
+          BuildError: a filter has a comma.
+        """
         for text in (both, forward, backward, split_kv):
             if text and "," in text:
                 raise BuildError(f"a filter cannot hold a comma, got {text!r}")
@@ -60,21 +65,22 @@ class Filters:
 
 @dataclass(frozen=True)
 class Sources:
-    """What one library is built from, and how much CK offers."""
+    """The source files of one library, and the numbers of CK's kernels."""
 
     files: tuple[Path, ...]
     kernels: int
-    """How many of CK's kernels are among the files."""
+    """The number of CK's kernels among the files."""
     kernels_in_all: int
+    """The number of CK's kernels without a filter."""
 
 
 def generate(wheel: Wheel, arch: str, filters: Filters, folder: Path) -> tuple[Sources, Sources]:
     """Write the forward and the backward library's files into `folder`/forward and /backward.
 
-    A file that is as it should be is not touched, so that it is not compiled again.
+    A file whose text is unchanged is not touched, so that it is not compiled again.
     """
     run = _Generators(wheel, arch, folder)
-    with ThreadPoolExecutor() as pool:  # each runs processes that take seconds
+    with ThreadPoolExecutor() as pool:  # each job runs processes that take seconds
         jobs = (
             pool.submit(run.forward, filters.forward, filters.split_kv),
             pool.submit(run.backward, filters.backward),
@@ -122,17 +128,17 @@ class _Generators:
         return Sources(files, kernels, self._count("bwd"))
 
     def _count(self, direction: str) -> int:
-        """How many kernels there are without a filter."""
+        """The number of kernels without a filter."""
         path = self.folder / f"{direction}.txt"
         self._run(*self._ck_command(direction, _EVERYTHING[direction]), "--list_blobs", str(path))
         names = path.read_text(encoding="utf-8").split()
         return sum(not name.endswith("_api.cpp") for name in names)
 
     def _ck(self, direction: str, pattern: str, draft: Path) -> int:
-        """Run CK's generator; how many kernels it has written."""
+        """Run CK's generator. Returns the number of kernels that it has written."""
         before = len(list(draft.iterdir()))
         self._run(*self._ck_command(direction, pattern), "--output_dir", str(draft))
-        return len(list(draft.iterdir())) - before - 1  # the dispatch among them is no kernel
+        return len(list(draft.iterdir())) - before - 1  # one of the files is the dispatch
 
     def _ck_command(self, direction: str, pattern: str) -> Sequence[str | Path]:
         return (
@@ -151,7 +157,7 @@ class _Generators:
 
     def _run(self, script: str | Path, *arguments: str | Path) -> None:
         runner = str(Path(__file__).with_name("run_generator.py"))
-        # -B: nothing is written into the wheel's folders.
+        # -B: write no bytecode into the wheel's folders.
         command = [sys.executable, "-B", runner, self.arch, str(script), *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -162,7 +168,7 @@ class _Generators:
 
 
 def _drop_idle(draft: Path) -> int:
-    """Remove the kernels that would combine what no kernel here attends to; how many those are."""
+    """Remove combining kernels that match no attending kernel. Returns the number removed."""
     names = [path.name for path in draft.iterdir()]
     needed = {found.groups() for name in names if (found := _ATTENDS.match(name))}
     idle = [x for x in names if (found := _COMBINES.match(x)) and found.groups() not in needed]
@@ -172,10 +178,10 @@ def _drop_idle(draft: Path) -> int:
 
 
 def _join(draft: Path) -> None:
-    """Put eight small files into one.
+    """Join the small files, eight into one.
 
-    There are some hundred, and compiling one is 90% reading the headers that they share. Each uses
-    the same names, which end in _0.
+    There are some hundred files, and 90% of compiling one is reading the headers that all share.
+    All use the same names, which end in _0, so each gets another number.
     """
     files = sorted(draft.glob("*.cpp"))
     texts = [
@@ -190,7 +196,10 @@ def _join(draft: Path) -> None:
 
 
 def _put_in_place(draft: Path, folder: Path) -> tuple[Path, ...]:
-    """Make `folder` hold what `draft` does, without touching files that are the same."""
+    """Make `folder` hold the files of `draft`, without touching those that are the same.
+
+    Returns the C++ files in it, and removes `draft`.
+    """
     folder.mkdir(exist_ok=True)
     names = {path.name for path in draft.iterdir()}
     for stale in (path for path in folder.iterdir() if path.name not in names):

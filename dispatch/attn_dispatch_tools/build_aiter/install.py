@@ -1,4 +1,4 @@
-"""What a build leaves for use: the libraries, the ASM kernels, and a record of both."""
+"""Installing the results of a build: the libraries, the ASM kernels, and a record of both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def install(
     filters: Filters,
     files: int,
 ) -> AiterBuild:
-    """Copy what was built in `work` into `folder`; the record of it is written last."""
+    """Copy what was built in `work` into `folder`. The record is written last, and returned."""
     aiter_folder.forget(folder)
     for name in aiter_folder.libraries(arch):
         _replace(work / name, folder / name)
@@ -45,7 +45,7 @@ def install(
 
 
 def _copy_asm_kernels(source: Path, folder: Path, arch: str) -> Sequence[Path]:
-    """The kernels, in the folder beside the libraries in which these look for them."""
+    """Copy the ASM kernels into the folder where the libraries look for them, and return them."""
     target = Path(aiter_folder.asm_folder(folder, arch))
     kernels = aiter_folder.asm_kernels(source)
     for kernel in kernels:
@@ -56,7 +56,7 @@ def _copy_asm_kernels(source: Path, folder: Path, arch: str) -> Sequence[Path]:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Copy, so that a process which has the old file open keeps it."""
+    """Copy a file such that a process which has the old one open keeps that."""
     draft = target.with_name(f"{target.name}.draft")
     shutil.copyfile(source, draft)
     draft.replace(target)

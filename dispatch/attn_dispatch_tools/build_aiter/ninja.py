@@ -1,4 +1,4 @@
-"""Compile and link with ninja, which knows what is built already and goes on from there."""
+"""Compiling and linking with ninja, which builds only what is missing or out of date."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ WRAPPED = tuple(
     f"-Wl,--wrap={name}"
     for name in ("getenv", "hipGetDeviceProperties", "hipGetDevicePropertiesR0600")
 )
-"""Functions whose calls go to rocm_backend/aiter_environment.cc. HIP 6 has renamed one of them."""
+"""Linker flags for the functions that rocm_backend/aiter_environment.cc replaces. HIP 6 renamed one
+of them."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Library:
     needs: tuple[str, ...] = ()
     """Libraries of the same build that it is linked with."""
     wrapped: tuple[str, ...] = ()
-    """Linker flags that send calls of a function to one of the sources."""
+    """Linker flags with which a source replaces functions of other libraries."""
     flags_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Further flags of single sources, by their names."""
+    """Further compiler flags for single sources, by file name."""
 
     def objects(self) -> list[tuple[Path, Path]]:
         """Each source with its object, relative to the build folder."""
@@ -45,7 +46,7 @@ class Library:
 
 
 Report = Callable[[int, int, str], None]
-"""Called with the number of steps done, of all steps, and what the last one was."""
+"""Called with the number of steps done, the number of all steps, and the name of the last step."""
 
 
 def write(folder: Path, toolchain: Toolchain, libraries: Sequence[Library]) -> None:
@@ -63,7 +64,7 @@ def write(folder: Path, toolchain: Toolchain, libraries: Sequence[Library]) -> N
         "  deps = gcc",
         "",
         "rule link",
-        # -z defs: a kernel that dispatch mentions and nobody built is an error here already.
+        # -z defs: if a kernel that the dispatch mentions is missing, linking fails.
         f"  command = {_escape_variable(linker)} -shared -Wl,-z,defs -Wl,-soname,$out "
         "-Wl,-rpath,'$$ORIGIN' $wrapped -o $out @$out.rsp $needs "
         + _escape_variable(" ".join(link_libraries)),
@@ -100,7 +101,7 @@ def _escape_variable(text: str) -> str:
 
 
 def find_ninja() -> str:
-    """ninja on PATH, or as pip installs it beside Python."""
+    """The path of ninja: from PATH, else where pip installs it, beside Python."""
     beside = Path(sys.executable).with_name("ninja")
     found = shutil.which("ninja") or (str(beside) if beside.exists() else None)
     if found is None:
@@ -111,14 +112,14 @@ def find_ninja() -> str:
 def run(folder: Path, jobs: int, report: Report) -> None:
     """Build what is missing or out of date.
 
-    An interrupt is passed on to ninja, which removes the files it was writing.
+    An interrupt is passed on to ninja, which then removes the files that it was writing.
     """
     command = [find_ninja(), "-j", str(jobs)]
-    said: deque[str] = deque(maxlen=40)
+    last: deque[str] = deque(maxlen=40)
     with subprocess.Popen(
         command,
         cwd=folder,
-        # How ninja begins a line about a step: so many are done, of so many.
+        # ninja begins the line of each step with this: steps done / all steps.
         env={**os.environ, "NINJA_STATUS": "@%f/%t@"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -131,15 +132,15 @@ def run(folder: Path, jobs: int, report: Report) -> None:
                 if step := re.match(r"@(\d+)/(\d+)@(.*)", line):
                     report(int(step[1]), int(step[2]), step[3])
                 else:
-                    said.append(line.rstrip())
+                    last.append(line.rstrip())
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
             process.wait()
             raise
     if process.returncode:
-        # The compiler's command line, long as it is, would hide what matters.
-        lines = [line for line in said if " -MMD -MF " not in line]
+        # The compiler's long command line would hide what matters.
+        lines = [line for line in last if " -MMD -MF " not in line]
         raise BuildError(
-            "the build failed; the same command goes on from here. The last lines of it:\n"
+            "the build failed; the same command continues it. Its last lines are:\n"
             + "\n".join(lines)
         )

@@ -1,4 +1,4 @@
-"""Progress on the terminal."""
+"""The progress of a build on the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from attn_dispatch_tools.terminal.progress import progress
 
 @contextmanager
 def steps(text: str) -> Iterator[Report]:
-    """A bar, moved by calling what this yields; only what is still to be built counts."""
+    """Yields a function that reports a step and moves a bar. Files that were built earlier do not
+    count as steps."""
     with progress(text, every=_PLAIN_EVERY, is_stderr=True) as shown:
         yield lambda done, total, step: shown.at(done, total, step[:60])
 

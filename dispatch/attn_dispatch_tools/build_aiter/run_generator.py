@@ -1,6 +1,6 @@
 """Runs one generator script of the wheel: run_generator.py ARCH[;ARCH...] SCRIPT ARGUMENTS...
 
-A program of its own, because it changes modules that the script imports.
+This is a separate program because it changes modules that the script imports.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 import types
 from pathlib import Path
 
-# What this project never asks of AITER: returned dropout masks, 8-bit floats, and skipping short
-# sequences. It is half of all kernels.
+# The kernels that this project never calls, half of all: those that return dropout masks, for 8-bit
+# floats, and those that skip short sequences.
 _NEVER_ASKED = re.compile("_storerandval_|_fp8|_skip_")
 
-# Split-KV kernels are asked for with lengths of keys, whose ends they must pad, and without groups.
-# Rows, too, are padded: the kernels that pad none are no faster for the few rows there are.
+# Split-KV kernels are called with key lengths, so they must pad keys, and not for packed sequences
+# (groups). Kernels that do not pad query rows are no faster for the few rows that there are.
 _NEVER_ASKED_OF_SPLIT_KV = re.compile("_group_|_bias_|_vr_(?!pssk)|_unused_(?!ps)")
 
 _matches = fnmatch.fnmatch
@@ -30,12 +30,12 @@ def _matches_what_is_asked(name: str, pattern: str) -> bool:
 
 
 def main() -> None:
-    """Run the script as `python SCRIPT ARGUMENTS...` would, but for the two changes."""
+    """Run the script as `python SCRIPT ARGUMENTS...` would, except for two changed modules."""
     archs, script, *arguments = sys.argv[1:]
-    # CK's filters are fnmatch patterns, which cannot say what to leave out.
+    # CK's filters are fnmatch patterns, which cannot express what to leave out.
     fnmatch.fnmatch = _matches_what_is_asked
-    # AITER's own looks for hipconfig, rocminfo and a GPU to learn what is known here already, and
-    # for setuptools, which environments of Python 3.12 do not have.
+    # AITER's chip_info would look for hipconfig, rocminfo and a GPU, although the architectures are
+    # known here, and for setuptools, which environments of Python 3.12 lack.
     chip_info = types.ModuleType("chip_info")
     chip_info.__dict__["get_gfx_list"] = lambda: archs.split(";")
     sys.modules["chip_info"] = chip_info

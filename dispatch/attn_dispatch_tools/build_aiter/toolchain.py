@@ -1,4 +1,4 @@
-"""The compiler: ROCm's hipcc, or an ordinary clang that shows only whether everything compiles."""
+"""Finding the compiler: ROCm's hipcc, or Debian's clang, which only checks that all compiles."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ class Toolchain:
 
     description: str
     compile: tuple[str, ...]
-    """The compiler with every flag but the library's own."""
+    """The compiler and the flags that all libraries share."""
     link: tuple[str, ...]
-    """The compiler, ready for objects, and the libraries they need."""
+    """The command that links objects, and the libraries that they need."""
     compile_check_only: bool = False
-    """What it builds must not run: its headers are not those of the ROCm that would run it."""
+    """Whether the result must not be run, because the headers are not those of a real ROCm."""
     unknown_flags: tuple[str, ...] = ()
-    """Flags of AITER's that this compiler does not know, and does without."""
+    """AITER's flags that this compiler does not know. They are left out."""
 
 
 def find(arch: str, work: Path) -> Toolchain:
-    """hipcc where ROCm is installed, else Debian's clang and HIP; `work` keeps what that needs."""
+    """hipcc if ROCm is installed, else Debian's clang and HIP, whose files are kept in `work`."""
     if hipcc := _hipcc():
         return _rocm(hipcc, arch, work)
     return _clang(arch, work)
 
 
 def _hipcc() -> str | None:
-    """That of $ROCM_PATH, else the first on PATH, else that of /opt/rocm; None if there is none."""
+    """The path of hipcc: from $ROCM_PATH, else from PATH, else from /opt/rocm; None if missing.
+
+    Raises:
+      BuildError: $ROCM_PATH is set, but has no hipcc.
+    """
     if root := os.environ.get("ROCM_PATH"):
         if found := shutil.which(str(Path(root, "bin", "hipcc"))):
             return found
@@ -60,7 +64,7 @@ def _rocm(hipcc: str, arch: str, work: Path) -> Toolchain:
         )
     wanted = flags.common(version)
     if not is_amd_clang(text):
-        # A distribution's HIP with upstream's clang. What it builds runs, compiled less well.
+        # A distribution's HIP has upstream's clang, whose kernels run, but are less optimized.
         name += f" with a clang that is not AMD's ({clang_line(text)})"
         wanted = flags.without_amd_only(wanted)
     command = (hipcc, "-x", "hip", f"--offload-arch={arch}")
@@ -88,17 +92,17 @@ def _clang(arch: str, work: Path) -> Toolchain:
 
 
 def is_amd_clang(text: str) -> bool:
-    """Whether what --version prints is of AMD's own clang, which knows flags of its own."""
+    """Whether the output of --version is that of AMD's clang, which knows additional flags."""
     return "AMD clang" in text
 
 
 def clang_line(text: str) -> str:
-    """The line of --version that names the clang."""
+    """The line of the output of --version that names the clang."""
     return next((x.strip() for x in text.splitlines() if "clang version" in x), "unknown")
 
 
 def hip_version(text: str) -> tuple[int, ...]:
-    """(7, 1, 25424) from what hipcc --version prints."""
+    """The version of HIP in the output of `hipcc --version`, such as (7, 1, 25424)."""
     match = re.search(r"HIP version: (\d+)\.(\d+)\.(\d+)", text)
     if match is None:
         raise BuildError(f"hipcc --version names no HIP version; it printed: {text.strip()!r}")
@@ -108,7 +112,10 @@ def hip_version(text: str) -> tuple[int, ...]:
 def _known_flags(
     command: tuple[str, ...], wanted: Sequence[str], work: Path
 ) -> tuple[list[str], tuple[str, ...]]:
-    """What the compiler takes of `wanted`, and what it refuses. AITER's own build asks so too."""
+    """The flags of `wanted` that the compiler accepts, and those that it rejects.
+
+    AITER's own build tests its flags in the same way.
+    """
     work.mkdir(parents=True, exist_ok=True)
     empty = work / "empty.hip"
     empty.touch()
@@ -131,7 +138,11 @@ def _known_flags(
 
 
 def output_of(*command: str) -> str:
-    """What a command prints."""
+    """The output of a command.
+
+    Raises:
+      BuildError: the command fails.
+    """
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except subprocess.CalledProcessError as error:

@@ -1,4 +1,4 @@
-"""The amd-aiter wheel, whose C++ sources are built, and this project's sources that join them."""
+"""Finding the C++ sources of a build: those in the amd-aiter wheel, and this project's own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from attn_dispatch.aiter.folder import WHEEL_VERSION
 from attn_dispatch.devices import native_libraries
 from attn_dispatch_tools.build_aiter.errors import BuildError
 
-# Without --no-deps pip would bring pandas and more, which only AITER's Python part needs.
+# Without --no-deps pip would install pandas and more, which only AITER's Python code needs.
 _INSTALL = f"pip install --no-deps amd-aiter=={WHEEL_VERSION}"
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """AITER's sources, unpacked."""
+    """The unpacked sources of AITER."""
 
     version: str
     meta: Path
@@ -39,7 +39,7 @@ class Wheel:
         return self.composable_kernel / "example" / "ck_tile" / "01_fmha"
 
     def asm(self, arch: str) -> Path:
-        """The ASM kernels of an architecture, and the generators of what launches them."""
+        """The folder of an architecture's ASM kernels, and of the generators of their launchers."""
         return self.meta / "hsa" / arch
 
     @property
@@ -79,16 +79,19 @@ def find() -> Wheel:
 
 
 ENVIRONMENT = ("aiter_environment.cc", "aiter_asm_folder.cc")
-"""This project's sources that are part of each library, and answer what AITER asks there."""
+"""This project's sources that are part of each library, and replace functions that AITER calls."""
 
 
 def environment_flags(arch: str) -> dict[str, tuple[str, ...]]:
-    """Flags of single sources of ENVIRONMENT, by name."""
+    """Compiler flags for single sources of ENVIRONMENT, by file name."""
     return {ENVIRONMENT[1]: (f"-DATTN_DISPATCH_AITER_ARCH={arch}",)}
 
 
 def adapter_folder() -> Path:
-    """This project's C++ sources for AITER: here, in the repository or in attn-dispatch-rocm."""
+    """The folder of this project's C++ sources for AITER.
+
+    It is in the installed package, in a checkout, or in the package attn-dispatch-rocm.
+    """
     package = Path(attn_dispatch.__file__).resolve().parent
     places = (package, package.parents[1], *native_libraries.plugin_folders(native_libraries.ROCM))
     for folder in (place / "rocm_backend" for place in places):

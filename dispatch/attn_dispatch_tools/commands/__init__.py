@@ -1,1 +1,1 @@
-"""The commands that are one file each: info, explain, tune, plan and completion."""
+"""The commands that fit one file each: info, explain, tune, plan and completion."""

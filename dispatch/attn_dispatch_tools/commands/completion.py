@@ -1,4 +1,4 @@
-"""The `attn-dispatch completion` command: a script with which a shell completes the others."""
+"""The `attn-dispatch completion` command: prints a script with which a shell completes commands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from attn_dispatch_tools.terminal.help import Commands, add_command
 
 _DESCRIPTION = """\
-Print a script that completes commands and options in your shell. It is made by shtab (pip install
-shtab), and static: nothing of this package is started when you press the tab key.
+Print a script that completes commands and options in your shell. shtab makes it (pip install
+shtab). The script is static: pressing the tab key starts nothing of this package.
 """
 _NOTES = """\
 Where it goes:
@@ -34,7 +34,7 @@ def add_parser(commands: Commands, help: str) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print it."""
+    """Print the script for the shell."""
     try:
         import shtab
     except ImportError:
@@ -48,8 +48,11 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The options and arguments of the command and of all of its commands, which get their line of
-    the list as description: a shell shows that beside the name."""
+    """The options and arguments of the parser and of the parsers of its commands.
+
+    Each command's description becomes its line in the list of commands, which shells show beside
+    the name.
+    """
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

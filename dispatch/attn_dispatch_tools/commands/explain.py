@@ -1,4 +1,4 @@
-"""The `attn-dispatch explain` command: what would run a call, said in a line of text."""
+"""The `attn-dispatch explain` command: what would run a call that is written as a line of text."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ not. No GPU is needed: name a --target.
 
 CALL is a line of arguments: arrays as dtype[shape], and anything else that
 attn_dispatch.dot_product_attention takes, as name=value in JSON. q, k and v are query, key and
-value; v is k's array if it is left out, k q's. Or CALL is a .json file of calls, as `attn-dispatch
-plan` reads it.
+value. Without v, value is the same array as key; without k, key is the same array as query. CALL
+may also be a .json file of calls, in the format of `attn-dispatch plan`.
 """
 _EXAMPLES = (
     'attn-dispatch explain "q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]" \\\n'
@@ -66,7 +66,7 @@ def add_parser(commands: Commands, help: str) -> None:
         help="packed rows: segment ids of queries and keys, and max_segments=M",
     )  # fmt: skip
     call.add_argument(
-        "--lengths", action="store_true", help="key_value_seq_lengths, one of each batch row"
+        "--lengths", action="store_true", help="key_value_seq_lengths, one for each batch row"
     )
     call.add_argument("--scale", type=float, metavar="X", help="scale=X")
     call.add_argument(
@@ -126,9 +126,9 @@ def _explanations(args: argparse.Namespace) -> list[Explanation]:
 
 
 def _flags(args: argparse.Namespace, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What the options add to the arguments; arrays take their sizes from query and key."""
+    """The arguments that options add to the call. Arrays take their sizes from query and key."""
     added = given(args, _FLAGS)
-    # Any: the loop below says what is no array.
+    # Any, because the loop below checks that these are arrays.
     query: Any = arguments.get("query")
     key: Any = arguments.get("key")
     for name, x in (("query", query), ("key", query if key is None else key)):

@@ -33,7 +33,7 @@ def add_parser(commands: Commands, help: str) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print it."""
+    """Print the devices, libraries, implementations and next steps."""
     style.show(info(), _MARKS)
 
 
@@ -46,8 +46,8 @@ _MARKS = {
 
 
 def info() -> str:
-    """Devices, vendor libraries with versions and paths, each implementation's state, and the next
-    step."""
+    """The devices, the vendor libraries with versions and paths, the state of each implementation,
+    and the next steps, as text."""
     jax_devices = jax.devices()
     platforms = dict.fromkeys(platform_of(device) for device in jax_devices)
     devices = [device_for(platform) for platform in platforms]
@@ -76,14 +76,14 @@ def info() -> str:
 
 
 def _library(line: str) -> list[str]:
-    """What an implementation says of its library; the path has a line of its own."""
-    said, bracket, path = line.partition(" [")
-    first, *further = wrapped("  ", said, width() - 4)
+    """An implementation's line about its library, wrapped, with the path on a separate line."""
+    library, bracket, path = line.partition(" [")
+    first, *further = wrapped("  ", library, width() - 4)
     return [first, *(f"    {x}" for x in further), *([f"      [{path}"] if bracket else [])]
 
 
 def _next(devices: list[Device]) -> list[tuple[str, str]]:
-    """(what, command line) of the steps that are left, on this machine."""
+    """(what, command line) of the steps that remain to be done on this machine."""
     usable = {x.NAME for x in select.implementations() for y in devices if not x.unusable_reason(y)}
     platforms = {device.platform for device in devices}
     asked = 'attn-dispatch explain "q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]" --causal'

@@ -1,4 +1,4 @@
-"""The `attn-dispatch plan` command: plans made before they are needed, without a GPU."""
+"""The `attn-dispatch plan` command: makes plans before they are needed, without a GPU."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from attn_dispatch_tools.terminal.text import width, wrapped
 from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
 
 _DESCRIPTION = """\
-Plan attention calls and keep the plans in a folder, where the processes that make those calls find
-them: on a login node, or while an image is built. No GPU is needed. Each call is planned as it is,
-and as its forward and backward pass in training, for the gradients of all arrays that have one and
-none through lse. On several devices a call is planned as each of them has it: write down the shard.
+Plan attention calls, for example on a login node or while an image is built, and keep the plans in
+a folder where the processes that make these calls find them. No GPU is needed. Each call is planned
+as it is, and as a forward and a backward pass in training, with the gradients of all arrays that
+have one but no gradient of lse. If several devices share a call, write down the part of one device.
 
-The processes must have the same cuDNN, attn_dispatch and CUDA driver versions, and the very kind of
-GPU that the target names; else they plan anew.
+Plans are used by processes with the same versions of cuDNN, attn_dispatch and the CUDA driver, on
+exactly the kind of GPU that the target names. Other processes plan again.
 
 """
 _EXAMPLES = (
@@ -56,7 +56,8 @@ def add_parser(commands: Commands, help: str) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Plan the calls of the file; ends the process with status 1 if one is refused or not kept."""
+    """Plan the calls of the file. Ends the process with status 1 if a call is refused, or a plan
+    cannot be kept."""
     folder = plan_store.plans_folder()
     try:
         device = default_device() if args.target is None else parse(args.target)
@@ -90,15 +91,15 @@ def main(args: argparse.Namespace) -> None:
             with waiting(f"planning {name}"):
                 answer, is_planned = _planned(each, device)
             is_refused |= not is_planned
-            style.show(_said(name, time.perf_counter() - start, answer), _MARKS)
+            style.show(_line(name, time.perf_counter() - start, answer), _MARKS)
     if reasons := plan_store.write_failures():
         raise SystemExit(f"error: not all plans are kept: {'; '.join(reasons)}")
     if is_refused:
         raise SystemExit(1)
 
 
-def _said(name: str, seconds: float, answer: str) -> str:
-    """In one line, or the answer in lines of its own where the terminal is narrow."""
+def _line(name: str, seconds: float, answer: str) -> str:
+    """The line for one planned call. On a narrow terminal the answer is on the lines below."""
     label = f"  {name:19s}{1e3 * seconds:6.0f} ms  "
     is_wide = width() > 2 * len(label)
     lines = wrapped(label, answer) if is_wide else [label.rstrip(), *wrapped("    ", answer)]
@@ -113,7 +114,7 @@ _MARKS = {
 
 
 def _planned(spec: AttentionSpec, device: Device) -> tuple[str, bool]:
-    """The engine, or why there is none."""
+    """The engine that was planned, or the reasons why none was; and whether one was."""
     asked = spec.meaning.implementation or ("cudnn",)
     verdicts = select.verdicts(spec.by(*asked), device)
     for verdict in verdicts:

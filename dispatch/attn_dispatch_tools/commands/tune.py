@@ -1,4 +1,4 @@
-"""The `attn-dispatch tune` command: what runs calls fastest, found out before they are made."""
+"""The `attn-dispatch tune` command: finds out what runs calls fastest, before they are made."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from attn_dispatch_tools.terminal.help import Commands, add_command
 from attn_dispatch_tools.written_calls.json_file import FORMAT, calls_in
 
 _DESCRIPTION = """\
-Find out on the GPU of this machine what runs attention calls fastest, and keep it for whoever makes
-these calls later: every implementation that can run a call, and of cuDNN's engines those that it
-proposes and their like. Nothing is kept that gives other numbers than the untuned choice.
+Find out on the GPU of this machine what runs attention calls fastest, and keep the winners for the
+processes that make these calls later. It tries every implementation that can run a call, and for
+cuDNN the engines that it proposes and similar ones. A choice that gives other numbers than the
+untuned one is not kept.
 
-FILE is a Python script, which runs with the arguments that follow, each call in it tuned when it is
-compiled; or a list of calls as JSON, each tuned in its forward and its backward pass.
+FILE is a Python script or a list of calls as JSON. A script runs with the arguments that follow,
+and each of its calls is tuned when it is compiled. Calls in JSON are tuned for their forward and
+backward passes.
 
 """
 _EXAMPLES = (
@@ -45,10 +47,10 @@ def add_parser(commands: Commands, help: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--seconds", type=_seconds, default=30.0, metavar="S",
-        help="try no more engines for a call and direction after so many (default: %(default)g)",
+        help="the time for trying engines for one call and direction (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
-        "--inference", action="store_true", help="of JSON: leave out the backward passes"
+        "--inference", action="store_true", help="leave out the backward passes of calls in JSON"
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a script, or calls as JSON")
     parser.add_argument(
@@ -57,7 +59,7 @@ def add_parser(commands: Commands, help: str) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Tune what the file has; ends the process with status 1 if of its calls none can be tuned."""
+    """Tune the calls of the file. Ends the process with status 1 if none of them can be tuned."""
     try:
         if args.file.is_dir():
             raise ValueError(f"{args.file}: expected a file, got a folder")
@@ -71,7 +73,7 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(f"error: {reason}")
     try:
         if not _holds_calls(args.file):
-            reading.contents(args.file, is_kept=True)  # says why, if it cannot be run
+            reading.contents(args.file, is_kept=True)  # raises if the script cannot be read
             calls = None
         elif args.arguments:
             unknown = " ".join(args.arguments)
@@ -80,7 +82,7 @@ def main(args: argparse.Namespace) -> None:
             calls = calls_in(args.file)
     except (OSError, ValueError) as error:
         raise SystemExit(f"error: {error_text(error)}") from error
-    _tell_where(kept)
+    print(f"winners are kept in {kept}", flush=True)
     if calls is None:
         _tune_script(args, kept)
         return
@@ -103,7 +105,7 @@ def _seconds(text: str) -> float:
 
 
 def _holds_calls(file: Path) -> bool:
-    """Whether it is JSON and not a script: by its name, or by how it begins. A pipe holds calls."""
+    """Whether a file is JSON, not a script, by its name or its first character. A pipe is JSON."""
     if file.suffix.lower() in (".json", ".py"):
         return file.suffix.lower() == ".json"
     if not file.is_file():
@@ -112,12 +114,8 @@ def _holds_calls(file: Path) -> bool:
         return opened.read(100).lstrip()[:1] in (b"[", b"{")
 
 
-def _tell_where(kept: Path) -> None:
-    print(f"winners are kept in {kept}", flush=True)
-
-
 def _tune_script(args: argparse.Namespace, kept: Path) -> None:
-    # The script may change its folder, and make calls in threads of its own.
+    # The script may change its working directory, and make calls in other threads.
     os.environ[winners.FILE] = str(kept.absolute())
     os.environ[settings.TUNING] = str(args.seconds)
     before = _version(kept)
@@ -133,7 +131,7 @@ def _tune_script(args: argparse.Namespace, kept: Path) -> None:
 
 
 def _version(file: Path) -> tuple[int, int]:
-    """What differs once the file is written anew."""
+    """Numbers that change when the file is replaced."""
     try:
         facts = file.stat()
     except OSError:
@@ -142,7 +140,7 @@ def _version(file: Path) -> tuple[int, int]:
 
 
 def _run(file: Path, arguments: list[str]) -> None:
-    """As `python file arguments` would."""
+    """Run the script as `python FILE ARGUMENTS` would."""
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.resolve().parent))
     runpy.run_path(str(file), run_name="__main__")
@@ -151,7 +149,7 @@ def _run(file: Path, arguments: list[str]) -> None:
 def _tune_calls(
     calls: list[tuple[str, AttentionSpec]], device: Device, *, is_inference: bool
 ) -> bool:
-    """Tune each; whether one of them has a winner now."""
+    """Tune each call. Returns whether at least one of them has a winner."""
     has_winner = False
     for written, spec in calls:
         style.show(written, {r".+": style.HEADING})

@@ -1,1 +1,1 @@
-"""`attn-dispatch mask`: who attends to whom in a call, as text and as a picture."""
+"""`attn-dispatch mask`: which queries of a call attend to which keys, as text or as a picture."""

@@ -1,4 +1,4 @@
-"""The `attn-dispatch mask` command: who attends to whom, by the arguments of a call."""
+"""The `attn-dispatch mask` command: shows which queries of a call attend to which keys."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from attn_dispatch_tools.terminal.text import width
 from attn_dispatch_tools.written_calls.flags import MASK_FLAGS, add_mask_flags, given
 
 _DESCRIPTION = """\
-Show who attends to whom in a call: a line for each query, a column for each key. x: the query
-attends to the key. .: it does not. _: one of the two is padding. In place of x stand with --alibi
-the distances that slopes multiply, and with a score_mod what it makes of a score of 0.
+Show which queries of a call attend to which keys: a line for each query, a column for each key.
+x: the query attends to the key. .: it does not. _: one of the two is padding. With --alibi, the
+distance that slopes multiply replaces the x; with a score_mod, its result for a score of 0 does.
 """
 _EXAMPLES = (
     "attn-dispatch mask --seq 16 --causal --window 4",
@@ -44,7 +44,7 @@ def add_parser(commands: Commands, help: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--seq", type=_numbers, required=True, metavar="T[,S]",
-        help="how many queries, and how many keys if that differs",
+        help="the number of queries, and of keys if that differs",
     )  # fmt: skip
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="draw it to FILE.svg or FILE.png; needs matplotlib"
@@ -59,22 +59,22 @@ def add_parser(commands: Commands, help: str) -> None:
         "--segments", type=_numbers, metavar="IDS", help="1,1,2,2,0: query_segment_ids"
     )
     call.add_argument(
-        "--key-segments", type=_numbers, metavar="IDS", help="key_value_segment_ids, if others"
+        "--key-segments", type=_numbers, metavar="IDS", help="key_value_segment_ids, if they differ"
     )
-    call.add_argument("--alibi", action="store_true", help="ALiBi's distances")
+    call.add_argument("--alibi", action="store_true", help="show ALiBi's distances")
     call.add_argument(
         "--mod", type=_mod, metavar="MOD",
-        help="a ready-made mod, of numbers: 'chunked_window(4)', 'prefix_lm([3])', …",
+        help="a ready-made mod and its numbers: 'chunked_window(4)', 'prefix_lm([3])', …",
     )  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print it, or draw it."""
+    """Print the mask, or draw it into a file."""
     try:
         panel = _panel(args)
         text = _text(panel)
         if args.mod is not None and args.mod[0] == "score_mod":
-            text += f"; a number is what {args.mod[2]} makes of a score of 0"
+            text += f"; a number is the result of {args.mod[2]} for a score of 0"
         if args.out is not None:
             _draw(panel, args.out)
     except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
@@ -113,7 +113,7 @@ def _panel(args: argparse.Namespace) -> Panel:
 
 
 def _title(args: argparse.Namespace, call: dict[str, Any]) -> str:
-    """The call's arguments; ids are at the picture's sides."""
+    """The call's arguments, without the values of segment ids, which label the picture's sides."""
     words = [f"{name}={call[name]!r}" for name in MASK_FLAGS if name in call]
     lengths = [f"{name}={call[name][0]}" for name in call if name.endswith("_lengths")]
     ids = [name for name in call if name.endswith("_segment_ids")]
@@ -125,7 +125,7 @@ def _title(args: argparse.Namespace, call: dict[str, Any]) -> str:
 
 
 def _check(queries: int, keys: int, call: dict[str, Any]) -> None:
-    """The errors of the call itself: a picture of a wrong one would show NaN as padding."""
+    """Raise the errors of the call itself. A picture of a wrong call would show NaN as padding."""
     query, key = (jax.ShapeDtypeStruct((1, x, 1, 1), jnp.float32) for x in (queries, keys))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -133,7 +133,7 @@ def _check(queries: int, keys: int, call: dict[str, Any]) -> None:
 
 
 def _text(panel: Panel) -> str:
-    """A line for each query, with its position; the head has the keys'."""
+    """A line for each query after its position, below a line with the positions of keys."""
     picture = panel.picture
     mask, padding = np.asarray(picture.mask), np.asarray(picture.padding)
     shown = np.full(mask.shape, "x", dtype=object)
@@ -145,7 +145,7 @@ def _text(panel: Panel) -> str:
     label = len(str(panel.seq_len_q - 1))
     head, between = " ".join(x.rjust(size) for x in columns), " "
     if label + 1 + len(head) > width() and picture.numbers is None:
-        # A letter for each key, and every tenth named.
+        # A letter for each key, and the position of every tenth key.
         head, between, size = "".join(x.ljust(10) for x in columns[::10]).rstrip(), "", 1
     lines = [" " * label + " " + head]
     for i, row in enumerate(shown):
@@ -166,7 +166,7 @@ def _draw(panel: Panel, path: Path) -> None:
 
 
 def _two(name: str, numbers: tuple[int, ...]) -> tuple[int, int]:
-    """Of queries and of keys; one number is both."""
+    """The numbers of queries and of keys. A single number is both."""
     if len(numbers) not in (1, 2):
         raise ValueError(f"{name}: expected one number or two, got {len(numbers)}")
     return numbers[0], numbers[-1]
@@ -180,11 +180,12 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 _OF_OTHERS = ("all_of", "any_of", "not_", "with_query_offset")
-"""What makes a mod of other mods, which are no numbers."""
+"""Functions of `mods` that take other mods, which a command line cannot express."""
 
 
 def _mod(text: str) -> tuple[str, Any, str]:
-    """(argument, mod, text) of "chunked_window(4)": a call of one of `mods` with numbers."""
+    """(argument, mod, text) for a text like "chunked_window(4)": a function of `mods`, called with
+    numbers."""
     expected = f"expected a mod like 'chunked_window(4)', got {text!r}"
     try:
         call = ast.parse(text, mode="eval").body
@@ -192,7 +193,7 @@ def _mod(text: str) -> tuple[str, Any, str]:
             raise argparse.ArgumentTypeError(expected)
         values = [_value(x) for x in call.args]
         by_name = {x.arg: _value(x.value) for x in call.keywords if x.arg}
-    except (MemoryError, RecursionError, SyntaxError, ValueError):  # of nested brackets as well
+    except (MemoryError, RecursionError, SyntaxError, ValueError):  # the first two: nested brackets
         raise argparse.ArgumentTypeError(expected) from None
     name = call.func.id
     if name not in (known := [x for x in mods.__all__ if x not in _OF_OTHERS]):
@@ -200,13 +201,13 @@ def _mod(text: str) -> tuple[str, Any, str]:
     try:
         mod = getattr(mods, name)(*values, **by_name)
     except (TypeError, ValueError) as error:
-        told = str(error).removeprefix(f"{name}() ").removeprefix(f"{name}: ")
-        raise argparse.ArgumentTypeError(f"{name}: {told}") from None
+        reason = str(error).removeprefix(f"{name}() ").removeprefix(f"{name}: ")
+        raise argparse.ArgumentTypeError(f"{name}: {reason}") from None
     has_score = len(inspect.signature(mod).parameters) == 5  # (score, b, n, t, s)
     return "score_mod" if has_score else "mask_mod", mod, text
 
 
 def _value(node: ast.expr) -> Any:
-    """A number, or of a list of numbers the array of one batch row."""
+    """A number; or a list of numbers as an array with an entry for each batch row."""
     value = ast.literal_eval(node)
     return np.array(value) if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""Panels as pictures, by matplotlib."""
+"""Drawing panels as pictures with matplotlib."""
 
 from __future__ import annotations
 
@@ -28,24 +28,26 @@ _STYLE: dict[Any, Any] = {
 _CENTRED: dict[str, Any] = {"ha": "center", "va": "center_baseline", "size": 6}
 
 _CELL = 0.17
-"""Inches."""
+"""The side of a cell in inches."""
 
 _DOTS_PER_INCH = 200
 _MOST_DOTS = 6000
-"""Along a side; a larger picture has fewer to the inch."""
+"""The most dots along a side. A larger picture has fewer dots per inch."""
 
 _MOST_NUMBERS = 2**14
-"""matplotlib takes 10 KB for each, and a second for some thousand."""
+"""The most numbers in a picture. matplotlib takes 10 KB for each, and a second for some thousands.
+"""
 _KINDS = (".svg", ".png")
 
 
 def draw(figure: Figure, path: Path) -> None:
-    """Write one figure, as SVG or PNG by the name of the file.
+    """Write one figure as SVG or PNG, according to the name of the file.
 
-    The same matplotlib draws the same bytes. The file also says in characters what it shows.
+    The same version of matplotlib always writes the same bytes. The file's description holds the
+    figure as text.
 
     Raises:
-      ValueError: the name ends otherwise, or there are too many numbers to draw.
+      ValueError: the name has another suffix, or there are too many numbers to draw.
     """
     if path.suffix.lower() not in _KINDS:
         raise ValueError(f"expected a file that ends with {' or '.join(_KINDS)}, got {path}")
@@ -65,15 +67,15 @@ def draw(figure: Figure, path: Path) -> None:
                 _draw_panel(axes, panel, left, top)
                 left += column_width + gap
             top += row_height + gap
-        said: dict[str, Any] = {"Description": figure.text()}
+        metadata: dict[str, Any] = {"Description": figure.text()}
         if path.suffix.lower() == ".svg":
-            said["Date"] = None
+            metadata["Date"] = None
         dots = min(_DOTS_PER_INCH, _MOST_DOTS / (max(width, height) * _CELL))
-        canvas.savefig(path, metadata=said, dpi=dots)
+        canvas.savefig(path, metadata=metadata, dpi=dots)
 
 
 def _width(panel: Panel) -> int:
-    """In cells; a title may be wider than what is under it."""
+    """The width of a panel in cells. A title may be wider than the mask below it."""
     return max(panel.seq_len_kv, math.ceil(0.46 * len(panel.title)))
 
 
@@ -105,7 +107,7 @@ def _draw_panel(axes: Any, panel: Panel, left: float, top: float) -> None:
 
 
 def _cells(picture: Picture) -> dict[str, np.ndarray]:
-    """The cells of each colour."""
+    """bool [T, S] for each colour: the cells that have it."""
     mask, padding = np.asarray(picture.mask), np.asarray(picture.padding)
     return {ATTENDS: mask, PADDING: padding, HIDDEN: ~mask & ~padding}
 
@@ -116,7 +118,7 @@ def _square(left: float, top: float) -> Outline:
 
 
 def _labels(panel: Panel, side: str) -> list[str]:
-    """Segment ids as given, or positions where there are none."""
+    """The labels of one side: its segment ids, or positions if it has none."""
     ids = panel.arguments.get(f"{side}_segment_ids")
     if ids is None:  # one array serves both sides
         both = (panel.arguments.get(f"{x}_segment_ids") for x in ("query", "key_value"))

@@ -1,6 +1,6 @@
-"""What a call masks and adds, for each pair of a query and a key: as text, or to be drawn.
+"""The mask of a call and what is added to its scores, for each pair, as text or for a drawing.
 
-It is what the library's own normal form, positions and masks say.
+Both come from the functions that the library itself uses: normal form, positions and masks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from attn_dispatch.semantics.positions import Positions
 
 @dataclass(frozen=True)
 class Panel:
-    """One call with T queries and S keys, and the head of it that is shown."""
+    """A call with T queries and S keys, and the head of it that is shown."""
 
     title: str
     seq_len_q: int
@@ -37,9 +37,10 @@ class Panel:
     head: int = 0
 
     def call(self) -> dict[str, Any]:
-        """Arguments of a `dot_product_attention` whose output is its probabilities, [1, T, N, S].
+        """Arguments of `dot_product_attention`, which returns probabilities [1, T, N, S] for them.
 
-        query · key is 0 unless they are given, so that they tell of bias, ALiBi and mods alone.
+        Unless query and key are given, query · key is 0, so that the probabilities only depend on
+        the mask, the bias, ALiBi and mods.
         """
         t, s, n = self.seq_len_q, self.seq_len_kv, self.num_heads
         unit_vectors = np.eye(s, dtype=np.float32)[None, :, None]
@@ -52,9 +53,9 @@ class Panel:
 
     @cached_property
     def picture(self) -> Picture:
-        """What is drawn, by the library's own normal form, positions and mask."""
+        """What the panel shows, as arrays."""
         arguments = self.call()
-        # Traced: what wrong segment ids mean is worth showing, and nobody looks at them there.
+        # Arrays are traced, so that invalid segment ids are not errors, and can be shown.
         arrays = {name: x for name, x in arguments.items() if name in ARRAY_ARGUMENTS}
         return Picture(**jax.jit(lambda arrays: self._parts(arguments | arrays))(arrays))
 
@@ -94,20 +95,20 @@ class Picture:
     mask: jax.Array
     """bool [T, S]; True = the query attends to the key."""
     diagonal: jax.Array
-    """bool [T, S]; the key is at i + offset, where positions count."""
+    """bool [T, S]; True = the key is on the query's diagonal, if positions matter to the call."""
     padding: jax.Array
-    """bool [T, S]; the query or the key is padding."""
+    """bool [T, S]; True = the query or the key is padding."""
     numbers: jax.Array | None
-    """[T, S]; ALiBi's distances, the bias or what score_mod returns, where the call has one."""
+    """[T, S]; the result of score_mod, the bias or ALiBi's distances; None without any of them."""
 
     def text(self) -> str:
-        """A line of characters for each query; . where it does not attend to the key."""
+        """A line for each query, with a "." for each key that it does not attend to."""
         shown = "x" if self.numbers is None else np.vectorize(shortened)(self.numbers)
         return "\n".join("".join(row) for row in np.where(self.mask, shown, "."))
 
 
 def shortened(number: Any) -> str:
-    """A number as pictures have it."""
+    """A number as pictures show it, with at most one decimal."""
     return f"{round(float(number), 1):g}"
 
 
@@ -127,18 +128,18 @@ def _padding(positions: Positions) -> jax.Array | bool:
 
 
 def _pairs(relation: Callable[[Any, Any], Any], queries: jax.Array, keys: jax.Array) -> jax.Array:
-    """[1, 1, T, S] of [1, T] and [1, S]."""
+    """The relation [1, 1, T, S] of each query [1, T] and each key [1, S]."""
     return relation(queries[:, None, :, None], keys[:, None, None, :])
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One file of panels, in rows."""
+    """Rows of panels that one file shows."""
 
     name: str
     rows: tuple[tuple[Panel, ...], ...]
 
     def text(self) -> str:
-        """All panels in characters. The file holds it too, so that it can be checked."""
+        """All panels as text. The file holds this text, too, so that tests can check it."""
         panels = (panel for row in self.rows for panel in row)
         return "\n\n".join(f"{panel.title}\n{panel.picture.text()}" for panel in panels)

@@ -1,1 +1,1 @@
-"""What reports and pictures share: the facts of their machine, an HTML page, the look of plots."""
+"""What the reports of `verify` and `bench` share: the environment, an HTML page, plot styles."""

@@ -1,4 +1,4 @@
-"""Where and with what something was measured, for reports and committed results."""
+"""The environment of a measurement: device and versions, for reports and committed results."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from attn_dispatch.aiter import folder as aiter_folder
 from attn_dispatch.cudnn import library as cudnn_library
 
 _SECONDS = 60.0
-"""How long git and nvidia-smi may take, each."""
+"""The time limit for each run of git or nvidia-smi."""
 
 
 def environment() -> dict[str, Any]:
-    """Date, device, driver and versions; the commit from git, or from $ATTN_DISPATCH_COMMIT."""
+    """The date, device, driver and versions. The commit is $ATTN_DISPATCH_COMMIT, else git's."""
     library = cudnn_library.find()
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -42,23 +42,23 @@ def environment() -> dict[str, Any]:
 
 
 def file_name(kind: str, facts: Mapping[str, Any]) -> str:
-    """What a file of results is called: its kind, the device, and cuDNN's version if it is usable.
+    """The name of a file of results, without suffix, such as "speed-NVIDIA_H200-9_28_0".
 
-    For example "speed-NVIDIA_H200-9_28_0".
+    It consists of the kind, the device, and cuDNN's version if cuDNN is usable.
     """
     facts = {name: re.sub(r"\W", "_", facts[name]) for name in ("device", "cudnn")}
     parts = [kind, facts["device"]]
-    if facts["cudnn"][:1].isdigit():  # else it is a sentence
+    if facts["cudnn"][:1].isdigit():  # otherwise it is the reason why cuDNN is not usable
         parts.append(facts["cudnn"])
     return "-".join(parts)
 
 
 def _commit() -> str:
-    """Of the checkout that this file belongs to, with a + where files differ from it."""
+    """The commit of the checkout that this file belongs to, with a + if files have changed."""
     here = Path(__file__)
     git = ("git", "-C", str(here.parent))
     if _run(*git, "ls-files", "--error-unmatch", here.name) == "unknown":
-        return "unknown"  # installed, perhaps inside of somebody else's repository
+        return "unknown"  # the package is installed, perhaps within another repository
     changed = _run(*git, "status", "--porcelain", "--untracked-files=no")
     return _run(*git, "rev-parse", "HEAD") + ("+" if changed != "unknown" else "")
 
@@ -78,7 +78,7 @@ def _aiter() -> str:
 
 
 def _in_its_package(path: str) -> str:
-    """Where a file is inside of site-packages, or its name alone: not the machine's own folders."""
+    """A file's path within site-packages, or only its name, to leave out the machine's folders."""
     before, found, inside = path.partition("site-packages/")
     return inside if found else before.rsplit("/", 1)[-1]
 

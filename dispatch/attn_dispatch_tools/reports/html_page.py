@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: its Markdown, and plots inside it."""
+"""A report as a single HTML file, which holds its text and its plots."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ NO_MATPLOTLIB = "plots are drawn with matplotlib: pip install matplotlib, or the
 
 
 def page(markdown: str, pictures: Sequence[Path] = ()) -> str:
-    """The whole file. Its title is the first heading; SVG pictures stand behind the paragraph after
-    that, which says what came of it all.
+    """The HTML file of a report.
+
+    Its title is the first heading of the Markdown. SVG pictures follow the first paragraph, which
+    summarizes the report.
 
     Raises:
       ModuleNotFoundError: markdown-it-py is missing, which comes with rich.
@@ -58,7 +60,7 @@ def page(markdown: str, pictures: Sequence[Path] = ()) -> str:
 
 
 def _picture(path: Path) -> str:
-    """As data, each with names of its own: parts of SVG files share names."""
+    """The HTML of a picture, embedded as data. Inline, SVG files would share the names of parts."""
     data = base64.b64encode(path.read_bytes()).decode()
     return (
         f'<div class="plot"><img alt="{html.escape(path.stem)}" '

@@ -1,11 +1,11 @@
-"""How the plots of all reports look."""
+"""The matplotlib style of the plots in all reports."""
 
 from typing import Any
 
 STYLE: Any = {
     "font.size": 10,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "attn-dispatch",  # the same numbers make the same file
+    "svg.fonttype": "none",  # keep text as text
+    "svg.hashsalt": "attn-dispatch",  # so that the same numbers make the same file
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,

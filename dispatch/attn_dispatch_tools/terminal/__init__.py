@@ -1,2 +1,1 @@
-"""What commands have in common on a terminal: help, lines that fit, looks, progress, how
-they end."""
+"""What all commands share on a terminal: help, line lengths, colours, progress, and exit status."""

@@ -1,4 +1,4 @@
-"""How a command ends: what it has said is out, and no traceback is left behind."""
+"""How a command ends: its output is flushed, and expected errors print no traceback."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from attn_dispatch_tools.terminal.text import filled
 
 _INTERRUPTED = 128 + 2
 _CUT_OFF = 128 + 13
-"""What shells call a program that SIGINT or SIGPIPE ended."""
+"""The exit statuses that shells report for a program that SIGINT or SIGPIPE ended."""
 
 
 def run_process(command: Callable[[], object]) -> None:
-    """`run_to_the_end` for a process that does nothing else."""
+    """Run a command like `run_to_the_end`, in a process that does nothing else."""
     try:
         run_to_the_end(command)
     except SystemExit as stop:
         if stop.code != _INTERRUPTED:
             raise
-        # XLA that was interrupted while it compiled may crash when Python takes itself down.
+        # If XLA was interrupted while compiling, it may crash when Python shuts down.
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -37,14 +37,16 @@ def run_process(command: Callable[[], object]) -> None:
 
 @contextmanager
 def dying_of_interrupts() -> Iterator[None]:
-    """Within the block Ctrl-C ends the process at once, as it does any other program: C++ modules
-    that are interrupted while they are imported tell of it by a traceback."""
+    """Within this context Ctrl-C ends the process at once and silently.
+
+    Otherwise, a C++ module that is interrupted while it is imported prints a traceback.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:
-        yield  # somebody has plans for it, or is not to be interrupted
+        yield  # other code handles the signal, or ignores it on purpose
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -54,11 +56,14 @@ def dying_of_interrupts() -> Iterator[None]:
 
 
 def run_to_the_end(command: Callable[[], object]) -> None:
-    """Calls it. Ctrl-C and a reader that has had enough end the process as they end others; an
-    error in words fits the terminal."""
+    """Run a command, and end the process as users of a terminal expect.
+
+    After Ctrl-C, or if the reader of its output is gone, the exit status is the usual one. Error
+    messages are wrapped to the terminal's width.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # in a locale that lacks a letter, as "?"
+            stream.reconfigure(errors="replace")  # "?" for letters that the locale lacks
     try:
         try:
             command()
@@ -66,7 +71,7 @@ def run_to_the_end(command: Callable[[], object]) -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:  # `| head` has read enough
-        if sys.stdout is not None:  # Python flushes it once more
+        if sys.stdout is not None:  # Python flushes it again at exit, which must not fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(_CUT_OFF) from None
     except OSError as error:

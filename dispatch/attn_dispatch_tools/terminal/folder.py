@@ -7,14 +7,14 @@ from pathlib import Path
 
 
 def made_folder(folder: Path) -> Path:
-    """The folder of --out, which exists then and can be written to.
+    """The folder of --out, created if it is missing.
 
     Raises:
-      ValueError: it cannot be.
+      ValueError: the folder cannot be created, or cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Only a file that is made shows it: a folder may be removed, or its file system read-only.
+        # Only writing a file shows whether that works, for example on a read-only file system.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -23,13 +23,16 @@ def add_command(
     examples: tuple[str, ...] = (),
     notes: str = "",
 ) -> argparse.ArgumentParser:
-    """A parser of one command, which `run` is called with.
+    """Add the parser of one command.
 
     Args:
-      help: one line, in the list of all commands.
+      commands: the list of commands to add it to.
+      name: the command's name.
+      run: the function that runs the command, given the parsed arguments.
+      help: a line for the list of all commands.
       description: paragraphs, which are filled to the terminal's width; indented lines stay.
-      examples: whole command lines, each at the end of the help.
-      notes: like description, before the examples.
+      examples: whole command lines, listed at the end of the help.
+      notes: paragraphs like those of the description, before the examples.
     """
     shown = "".join(f"  {x}\n" for x in examples)
     parser = commands.add_parser(
@@ -44,13 +47,13 @@ def add_command(
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Fills paragraphs, and leaves indented lines as they are written."""
+    """Fills paragraphs to the terminal's width, and leaves paragraphs with indented lines alone."""
 
     def __init__(self, prog: str, **kwargs: Any) -> None:
         super().__init__(prog, **{"width": width(), "max_help_position": 26} | kwargs)
 
     def add_argument(self, action: argparse.Action) -> None:
-        """With room for the names of commands, whose indentation argparse forgets."""
+        """Add an action, and leave room for indented names of commands, which argparse does not."""
         super().add_argument(action)
         for command in self._iter_indented_subactions(action):
             length = len(self._format_action_invocation(command)) + self._current_indent

@@ -9,5 +9,5 @@ MAX_LENGTH = 1000
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a name matches a pattern like "ours*". Longer patterns than MAX_LENGTH match none."""
+    """Whether a name matches a pattern like "ours*". A pattern over MAX_LENGTH matches no name."""
     return len(pattern) <= MAX_LENGTH and fnmatchcase(name, pattern)

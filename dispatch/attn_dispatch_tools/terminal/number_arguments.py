@@ -1,4 +1,4 @@
-"""What is wrong with a command line, said in one way by all commands."""
+"""Types for numbers on a command line, so that all commands reject wrong ones in the same words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Number = TypeVar("Number", int, float)
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A type of argparse: whole numbers from this one on."""
+    """An argparse type: whole numbers that are at least `least`."""
 
     def number(text: str) -> int:
         value = _read(int, text, "a whole number")
@@ -22,7 +22,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def positive(kind: type[Number]) -> Callable[[str], Number]:
-    """A type of argparse: numbers above 0."""
+    """An argparse type: numbers above 0."""
 
     def number(text: str) -> Number:
         value = _read(kind, text, "a whole number" if kind is int else "a number")

@@ -1,4 +1,4 @@
-"""How far something is: a bar on a terminal where rich is installed, lines everywhere else."""
+"""The progress of a command: a bar on a terminal if rich is installed, otherwise lines."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from attn_dispatch_tools.terminal.style import BAD
 from attn_dispatch_tools.terminal.text import width
 
 _ROOM_FOR_A_BAR = 70
-"""So many columns; on fewer, rich would cut the numbers."""
+"""The fewest columns for a bar. On fewer, rich would cut the numbers."""
 
 
 class Progress:
-    """Something with steps, on its way; without a bar what is said stays a line, and notes of every
-    so many steps are lines too."""
+    """The progress of a task in steps, shown by a bar or, without one, by lines.
+
+    Without a bar, the notes of every `every` steps are printed, too.
+    """
 
     def __init__(self, total: int | None, every: int, is_stderr: bool, bar: Any = None) -> None:
         self._done, self._total, self._every, self._is_stderr = 0, total, every, is_stderr
@@ -25,11 +27,11 @@ class Progress:
         self._task = None if bar is None else bar.tasks[0].id
 
     def step(self, note: str = "") -> None:
-        """One more is done."""
+        """Show that one more step is done."""
         self.at(self._done + 1, self._total, note)
 
     def at(self, done: int, total: int | None, note: str = "") -> None:
-        """So many of so many are done."""
+        """Show that `done` of `total` steps are done."""
         self._done, self._total = done, total
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, note=note)
@@ -37,7 +39,7 @@ class Progress:
             self._print(f"{done} of {total}: {note}")
 
     def say(self, text: str, *, is_bad: bool = False) -> None:
-        """A line that stays, above the bar."""
+        """Print a line that stays, above the bar if there is one."""
         if self._bar is not None:
             style = BAD if is_bad else None
             self._bar.console.print(text, style=style, markup=False, highlight=False)
@@ -52,11 +54,13 @@ class Progress:
 def progress(
     what: str, total: int | None = None, *, every: int = 1, is_stderr: bool = False
 ) -> Iterator[Progress]:
-    """The progress of something that has `total` steps, if that is known.
+    """Show the progress of a task within this context.
 
     Args:
-      every: without a bar, how many steps make a line.
-      is_stderr: where it is shown, stdout if not.
+      what: the label of the bar.
+      total: the number of steps, if it is known.
+      every: without a bar, the number of steps between lines.
+      is_stderr: whether to write to stderr, not to stdout.
     """
     shown_on = console(is_stderr=is_stderr)
     if shown_on is None:

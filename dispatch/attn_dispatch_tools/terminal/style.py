@@ -1,5 +1,5 @@
-"""How what commands print looks. The words and where they stand are the same everywhere; on a
-terminal rich adds colours, and takes nothing away: it wraps no line and cuts no cell."""
+"""The look of what commands print. On a terminal rich adds colours, but changes no text: it neither
+wraps lines nor cuts cells."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from attn_dispatch.console import console
 from attn_dispatch_tools.terminal.text import width
 
 Marks = dict[str, str]
-"""Regular expression → how what it finds looks; one with a group means the group."""
+"""The style of each match of a regular expression, or of its group if it has one."""
 
 HEADING, GOOD, BAD, NOT, QUIET = "bold", "green", "bold red", "yellow", "dim"
-"""Whatever stands above others; works; is wrong; does not run, for a reason; matters less."""
+"""The styles of headings; of what works; of what is wrong; of what cannot run, for a reason; and of
+what matters less."""
 
 RULE = r"(?m)^-+$"
 
@@ -34,17 +35,19 @@ def show(text: str, marks: Marks | None = None) -> None:
 
 
 def spans(pattern: str, text: str) -> list[tuple[int, int]]:
-    """Where a mark is: the first group of each match that has one, else all of it."""
+    """The (start, end) of each match: of the pattern's first group if it has one, else of all."""
     return [x.span(1 if x.re.groups else 0) for x in re.finditer(pattern, text)]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, has_sum: bool = False) -> str:
-    """Columns of which the first is text and the others numbers, as wide as what is in them.
+    """A table whose first column is text, aligned left, and whose others are numbers.
 
-    Where that is wider than the terminal, each row has a line for each of its cells.
+    If the table is wider than the terminal, each cell is on a line by itself.
 
     Args:
-      has_sum: the last row is that of all others.
+      head: the names of the columns.
+      rows: the cells of each row.
+      has_sum: whether the last row is the sum of the others, and set apart by a rule.
     """
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     if sum(widths) + 2 * (len(widths) - 1) > width():

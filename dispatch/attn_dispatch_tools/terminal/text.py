@@ -10,12 +10,12 @@ _NARROWEST, _WIDEST = 40, 100
 
 
 def width() -> int:
-    """Of the terminal, in columns, within reason; 80 where there is none."""
+    """The terminal's width in columns, between 40 and 100; 80 if there is no terminal."""
     return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((80, 24)).columns))
 
 
 def filled(text: str) -> str:
-    """The text, each of its lines filled to the width of the terminal."""
+    """The text, with each line wrapped to the width of the terminal."""
     return "\n".join("\n".join(wrapped("", x)) for x in text.split("\n"))
 
 

@@ -1,1 +1,1 @@
-"""Calls as users write them down: a line of text, a JSON file, options of a command."""
+"""Reading calls as users write them: as a line of text, a JSON file or options of a command."""

@@ -1,4 +1,4 @@
-"""Options of commands that say what a call is: those that need no array."""
+"""Command line options for the arguments of a call that are no arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def add_mask_flags(group: Any) -> None:
-    """Causality, its alignment and a window."""
+    """Add the options for causality, its alignment and a window."""
     group.add_argument("--causal", action="store_true", dest="is_causal", help="is_causal=True")
     group.add_argument(
         "--bottom-right", action="store_const", const="bottom_right", dest="causal_alignment",
@@ -20,9 +20,9 @@ def add_mask_flags(group: Any) -> None:
 
 
 def given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
-    """Those of these options that were given, as arguments of a call."""
+    """The arguments of a call, by name, for the options among `names` that were given."""
     found = {name: getattr(args, name) for name in names}
-    # By identity: 0 is a value, and equals False.
+    # Compare by identity, because 0 is a valid value and equals False.
     return {name: x for name, x in found.items() if x is not None and x is not False}
 
 
@@ -30,7 +30,7 @@ MASK_FLAGS = ("is_causal", "causal_alignment", "local_window_size")
 
 
 def window(text: str) -> int | tuple[int | None, int | None]:
-    """4, or (4, 0) of "4,0", or (4, None) of "4,none"."""
+    """The window that a text expresses: 4 for "4", (4, 0) for "4,0", (4, None) for "4,none"."""
     sides = text.lower().split(",")
     try:
         numbers = [None if x in ("none", "") else int(x) for x in sides]

@@ -1,4 +1,4 @@
-"""Calls written down as JSON, for commands to read."""
+"""Reading calls from a JSON file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 FORMAT = """\
 FILE holds a list of calls: the arguments of attn_dispatch.dot_product_attention, or with
-cu_seqlens_q those of ragged_dot_product_attention. An array is its dtype and shape, the same array
-once more the name of the other argument:
+cu_seqlens_q those of ragged_dot_product_attention. An array is written as its dtype and shape, or
+as the name of another argument that is the same array:
 
   [{"query": "bfloat16[8,2048,32,128]",
     "key": "bfloat16[8,2048,8,128]", "value": "key",
@@ -33,13 +33,13 @@ once more the name of the other argument:
 
 
 def calls_in(file: Path) -> list[tuple[str, AttentionSpec]]:
-    """Each call of the file, as it is written there and as its forward call's spec.
+    """Each call of the file, as its JSON text and its forward call's spec.
 
-    Where `cu_seqlens_q` makes two of a call on pages, both, and what they are for.
+    A call on pages with `cu_seqlens_q` becomes two calls. Their texts say what each is for.
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: it holds something else; says of which call.
+      ValueError: the file is no list of calls, or a call is wrong; the message says which.
     """
     parts = {1: ("",), 2: (" (sequences of one query)", " (blocks of the others)")}
     return [
@@ -50,11 +50,12 @@ def calls_in(file: Path) -> list[tuple[str, AttentionSpec]]:
 
 
 def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any], T]]:
-    """Each call of the file, as it is written there, and what the function says of its arguments.
+    """Each call of the file, with the result of `function` for its arguments.
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: it holds something else, or the function does not take a call; says which.
+      ValueError: the file is no list of calls, or the function rejects a call; the message says
+        which.
     """
     calls = reading.json_file(file)
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
@@ -71,14 +72,14 @@ def each_of(file: Path, function: Callable[..., T]) -> list[tuple[dict[str, Any]
 
 
 def arguments_of(call: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of one call, structs for its arrays.
+    """The arguments of one call, with a `jax.ShapeDtypeStruct` for each array.
 
     Raises:
-      ValueError: an argument that should be an array is none.
+      ValueError: an argument should be an array, and is something else.
     """
     arguments = {name: _value(value) for name, value in call.items()}
     for name, value in arguments.items():
-        # What was one array is one: whether lengths are alike goes by that.
+        # The same struct for the same array: lengths count as equal if they are one object.
         if isinstance(value, str) and isinstance(arguments.get(value), jax.ShapeDtypeStruct):
             arguments[name] = arguments[value]
         elif isinstance(value, str) and name in ARRAY_ARGUMENTS:

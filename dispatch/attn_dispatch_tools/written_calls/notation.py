@@ -1,4 +1,4 @@
-"""Calls in a line of text: "q=bf16[2,4096,32,128] k=bf16[2,4096,8,128] is_causal=true"."""
+"""Reading a call from a line of text such as "q=bf16[2,4096,32,128] is_causal=true"."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _MOST_BYTES = 2**63 - 1
 """XLA counts the bytes of an array in 64 bits."""
 
 _DIGITS = 19
-"""Digits of an extent."""
+"""The most digits of an extent."""
 
 EXPECTED = "expected arrays like 'q=bf16[2,4096,32,128] k=bf16[2,4096,8,128]'"
 
 
 def array(text: str) -> jax.ShapeDtypeStruct | None:
-    """The array that "bfloat16[2,128,8,64]" or "bf16[2,128,8,64]" says; None if it says none.
+    """The array for a text like "bfloat16[2,128,8,64]" or "bf16[2,128,8,64]"; None for other texts.
 
     Raises:
-      ValueError: there is no such dtype.
+      ValueError: the dtype does not exist, or the array is too large.
     """
     found = _ARRAY.fullmatch(re.sub(r"\s", "", text))
     if found is None:
@@ -64,13 +64,14 @@ def _dtype(name: str) -> Any:
 
 
 def arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call, by name: arrays as structs, and whatever else JSON can say.
+    """The arguments of a call, by name: arrays as structs, other values as JSON has them.
 
-    q, k and v stand for query, key and value; one argument's name as the value of another is the
-    same array. Without a value it is the key's array, without a key both are the query's.
+    q, k and v are short for query, key and value. An argument whose value is the name of another
+    argument is the same array. A missing value is the same array as key, a missing key the same
+    array as query.
 
     Raises:
-      ValueError: it is something else; says what.
+      ValueError: the text is not a call; the message says why.
     """
     names = [*_NAME.finditer(text)]
     if not names or text[: names[0].start()].strip():
@@ -96,7 +97,7 @@ def arguments(text: str) -> dict[str, Any]:
 
 
 class _Same:
-    """The array of another argument."""
+    """A value that stands for the array of another argument, by the name of that argument."""
 
     def __init__(self, name: str) -> None:
         self.name = _SHORT_ARGUMENTS.get(name, name)
@@ -123,6 +124,6 @@ def _value(name: str, text: str) -> Any:
 
 
 def _named_here(name: str) -> str:
-    """What an argument of another library is called here, if its value cannot be read either."""
+    """For an argument of another library whose value cannot be read: the name that it has here."""
     here = NAMES.get(name, "")
     return f"; {name} here {here}" if here.startswith("is ") else ""

@@ -68,7 +68,7 @@ def test_the_text(mask):
     assert mask("--seq", "2").endswith("\n4 of 4 pairs attend (100%)\n")
     assert mask("--seq", "3", "--alibi").splitlines()[3] == "2 2 1 0"
     assert "1.2" in (text := mask("--seq", "12", "--mod", "alibi([1.2])"))
-    assert text.endswith("(100%); a number is what alibi([1.2]) makes of a score of 0\n")
+    assert text.endswith("(100%); a number is the result of alibi([1.2]) for a score of 0\n")
 
 
 def test_a_wide_mask_fits_the_terminal(mask, monkeypatch):

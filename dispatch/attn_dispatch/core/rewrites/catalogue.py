@@ -1,6 +1,6 @@
-"""The list of rewrites, and those that are taken without a reason.
+"""The list of rewrites, and the choice of those that are preferred even without a reason.
 
-Cheapest first; a rewrite precedes every rewrite that needs its output.
+The cheapest come first, and a rewrite precedes every rewrite that needs its output.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ REWRITES: tuple[Rewrite, ...] = (
 )
 
 ONE_BY_ONE = (in_parts_of("batch", 1), in_parts_of("heads", 1))
-"""What `Settings.first_rewrite` may name as well. Parts of other sizes are chosen for a call."""
+"""Rewrites that `Settings.first_rewrite` may also name. Other sizes are chosen for each call."""
 
 FOR_DECODING = (SINKS_AFTER_A_CACHE, *BESIDE_PAGES, *_OF_A_CACHE)
-"""Rewrites that keep a call on a cache in the running for kernels made to decode."""
+"""Rewrites after which kernels made for decoding can run a call on a cache."""
 
 
 @cache
@@ -90,14 +90,14 @@ def preferred(
     has_decoding_kernel: bool,
     skips_from_bottom_right: bool,
 ) -> tuple[Rewrite, ...]:
-    """The rewrites to ask about a call even where nothing speaks against it: kernels do less then.
+    """The rewrites to take even if the call breaks no rule, because kernels then do less work.
 
     Args:
       names: the call's operands.
       is_backward: whether it is a backward call.
       has_decoding_kernel: whether the implementation has a kernel for single queries on a cache.
-      skips_from_bottom_right: whether its backward pass skips keys left of a window that is counted
-        from the bottom right.
+      skips_from_bottom_right: whether the implementation's backward pass skips the keys left of a
+        window that is counted from the bottom right.
     """
     rewrites = (
         MASK_MOD_AS_LENGTHS,

@@ -1,4 +1,4 @@
-"""The rewrites that bring a call to a kernel, one after the other, and how they compute it."""
+"""A chain of rewrites that leads from a call to one that a kernel runs, and its computation."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Compute, Rewrite,
 from attn_dispatch.reason import Reason
 
 Step = tuple[Rewrite, AttentionSpec]
-"""A rewrite and the call that it rewrites."""
+"""A rewrite, and the call that it is applied to."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The rewrites that bring a call to the kernel, each with the call that it rewrites."""
+    """Rewrites, one applied after the other, and the call that results."""
 
     steps: tuple[Step, ...]
     spec: AttentionSpec
-    """The call that the kernel is asked for."""
+    """The call after the last step, which the kernel is to run."""
     reasons: tuple[Reason, ...]
-    """Why the kernel does not run that call either."""
+    """Why the kernel cannot run `spec`; empty if it can."""
     beside: tuple[tuple[AttentionSpec, Chain], ...] = ()
-    """The calls that some of the rewrites need beside their inner call (`Rewrite.beside`)."""
+    """The calls that steps need in addition to their inner call (`Rewrite.beside`), each with its
+    chain."""
     undivided: AttentionSpec | None = None
-    """The last call before the limit on scratch memory divided it, if it did."""
+    """The call before it was divided to stay within the limit on scratch memory, if it was."""
     limit: str = ""
-    """What the limit did, if anything."""
+    """What was done because of that limit, as a sentence; empty if nothing was."""
     nearest: tuple[int, tuple[Reason, ...]] = (0, ())
-    """The number of steps after which the call breaks the fewest rules, and what speaks against it
-    there; the last such call, of a chain that ends with reasons."""
+    """The number of steps after which the call breaks the fewest rules, and its reasons there. If
+    several calls break as few, this is the last. Only used if the chain ends with reasons."""
 
     @property
     def first(self) -> AttentionSpec:
-        """The call that was rewritten."""
+        """The call before the first step."""
         return self.steps[0][1] if self.steps else self.spec
 
     @property
     def may_fall_back(self) -> bool:
-        """Whether it is decided when the call runs that XLA computes it after all."""
+        """Whether the program decides when it runs that XLA computes the call instead."""
         return any(rewrite.may_fall_back for rewrite, _ in self.steps)
 
     @property
@@ -49,12 +50,12 @@ class Chain:
         return tuple(dict.fromkeys(rewrite.name for rewrite, _ in self.steps))
 
     def after(self, number: int) -> AttentionSpec:
-        """The call after so many of the steps."""
+        """The call after `number` steps."""
         return self.steps[number][1] if number < len(self.steps) else self.spec
 
     def compute(self, operands: Arrays, kernel: Compute, xla: Compute) -> tuple[jax.Array, ...]:
-        """The results of the call that was rewritten, in order."""
-        # A call beside another gets the arrays of both.
+        """The results of the first call, in the order of its `result_names`."""
+        # A call beside another is given the arrays of both, so leave out those that it lacks.
         results = self._step(0, for_(self.first, operands), kernel, xla)
         return tuple(results[name] for name in self.first.result_names)
 
@@ -74,7 +75,10 @@ class Chain:
 
 
 def in_parts(chain: Chain, steps: Sequence[Rewrite]) -> Chain:
-    """The chain with its last call in parts, if any, each divided further as the next one says."""
+    """The chain with its last call divided into parts; each step divides the previous one's parts.
+
+    No steps leave the chain as it is.
+    """
     spec, taken, beside = chain.spec, list(chain.steps), dict(chain.beside)
     for i, step in enumerate(steps):
         inner = step.applied(spec)
@@ -90,8 +94,10 @@ def in_parts(chain: Chain, steps: Sequence[Rewrite]) -> Chain:
 
 
 def _merged(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Parts of parts along one axis as the smaller parts of the whole: a loop within a loop would
-    hold what both of them take."""
+    """The steps, where parts of parts along one axis become the smaller parts of the whole.
+
+    A loop inside another would need the memory of both.
+    """
     merged: list[Step] = []
     for step, spec in steps:
         if merged and _are_parts_of_parts(merged[-1], (step, spec)):
@@ -101,7 +107,7 @@ def _merged(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _are_parts_of_parts(outer: Step, inner: Step) -> bool:
-    """Whether the inner step's parts are equal parts of the outer step's call, too."""
+    """Whether the inner step's parts also divide the outer step's call into equal parts."""
     (larger, whole), (smaller, part) = outer, inner
     if larger.parts is None or smaller.parts is None or larger.parts.axis != smaller.parts.axis:
         return False

@@ -1,8 +1,8 @@
-"""Options that a kernel does not take, or not together, as an array over pairs, which it takes.
+"""Options that a kernel does not support, or not together, replaced by a mask or a bias.
 
-Such an array costs memory with the product of the lengths, so it is made up to a size only
-(MAX_PAIR_ENTRIES). Bands, those of traced windows too, and sequences become a mask, ALiBi a float32
-bias, a mask a bias of 0 and -inf, which is exact in every dtype.
+A band, including that of a traced window, and sequences become a mask. ALiBi becomes a float32
+bias. A mask becomes a bias of 0 and -inf, which is exact in every dtype. Such an array takes memory
+in proportion to the product of the lengths, so its size is limited (MAX_PAIR_ENTRIES).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ BAND_AS_MASK = Rewrite(
     adds=("mask",),
     when=lambda spec: not is_packed(spec) and (spec.has("window") or spec.band != (None, None)),
     pairs=lambda spec: (_band_shape(spec),),
-    # Of a band a kernel may leave out the rows that attend nothing, and count from the next one.
+    # For a band a kernel may skip rows that attend nothing, and draw their mask for the next rows.
     moves_dropout=True,
     needed_for="alibi/lengths_bottom_right_bf16_d64_256x256",
 )
@@ -137,10 +137,12 @@ def _sequences_as_mask(spec: AttentionSpec) -> AttentionSpec:
 def _compute_sequences(
     spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls
 ) -> Arrays:
-    """The band counts inside of sequences.
+    """The results of the call, by the kernel's call with a mask in which the band counts positions
+    within each sequence.
 
-    A kernel multiplies what a mask hides by 0, and 0 · NaN is NaN. So NaN and infinities are
-    replaced by 0, and put back as NaN in the rows that attend them, or are attended by them.
+    A kernel multiplies what a mask hides by 0, and 0 · NaN is NaN. So rows with NaN or infinities
+    are replaced by 0, and the results are set to NaN in rows that attend to such a row, or that
+    such a row attends to.
     """
     if spec.has("alibi_slopes"):
 
@@ -156,7 +158,7 @@ def _compute_sequences(
     pairs = attended.any(axis=1)  # [B, T, S]
     of_queries = bad["query"] | (pairs & bad["key"][:, None, :]).any(axis=2)
     of_keys = bad["key"] | (pairs & bad["query"][:, :, None]).any(axis=1)
-    # A row that attends nothing has its results, whatever stands there.
+    # A row that attends nothing keeps its results, whatever values it holds.
     of_queries &= pairs.any(axis=2)
     of_keys &= pairs.any(axis=1)
     spoiled = {
@@ -179,7 +181,7 @@ SEQUENCES_AS_MASK = Rewrite(
     _compute_sequences,
     asked_of=SEQUENCES,
     adds=("mask", "bias"),
-    # A mod of packed sequences counts positions inside of them.
+    # In packed sequences a mod counts positions within each sequence.
     when=lambda spec: not (spec.meaning.mods and is_packed(spec)),
     pairs=_sequence_arrays,
     moves_dropout=True,
@@ -218,7 +220,8 @@ MASK_AS_BIAS = Rewrite(
 def _pairs(
     spec: AttentionSpec, name: str, *, batch: int = 1, heads: int = 1
 ) -> tuple[int, int, int, int]:
-    """The shape [·, ·, T, S] of what comes of the operand `name` and of positions."""
+    """The shape [·, ·, T, S] of an array made from the positions and, if there is one, from the
+    operand `name`. `batch` and `heads` are the sizes that other operands of it require."""
     is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
     has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
     if is_packed(spec) or (has_lengths and is_bottom_right):
@@ -239,16 +242,16 @@ def _mask(
 
 
 def _without_wrong_rows(spec: AttentionSpec, operands: Arrays) -> Arrays:
-    """The arrays with 0 in batch rows whose window is wrong: no gradient goes through those."""
+    """The arrays with 0 in batch rows whose window is invalid, so that no gradient passes there."""
     wrong = (operands["window"] < 0).any(axis=1)[:, None, None, None]
     arrays = ("query", "key", "value", "out", "out_grad")
     return {name: jnp.where(wrong, 0, operands[name]) for name in arrays}
 
 
 def _without_nan(spec: AttentionSpec, operands: Arrays) -> tuple[Arrays, Arrays]:
-    """The operands with 0 in rows that are not finite or are padding, and which were not finite.
+    """The operands with 0 in padding rows and in rows that are not finite; and the latter rows.
 
-    The latter as bool [B, T] of "query" and [B, S] of "key".
+    Those are bool [B, T] under "query" and bool [B, S] under "key".
     """
     positions = Positions.of(spec, operands)
     assert positions.query_ids is not None and positions.key_ids is not None

@@ -1,4 +1,4 @@
-"""Several dropout keys: a call for the batch rows of each, one after the other."""
+"""Calls with several dropout keys: one call for the batch rows of each, one after the other."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ CALL_FOR_EACH_KEY = Rewrite(
     _compute,
     asked_of=AskedOf(("dropout_key",)),
     when=_when,
-    # Kernels draw other masks for its calls, but none takes several keys, in either direction, so
-    # that it always is this mask.
+    # Kernels draw other masks for the calls of one key. But no kernel takes several keys, in either
+    # direction, so this rewrite is always taken, and both directions have the same mask.
     moves_dropout=False,
     needed_for="dropout/keys_of_rows_bf16_d64_256x256",
 )
@@ -68,7 +68,7 @@ def _keys(spec: AttentionSpec) -> int:
 
 
 def _mod_operands(spec: AttentionSpec, operands: Arrays, keys: int) -> Arrays:
-    """What mods read, and where b begins, for each of the calls."""
+    """The arrays that mods read and the start of b, repeated so that each key has its own."""
     if not spec.meaning.mods:
         return {}
     start = operands["mods_start"]

@@ -7,7 +7,7 @@ from attn_dispatch.core.rewrites.rewrite import Arrays, Calls, Rewrite, changed
 
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
-    """The same call with axes of 1, so that whatever else speaks against it is found."""
+    """The same call with axes of 1 for those of 0, so that any other reason against it is found."""
     arrays = {x.name: (tuple(max(size, 1) for size in x.shape), x.dtype) for x in spec.operands}
     return changed(spec, arrays=arrays)
 

@@ -1,8 +1,8 @@
-"""A call in parts, one after the other in a loop: of batch rows, or of heads.
+"""A call divided into parts of batch rows or of heads, which a loop computes one after the other.
 
-A kernel's scratch memory, its launch grid and its strides grow with the batch and the heads of the
-call that it is given. In parts it is given smaller ones. Gradients of what parts share, a bias for
-example, are summed in float32, and no part's gradient is kept for longer than it takes to add it.
+A kernel's scratch memory, launch grid and strides grow with the batch and the heads of its call, so
+each part needs less. If parts share an operand, a bias for example, its gradients are summed in
+float32, and each part's gradient is added at once and not kept.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from attn_dispatch.core.shards import LAYOUTS
 Index = jax.Array | int
 
 _STARTS = ("mods_start", "dropout_start")
-"""Operands [·, 2] that say which batch row and which head come first."""
+"""Operands [·, 2] with the numbers of the first batch row and the first head."""
 
 
 @cache
 def in_parts_of(axis: Axis, size: int) -> Rewrite:
-    """Parts of so many batch rows or query heads. The last part of a batch may have fewer rows."""
+    """The rewrite into parts of `size` batch rows or query heads.
+
+    Along the batch, the last part may have fewer rows.
+    """
     parts, unit = _InParts(axis, size), "batch row" if axis == "batch" else "head"
     return Rewrite(
         f"in parts of {size} {unit}{'s' * (size > 1)}, one after the other",
@@ -49,14 +52,14 @@ def in_parts_of(axis: Axis, size: int) -> Rewrite:
         beside=parts.rest,
         own_bytes=parts.own_bytes,
         parts=parts,
-        # Each part draws its mask with another start.
+        # Each part draws its dropout mask from another start.
         moves_dropout=True,
     )
 
 
 @dataclass(frozen=True)
 class _InParts(Parts):
-    """The parts of calls along an axis."""
+    """The functions of the rewrite into parts of one size along one axis."""
 
     def divides(self, spec: AttentionSpec) -> bool:
         whole = length_of(spec, self.axis)
@@ -75,8 +78,8 @@ class _InParts(Parts):
         return self._part(spec, rest) if rest else None
 
     def own_bytes(self, spec: AttentionSpec) -> int:
-        """Bytes of what the loop holds beside the call of a part: that call's operands and results,
-        and the sums of gradients."""
+        """Bytes that the loop needs in addition to a part's scratch memory: for the part's operands
+        and results, and for the sums of gradients."""
         inner = self._part(spec, self.size)
         held: list[tuple[tuple[int, ...], Any]]
         held = [(x.shape, x.dtype) for x in inner.operands if self._division(spec, x.name)]
@@ -115,7 +118,7 @@ class _InParts(Parts):
         return {name: x.astype(results[name].dtype) for name, x in state.items()}
 
     def _part(self, spec: AttentionSpec, size: int) -> AttentionSpec:
-        """The call of so many batch rows or heads."""
+        """The call of a part of `size` batch rows or heads."""
         arrays: dict[str, tuple[tuple[int, ...], str]] = {}
         for x in spec.operands:
             if division := self._division(spec, x.name):
@@ -142,7 +145,8 @@ class _InParts(Parts):
         return taken
 
     def _moved(self, spec: AttentionSpec, name: str, first: Index) -> Index:
-        """By how much a part's first row or head lies after that of its entry of an operand."""
+        """The number to add to the start in operand `name`: how many rows or heads lie between the
+        first one that its entry belongs to and the first one of the part."""
         if self.axis == "heads":
             return first
         division = self._division(spec, name) if spec.has(name) else None
@@ -157,7 +161,7 @@ class _InParts(Parts):
         first: Index,
         part: AttentionSpec,
     ) -> jax.Array:
-        """A result with what a part found for it."""
+        """A result with a part's contribution `found` added or put in place."""
         division = self._division(spec, name)
         if division is None:
             return x + found
@@ -166,12 +170,12 @@ class _InParts(Parts):
         return lax.dynamic_update_slice_in_dim(x, found, division.start(first), division.axis)
 
     def _is_summed(self, spec: AttentionSpec, name: str) -> bool:
-        """Whether several parts have a share in an entry of a gradient."""
+        """Whether several parts contribute to the same entry of a gradient."""
         division = self._division(spec, name)
         return spec.is_backward and (division is None or division.rows > self.size)
 
     def _division(self, spec: AttentionSpec, name: str) -> _Division | None:
-        """How parts divide an operand or result; None: they share all of it."""
+        """How parts divide an operand or result; None if every part has all of it."""
         shape = spec.shape(name) if spec.has(name) else None
         if self.axis == "batch":
             entries = spec.batch if shape is None else shape[0]
@@ -186,11 +190,11 @@ class _InParts(Parts):
 
 @dataclass(frozen=True)
 class _Division:
-    """One axis of an array, divided among the parts."""
+    """An axis of an array that is divided among the parts."""
 
     axis: int
     rows: int
-    """Batch rows, or query heads, to which each entry belongs."""
+    """The number of batch rows, or of query heads, that share an entry."""
 
     def start(self, first: Index) -> Index:
         return first // self.rows
@@ -203,13 +207,12 @@ class _Division:
 
 
 def length_of(spec: AttentionSpec, axis: Axis) -> int:
-    """What there is to divide: batch rows or query heads."""
+    """The number of batch rows or of query heads."""
     return spec.batch if axis == "batch" else spec.num_heads
 
 
 def most_heads(spec: AttentionSpec, most: int) -> int:
-    """The largest number of heads of a part, at most so many: whole groups, or equal parts of
-    one."""
+    """The largest number of heads for a part, up to `most`: whole groups, or equal parts of one."""
     group = spec.num_heads // spec.num_kv_heads
     most = min(most, spec.num_heads - 1)
     if most < group:
@@ -218,7 +221,8 @@ def most_heads(spec: AttentionSpec, most: int) -> int:
 
 
 def _keeps_copies_whole(spec: AttentionSpec, size: int) -> bool:
-    """Whether each part of a batch has whole entries, or one, of what some of its rows share."""
+    """Whether each part of `size` rows has whole entries, or lies within one entry, of every
+    operand whose entries are shared by several rows but not by the whole batch."""
     if spec.has("dropout_key") and spec.shape("dropout_key")[0] > 1:
         return False
     numbers = {x.shape[0] for x in spec.operands} - {1, spec.batch}

@@ -1,8 +1,8 @@
-"""Calls larger than kernels count: in the fewest parts that they do count.
+"""The parts to try for a call that is larger than a kernel's launch grid or 32-bit strides allow.
 
-A launch grid has at most 65,535 blocks along an axis, where kernels have batch rows or sequences,
-and strides are counted in 32 bits. Each implementation has its own rules for that; here are the
-parts that may help, the largest first.
+A launch grid has at most 65,535 blocks along the axis that kernels use for batch rows or sequences.
+Each implementation has rules for its limits. This module lists divisions that may help, the largest
+parts first.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from attn_dispatch.core.rewrites.rewrite import Axis, Rewrite
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 
 MOST_BLOCKS = 65_535
-"""Blocks along one axis of a launch grid."""
+"""The most blocks along one axis of a launch grid."""
 
 LARGE = 2**30
-"""Elements of an array, or of a batch row of it, from which some kernels may not count them."""
+"""The size of an array, or of a batch row of it, in elements, that some kernels cannot address."""
 
 _LARGEST = 8 * LARGE
-"""Elements, counted as below, of the largest parts that are tried: no kernel runs larger ones."""
+"""Elements, counted as below, of the largest parts to try: no kernel runs larger ones."""
 
 _KEYS_OF_A_SPLIT = 64
-"""AITER's deterministic backward pass keeps a gradient of query for so many keys, or more."""
+"""The fewest keys for which AITER's deterministic backward pass keeps one gradient of query."""
 
 
 Steps = tuple[Rewrite, ...]
-"""Parts, each divided further as the next one says."""
+"""Rewrites into parts, each of which divides the parts of the one before."""
 
 
 def parts_of_a_large_call(spec: AttentionSpec) -> Iterator[Steps]:
-    """Parts that kernels may run where they refuse the whole call; none of an ordinary call."""
+    """Divisions to try because a kernel may refuse the whole call; none for an ordinary call."""
     if spec.symbols or spec.is_empty:
         return
     sequences = (most_sequences(spec) or 1) if is_packed(spec) else 1
@@ -52,9 +52,10 @@ def parts_of_a_large_call(spec: AttentionSpec) -> Iterator[Steps]:
 def _halves(
     spec: AttentionSpec, axes: Sequence[Axis], elements: int, taken: Steps = ()
 ) -> Iterator[Steps]:
-    """Ever smaller parts along one axis, and from those of size 1 along the next.
+    """Divisions into ever smaller parts along the first axis, then along the next.
 
-    The first have few enough elements that some kernel may count them.
+    The first parts are already small enough that some kernel may address their elements. Once the
+    parts along an axis have size 1, they are divided along the next.
     """
     if not axes:
         return
@@ -75,7 +76,7 @@ def _halves(
 
 
 def _equal_size(spec: AttentionSpec, axis: Axis, most: int) -> int:
-    """The size of the fewest parts that are as equal as they can be, of at most so many."""
+    """The size of a part, for the fewest and most equal parts of at most `most` rows or heads."""
     whole, most = length_of(spec, axis), max(most, 1)
     if axis == "heads":
         return most_heads(spec, most)
@@ -83,7 +84,10 @@ def _equal_size(spec: AttentionSpec, axis: Axis, most: int) -> int:
 
 
 def _elements_of_a_row(spec: AttentionSpec) -> int:
-    """Elements of a batch row of the largest array, gradients for each query head included."""
+    """The number of elements in a batch row of the largest array.
+
+    Gradients of key and value are counted with one entry for each query head.
+    """
     t, s = spec.seq_len_q, spec.seq_len_kv
     widest = max(spec.head_dim, spec.head_dim_v)
     columns = s if spec.has("bias") or spec.has("mask") else 0
@@ -91,6 +95,7 @@ def _elements_of_a_row(spec: AttentionSpec) -> int:
 
 
 def _elements_of_splits(spec: AttentionSpec) -> int:
-    """Elements of the gradients of query that a deterministic backward pass keeps."""
+    """The number of elements of all gradients of query that AITER's deterministic backward pass
+    keeps."""
     splits = -(-spec.seq_len_kv // _KEYS_OF_A_SPLIT)
     return splits * spec.batch * spec.seq_len_q * spec.num_heads * spec.head_dim

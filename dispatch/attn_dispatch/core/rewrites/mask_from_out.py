@@ -1,12 +1,11 @@
-"""The dropout mask of a kernel that does not return it, read from its output for known values.
+"""The dropout mask of a kernel that does not return it, read from its output for chosen values.
 
-Where query and key are 0, a row's scores are equal, and
+If query and key are 0, all scores of a row are equal, and
 
     out · exp(lse) · (1 - rate) = Σ of the values of the keys kept.
 
-Values that are powers of two make each column of that sum a number whose bits say which of so many
-keys were kept: a call reads `_BITS` keys for each column of value, and there are as many calls as
-it takes.
+The values are powers of two, so the bits of that sum show which keys were kept. A call reads
+`_BITS` keys in each column of value, and further calls read the keys that remain.
 """
 
 from __future__ import annotations
@@ -21,11 +20,12 @@ from attn_dispatch.core.rewrites.rewrite import Arrays, AskedOf, Calls, Rewrite,
 from attn_dispatch.typed_jax import mapped
 
 _BITS = 6
-"""Keys read from one column: bfloat16 rounds the sum, and 1 / (1 - rate) before it, to 8 bits."""
+"""The number of keys to read from a column. bfloat16 rounds the sum, and before that the factor
+1 / (1 - rate), to 8 bits."""
 
 
 def _when(spec: AttentionSpec) -> bool:
-    # Nobody knows what a score_mod computes from equal scores.
+    # A score_mod may make equal scores unequal.
     return (
         spec.wanted.needs_keep
         and bool(spec.meaning.dropout_rate)
@@ -42,7 +42,7 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
     def read(first: jax.Array | int) -> jax.Array:
         """Whether the keys from `first` on are kept, bool [B, T, N, columns · _BITS]."""
         column, bit = jnp.divmod(keys - first, _BITS)
-        # At most 1, so that no sum overflows.
+        # The powers are at most 1, so that no sum overflows.
         power = jnp.left_shift(1, bit) / 2 ** (_BITS - 1)
         is_there = column[:, None] == jnp.arange(columns)[None, :]
         value = jnp.where(is_there, power[:, None], 0)[None, :, None, :]
@@ -55,14 +55,14 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
         return (jnp.stack(bits, axis=-1) == 1).reshape(*number.shape[:3], columns * _BITS)
 
     firsts = range(0, s, columns * _BITS)
-    # One after the other in a loop, for the program does not get longer then.
+    # A loop keeps the program short.
     parts = mapped(read, jnp.asarray(firsts, jnp.int32)) if len(firsts) > 1 else read(0)[None]
     keep = jnp.moveaxis(parts, 0, 3).reshape(*parts.shape[1:4], -1)[..., :s]
     return dict(calls.kernel(inner, operands)) | {"keep": keep.swapaxes(1, 2)}
 
 
 def _with_equal_scores(operands: Arrays) -> Arrays:
-    """Those of the operands that scores depend on, such that all that are not -inf are equal."""
+    """The operands that scores depend on, with values for which all scores but -inf are equal."""
     known = {
         name: jnp.zeros_like(operands[name])
         for name in ("query", "key", "alibi_slopes", "sinks")

@@ -1,4 +1,4 @@
-"""A score_mod that a call's arguments have a name for, for kernels that know those alone."""
+"""A score_mod replaced by the argument that means the same, for kernels that take no score_mod."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _is_alibi(spec: AttentionSpec) -> bool:
     right = spec.band[1]
     if spec.has("alibi_slopes") or (found.is_one_sided and (right is None or right > 0)):
         return False
-    # Of packed sequences b counts sequences.
+    # In packed sequences b is the number of the sequence.
     return not ("b" in found.values.axes and spec.has("cu_seqlens_q"))
 
 

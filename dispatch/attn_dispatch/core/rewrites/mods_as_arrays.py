@@ -1,7 +1,8 @@
-"""A score_mod or mask_mod that a kernel does not take, as an array over pairs, which it takes.
+"""A score_mod or mask_mod that a kernel does not support, replaced by a bias or a mask.
 
-A mask_mod becomes a mask, and what a score_mod adds to scores a bias, whose gradient gives that of
-the arrays that it reads: T5's table, for one. Like all arrays over pairs, up to a size.
+A mask_mod becomes a mask. What a score_mod adds to scores becomes a bias. The bias's gradient gives
+the gradients of the arrays that the score_mod reads, for example T5's table of relative positions.
+Like all arrays over pairs, the mask or bias has a limited size.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _is_sum(spec: AttentionSpec) -> bool:
         return False
     if found.soft_cap is not None and spec.meaning.logits_soft_cap is not None:
         return False
-    # XLA may add up the gradients of what is read in any order.
+    # XLA may sum the gradients of the arrays that are read in any order.
     return not (
         spec.meaning.deterministic_backward and any(map(is_mod_operand, spec.wanted.gradients))
     )
@@ -110,7 +111,7 @@ def _with_bias(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _remedies(spec: AttentionSpec) -> Mapping[str, str]:
-    """What `_bias_dtype` goes by."""
+    """What a caller can do about the dtype of the bias; see `_bias_dtype`."""
     program = spec.meaning.score_mod
     if program is None or not program.arrays or spec.has("bias"):
         return {}
@@ -167,13 +168,13 @@ SUM_AS_BIAS = Rewrite(
 
 
 def _bias_dtype(spec: AttentionSpec, found: KnownForm) -> str:
-    """float32, or the call's 16 bits where all that is added was read in them."""
+    """float32; or the call's 16-bit dtype if all that is added is read in that dtype."""
     is_narrow = found.dtype == spec.dtype and not spec.has("bias")
     return spec.dtype if is_narrow else "float32"
 
 
 def _shape(spec: AttentionSpec, program: ModProgram) -> tuple[int, int, int, int]:
-    """Of what a mod computes, 1 along the axes that it is the same for."""
+    """The shape of what a mod computes, with 1 for each axis along which that is the same."""
     axes = axes_of(program)
     has_rows = "b" in axes or (is_packed(spec) and not {"t", "s"}.isdisjoint(axes))
     return (
@@ -185,12 +186,12 @@ def _shape(spec: AttentionSpec, program: ModProgram) -> tuple[int, int, int, int
 
 
 def parts_of(spec: AttentionSpec) -> KnownForm | None:
-    """What the call's score_mod does, if it has one that is a sum or a soft cap."""
+    """The form of the call's score_mod if that is a sum, a soft cap or both; else None."""
     program = spec.meaning.score_mod
     return None if program is None else known_form(program)
 
 
 def operands_of(spec: AttentionSpec, mod: str) -> tuple[str, ...]:
-    """The operands that a call without this mod does not have."""
+    """The operands of the call that only this mod needs."""
     names = tuple(x.name for x in spec.operands if is_mod_operand(x.name) and mod in x.name)
     return names if len(spec.meaning.mods) > 1 else (*names, "mods_start")

@@ -1,7 +1,7 @@
-"""A float32 bias for kernels that take it in 16 bits: in 16 bits where that changes no number.
+"""A float32 bias converted to 16 bits, for kernels that take no other, if that changes no number.
 
-A mask of 0 and -inf is such a bias, and one that was made in 16 bits. Nobody knows before it is
-there, so the program looks at it, and has both: the kernel's call and XLA's.
+A mask of 0 and -inf is such a bias, and so is one that was computed in 16 bits. As this depends on
+values, the compiled program tests the bias and has both branches: the kernel and XLA.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from attn_dispatch.typed_jax import precision_of
 def _when(spec: AttentionSpec) -> bool:
     if spec.dtype not in ("float16", "bfloat16"):
         return False
-    # row_bias.py has that of a row exactly.
+    # row_bias.py computes a bias that is the same for all keys exactly.
     return spec.dtype_of("bias") != spec.dtype and spec.shape("bias")[3] != 1
 
 
 def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls: Calls) -> Arrays:
     bias = operands["bias"]
-    # Not by converting it there and back, which XLA leaves out. NaN differs from itself, and
-    # goes to XLA.
+    # XLA would remove a conversion to 16 bits and back. NaN differs from itself, so a bias with NaN
+    # is left to XLA.
     rounded = jax.lax.reduce_precision(bias, *precision_of(spec.dtype))
     is_exact = (rounded == bias).all()
 
@@ -48,7 +48,7 @@ NARROW_BIAS = Rewrite(
     _compute,
     asked_of=AskedOf(("bias",)),
     when=_when,
-    # XLA draws another mask.
+    # XLA draws another dropout mask.
     moves_dropout=True,
     may_fall_back=True,
 )

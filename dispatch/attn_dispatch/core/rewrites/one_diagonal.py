@@ -1,12 +1,12 @@
-"""The backward pass of a window from the bottom right, with queries and keys on one diagonal.
+"""The backward pass of a bottom-right window, with queries and keys moved to the main diagonal.
 
-cuDNN's backward pass skips keys left of a window that is counted from the top left, and none of
-one that is counted from the bottom right: 65,536 queries on 131,072 keys in a window of 4,096 take
-690 ms in both directions, with lengths or without, and 34 or 33 ms like this (H200, 9.19;
-benchmarks/window_with_lengths.py).
+cuDNN's backward pass skips the keys left of a window that is counted from the top left, but no keys
+of one that is counted from the bottom right. 65,536 queries on 131,072 keys in a window of 4,096
+take 690 ms forward and backward, with or without lengths, and 34 or 33 ms with this rewrite (H200,
+cuDNN 9.19; benchmarks/window_with_lengths.py).
 
-So the keys that the window reaches are copied, and queries are moved to the rows of the keys that
-they stand at. Rows before the first query are zeros, whose gradients are 0.
+The rewrite copies the keys that the window reaches, and moves each query to the row of the key on
+its diagonal. Rows before the first query are zeros, whose gradients are 0.
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ _KEY_ROWS = ("key", "value")
 _BY_HEAD = ("lse", "lse_grad")
 """Arrays [B, N, T]."""
 _CANNOT_GO = ("bias", "mask", "window", "alibi_slopes", "dropout_key")
-"""Operands of pairs, or by which the kernel counts from the top left already."""
+"""Operands over pairs, and those with which the kernel counts from the top left already."""
 
 _NO_WEIGHT = 1e30
-"""As lse of a row before the first query: exp(score - lse) is 0, and so that of a sink."""
+"""The lse of rows before the first query: exp(score - lse) is 0 there, for sinks as well."""
 
 _TILE = 128
-"""Rows that are added to the queries, a multiple of these."""
+"""The number of rows added before the queries is a multiple of this."""
 _COPIED_ROW = 300
-"""Pairs of a query and a key that take as long as the copies of a row. Estimated
-from the times of benchmarks/window_with_lengths.py on an H200: 30 ns a row, 0.1 ns a pair."""
+"""The number of pairs that take as long as copying a row. Estimated from the times of
+benchmarks/window_with_lengths.py on an H200: 30 ns a row, 0.1 ns a pair."""
 _LEAST_SAVED = 1.5
-"""How many times as long the kernel takes at least. Lengths may leave it less than it seems."""
+"""The least ratio of the kernel's work without and with this rewrite. It is more than 1 because
+lengths may reduce the work without it."""
 
 
 def _when(spec: AttentionSpec) -> bool:
     left, right = spec.band
-    # A query before the first key sees none. With keys on its right it might see some.
+    # A query whose diagonal lies before the first key must see no key, so the window may not extend
+    # to the right.
     if spec.meaning.causal_alignment != "bottom_right" or left is None or right != 0:
         return False
     if is_packed(spec) or spec.is_empty or spec.meaning.mods or any(map(spec.has, _CANNOT_GO)):
@@ -104,24 +106,25 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
 
 
 def _rows(spec: AttentionSpec, left: int) -> int:
-    """Rows from the first key that some query reaches to the last one."""
+    """The number of rows from the first key that some query sees to the last key."""
     return min(spec.seq_len_q + round_up(left, _TILE), spec.seq_len_kv)
 
 
 def _cost(rows: int, left: int) -> int:
-    """Pairs inside of the window, and the copies."""
+    """The cost of the rewrite in pairs: those in the window, and the copies of rows."""
     width = min(left + 1, rows)
     return rows * width - width * (width - 1) // 2 + _COPIED_ROW * rows
 
 
 def _all_left(t: int, s: int) -> int:
-    """Pairs of each of T queries, the last ones of S keys, and every key up to its own."""
+    """The number of pairs of T queries, on the diagonal from the bottom right of S keys, with every
+    key up to the diagonal."""
     first = max(s - t, 0)
     return t * first + (s - first) * (s - first + 1) // 2
 
 
 def _part(x: jax.Array, first: jax.Array, rows: int, filler: float = 0) -> jax.Array:
-    """So many rows of x [B, L, ...] from first [B] on, filled up where x has none."""
+    """`rows` rows of x [B, L, ...] from row `first` [B] on, with `filler` where x has no row."""
     at = first[:, None] + jnp.arange(rows, dtype=jnp.int32)
     at = jnp.where(at < 0, x.shape[1], at)  # an index below 0 counts from the end
 

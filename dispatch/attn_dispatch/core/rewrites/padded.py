@@ -1,8 +1,8 @@
-"""Packed sequences as a padded batch of them, for kernels that do not take packed arrays.
+"""Packed sequences as a padded batch, for kernels that do not take packed arrays.
 
-Each sequence becomes a batch row with its lengths. Padding costs the kernel little, which
-keeps away from what stands past a length; it costs memory, so where a mask over all pairs has
-fewer of them than the padded sequences together, that is left to `dense.py`.
+Each sequence becomes a batch row with lengths. Padding costs a kernel little time, because it skips
+what lies past a length, but it costs memory. So if the padded sequences together would have more
+pairs than a mask over all pairs, `dense.py` makes that mask instead.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _BY_HEAD = ("lse", "lse_grad", "row_max")
 """Arrays [B, N, T]."""
 _OF_BATCH_ROW = ("alibi_slopes", "sinks")
 _CANNOT_GO = ("bias", "mask", "window")
-"""Operands that would have to be taken apart by pairs, or are of a batch row."""
+"""Operands over pairs, which would have to be divided too, and window, which has a batch row."""
 
 
 def _when(spec: AttentionSpec) -> bool:
-    # b of a mod would count sequences.
+    # A mod's b would become the number of the sequence.
     if not is_packed(spec) or any(map(spec.has, _CANNOT_GO)) or spec.meaning.mods:
         return False
     number = most_sequences(spec)
@@ -122,18 +122,19 @@ PACKED_AS_PADDED = Rewrite(
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the queries, or the keys, of each sequence stand: packed [B, L], padded [B · M, R]."""
+    """The places of queries, or of keys, in packed [B, L] and in padded arrays [B · M, R]."""
 
     starts: jax.Array
-    """int32 [B, M], as are lengths."""
+    """int32 [B, M], the place in the packed array where each sequence begins."""
     lengths: jax.Array
+    """int32 [B, M], the length of each sequence."""
     sequence: jax.Array
-    """int32 [B, L], counted from 1; 0 in padding."""
+    """int32 [B, L], the sequence at each place, counted from 1; 0 in padding."""
     longest: int
-    """R."""
+    """R, the length of the padded rows."""
 
     def padded(self, x: jax.Array) -> jax.Array:
-        """[B, L, ...] to [B · M, R, ...], 0 past the end of a sequence."""
+        """The packed array x [B, L, ...] as [B · M, R, ...], with 0 past the end of a sequence."""
         within = jnp.arange(self.longest, dtype=jnp.int32)[None, None, :]
         place = self.starts[:, :, None] + within
         is_inside = within < self.lengths[:, :, None]
@@ -143,7 +144,7 @@ class _Places:
         return rows.reshape(batch * number, self.longest, *x.shape[2:])
 
     def packed(self, x: jax.Array, padding: float | bool) -> jax.Array:
-        """[B · M, R, ...] to [B, L, ...], `padding` where no sequence is."""
+        """The padded array x [B · M, R, ...] as [B, L, ...], `padding` outside of sequences."""
         batch, number = self.starts.shape
         rows = x.reshape(batch, number * self.longest, *x.shape[2:])
         index = jnp.maximum(self.sequence - 1, 0)
@@ -151,18 +152,18 @@ class _Places:
         return jnp.where(_like(self.sequence > 0, rows), rows, padding)
 
     def columns(self, x: jax.Array) -> jax.Array:
-        """[B, T, N, R] of each query's own sequence to [B, T, N, L]."""
+        """x [B, T, N, R], over the keys of each query's sequence, as [B, T, N, L] over all keys."""
         within = jnp.clip(self._within(), 0, self.longest - 1)
         return jnp.take_along_axis(x, within[:, None, None, :], axis=3)
 
     def _within(self) -> jax.Array:
-        """int32 [B, L]: the position inside the sequence."""
+        """int32 [B, L]: the position of each place within its sequence."""
         starts = jnp.take_along_axis(self.starts, jnp.maximum(self.sequence - 1, 0), axis=1)
         return jnp.arange(self.sequence.shape[1], dtype=jnp.int32)[None, :] - starts
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Rows of x [B, L, ...] by their index [B, R] in each batch row."""
+    """The rows of x [B, L, ...] at `index` [B, R] within each batch row."""
 
     def rows_of(rows: jax.Array, at: jax.Array) -> jax.Array:
         return rows[at]
@@ -171,5 +172,5 @@ def _take(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _like(condition: jax.Array, x: jax.Array) -> jax.Array:
-    """[B, L] for x of more axes."""
+    """The condition [B, L] with axes of 1 added, so that it broadcasts against x [B, L, ...]."""
     return condition.reshape(*condition.shape, *(1,) * (x.ndim - condition.ndim))

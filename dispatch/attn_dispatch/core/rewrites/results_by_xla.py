@@ -1,4 +1,4 @@
-"""Some gradients, or the row maximum, by XLA in blocks; the kernel computes all other results.
+"""Some gradients, or the row maximum, computed by XLA in blocks; the kernel computes the rest.
 
 XLA computes the scores a second time. These rewrites do not apply to gradients under dropout,
 because only the kernel knows its mask.
@@ -32,7 +32,7 @@ def _gradient_by_xla(operand: str, *, needed_for: str = "") -> Rewrite:
     def when(spec: AttentionSpec) -> bool:
         if operand not in spec.wanted.gradients or spec.meaning.dropout_rate:
             return False
-        # row_bias.py computes that of a bias alike for all keys without the scores.
+        # row_bias.py needs no scores for the gradient of a bias that is the same for all keys.
         return operand != "bias" or spec.shape("bias")[3] != 1
 
     def compute(

@@ -1,4 +1,4 @@
-"""What a rewrite is: a record by which another call, its inner call, stands in for a call."""
+"""A rewrite: a record that says how another call, the inner call, replaces a call."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Arrangement = Mapping[str, tuple[Shape, str]]
 Axis = Literal["batch", "heads"]
 
 Compute = Callable[[AttentionSpec, Mapping[str, jax.Array]], Arrays]
-"""A call computed: its results by name."""
+"""A function that computes a call: from its spec and its operands to its results by name."""
 
 MAX_PAIR_ENTRIES = 2**27
-"""An array over pairs of queries and keys that a rewrite makes has at most so many elements."""
+"""The most elements of an array over pairs of queries and keys that a rewrite may make."""
 
 LENGTHS = ("query_seq_lengths", "key_value_seq_lengths")
 _SEQUENCES = (
@@ -39,35 +39,35 @@ SEQUENCE_OPERANDS = LENGTHS + _SEQUENCES
 
 @dataclass(frozen=True)
 class Parts:
-    """Equal parts of a call along an axis, of which the last one of a batch may be smaller."""
+    """Equal parts of a call along an axis. Along the batch, the last part may be smaller."""
 
     axis: Axis
     size: int
-    """Batch rows, or query heads, of a part."""
+    """The number of batch rows, or of query heads, in a part."""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What the computation of a rewrite may call."""
+    """The functions that a rewrite's `compute` may use."""
 
     kernel: Compute
-    """The inner call, by the implementation for which the call is rewritten."""
+    """Computes the inner call with the implementation that the call is rewritten for."""
     xla: Compute
-    """Any call, by XLA."""
+    """Computes any call with XLA."""
     beside: Compute
-    """The call `Rewrite.beside`, by that implementation."""
+    """Computes the call `Rewrite.beside` with that same implementation."""
 
 
 @dataclass(frozen=True)
 class AskedOf:
-    """The calls about which a rewrite is asked. It leaves all others as they are."""
+    """The calls that a rewrite is tried on. It never applies to any other call."""
 
     operands: tuple[str, ...] = ()
-    """The call has one of these operands; () for any call."""
+    """The call has at least one of these operands. () includes every call."""
     direction: Literal["forward", "backward", "both"] = "both"
 
     def includes(self, names: Iterable[str], *, is_backward: bool) -> bool:
-        """Whether a call with operands of these names is one of them."""
+        """Whether a call of this direction, with operands of these names, is one of them."""
         if self.direction != "both" and is_backward != (self.direction == "backward"):
             return False
         return not self.operands or not set(self.operands).isdisjoint(names)
@@ -75,7 +75,7 @@ class AskedOf:
 
 EVERY_CALL = AskedOf()
 CACHE = AskedOf(("page_table", "key_value_seq_lengths"), "forward")
-"""Calls on a cache of keys and values, which has pages or says how many keys each row has."""
+"""Forward calls on a cache of keys and values: one in pages, or with a length for each row."""
 PAGES = AskedOf(("page_table",), "forward")
 BACKWARD = AskedOf(direction="backward")
 MODS = AskedOf(("mods_start",))
@@ -111,47 +111,48 @@ class Rewrite:
     """
 
     name: str
-    """What it does, for `explain`."""
+    """What the rewrite does, in the words that `explain` prints."""
     inner: Callable[[AttentionSpec], AttentionSpec]
-    """The call that a kernel runs in the place of this one."""
+    """Returns the inner call, which a kernel runs in place of the call."""
     compute: Callable[[AttentionSpec, AttentionSpec, Arrays, Calls], Arrays]
-    """The results of a call by name, at least, given the call, its inner call and the operands."""
+    """Computes the results by name from the call, its inner call and the operands. It may return
+    results that the call does not want, too."""
     asked_of: AskedOf = EVERY_CALL
     when: Callable[[AttentionSpec], bool] = _always
-    """Whether the call, one of `asked_of`, has an inner call."""
+    """Whether the rewrite applies to a call that `asked_of` includes."""
     pairs: Callable[[AttentionSpec], tuple[Shape, ...]] = _no_arrays
-    """Shapes of arrays that it makes, over pairs of queries and keys for example, which grow faster
-    than the call's own: each has at most MAX_PAIR_ENTRIES elements."""
+    """Shapes of the large arrays that the rewrite makes, for example over pairs of queries and
+    keys. The rewrite does not apply if one of them has more than MAX_PAIR_ENTRIES elements."""
     beside: Callable[[AttentionSpec], AttentionSpec | None] = _nothing
-    """Another call that the same implementation must run beside the inner call."""
+    """Another call that the same implementation must run in addition to the inner call."""
     adds: tuple[str, ...] = ()
-    """Operands that the inner call may have and the call has not: it enables the rewrites that are
-    asked of them."""
+    """Operands that the inner call may have although the call does not. Rewrites of calls with
+    these operands may apply after this one."""
     enables: Rewrite | None = None
-    """The rewrite for which alone this one is taken: that one must apply to the inner call, and
-    something must speak against the call."""
+    """The rewrite that this one prepares for, if it has no use by itself. This one applies only if
+    that one applies to its inner call, and is taken only if the call breaks a rule."""
     remedies: Callable[[AttentionSpec], Mapping[str, str]] = _no_remedies
-    """What a caller can do about rules that the inner call breaks, by rule."""
+    """What a caller can do about a rule that the inner call breaks, by the name of the rule."""
     own_bytes: Callable[[AttentionSpec], int] = _no_bytes
-    """The scratch memory that it takes beside that of the inner call."""
+    """Bytes of scratch memory that the rewrite takes in addition to the inner call's."""
     parts: Parts | None = None
-    """The parts into which it divides the call, if it does."""
+    """The parts, if the rewrite divides the call into some."""
     moves_dropout: bool = False
-    """Whether kernels draw another dropout mask for the inner call."""
+    """Whether kernels draw another dropout mask for the inner call than for the call."""
     may_fall_back: bool = False
-    """Whether it is decided when the call runs that XLA computes it after all. Such a rewrite is
-    taken of the call as it was made, and not after others."""
+    """Whether the program decides when it runs that XLA computes the call instead. Such a rewrite
+    applies only to the call as the caller made it, never after another rewrite."""
     reads_lse: bool = False
-    """Whether its backward pass reads the call's own lse, so that it must come before sinks, which
-    are in lse, are left out."""
+    """Whether the backward pass of the rewrite reads the call's own lse. A sink is part of that
+    lse, so such a rewrite must precede the one that removes sinks."""
     needed_for: str = ""
-    """A case of the conformance suite that needs it, where no call of docs/models.md does."""
+    """A case of the conformance suite that needs the rewrite, if no call of docs/models.md does."""
 
     def __str__(self) -> str:
         return self.name
 
     def applied(self, spec: AttentionSpec) -> AttentionSpec | None:
-        """The inner call of a call; None where the rewrite does not apply."""
+        """The inner call; None if the rewrite does not apply to the call."""
         if not self._applies(spec) or not all(map(is_affordable, self.pairs(spec))):
             return None
         inner = self.inner(spec)
@@ -160,7 +161,8 @@ class Rewrite:
         return inner
 
     def too_large(self, spec: AttentionSpec) -> Shape | None:
-        """The shape of the first array for which it does not apply, because that is too large."""
+        """The first shape of `pairs` that is too large, if nothing else keeps the rewrite from
+        applying to the call; else None."""
         if not self._applies(spec):
             return None
         return next((x for x in self.pairs(spec) if not is_affordable(x)), None)
@@ -180,15 +182,15 @@ def changed(
     promises: Promises | None = None,
     same_lengths: bool | None = None,
 ) -> AttentionSpec:
-    """The call without some operands, with others, and with other options.
+    """The call with some operands removed, added or replaced, and with other options.
 
     Args:
-      spec: the call.
-      without: operands that it loses.
-      arrays: shape and dtype of operands that are new or others.
-      meaning, wanted, promises: in place of the call's. There is never a partner.
-      same_lengths: in place of the meaning's; where lengths, ids or cu_seqlens are others, they are
-        not the same for both sides unless this says so.
+      spec: the call. The result never has its partner.
+      without: names of the operands to remove.
+      arrays: shape and dtype of each operand to add, or to replace.
+      meaning, wanted, promises: replace the call's if given.
+      same_lengths: whether queries and keys have the same lengths. By default this stays as it is,
+        but becomes False if lengths, segment ids or cu_seqlens are removed, added or replaced.
     """
     arrays, meaning = arrays or {}, meaning or spec.meaning
     kept = tuple(x for x in spec.operands if x.name not in without)
@@ -210,19 +212,19 @@ def changed(
 
 
 def keys_as_rows(meaning: Meaning) -> Meaning:
-    """For keys and values that a rewrite makes: in memory [B, S, K, ·], as their shape says."""
+    """The meaning for keys and values that a rewrite makes, which lie in memory as [B, S, K, ·]."""
     return replace(meaning, heads_first_kv=False, value_page=0)
 
 
 def without_band(meaning: Meaning) -> Meaning:
-    """With neither causality nor a static window."""
+    """The meaning without causality and without a static window."""
     return replace(meaning, is_causal=False, window=(None, None))
 
 
 def gradients_without(spec: AttentionSpec, *names: str) -> tuple[str, ...]:
-    """The gradients wanted but for these; the query's where none is left, for nobody.
+    """The wanted gradients except these; the query's if none is left.
 
-    XLA drops a kernel whose results nobody uses.
+    A backward call needs at least one. If nothing uses that one, XLA removes the kernel.
     """
     if not spec.is_backward:
         return ()
@@ -235,15 +237,15 @@ def forward_of(spec: AttentionSpec) -> AttentionSpec:
 
 
 def for_(spec: AttentionSpec, operands: Mapping[str, jax.Array]) -> Arrays:
-    """Of these arrays, those of the call."""
+    """The arrays that are operands of the call."""
     return {name: operands[name] for name in spec.options.operands}
 
 
 def is_affordable(shape: Shape) -> bool:
-    """Whether an array over pairs of queries and keys may be made for a call."""
+    """Whether a rewrite may make an array of this shape: at most MAX_PAIR_ENTRIES elements."""
     return math.prod(shape) <= MAX_PAIR_ENTRIES
 
 
 def common_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that arrays of these shapes make together; an axis of 1 is shared."""
+    """The shape to which arrays of these shapes, alike except for axes of 1, broadcast."""
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))

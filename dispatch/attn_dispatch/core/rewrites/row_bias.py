@@ -1,10 +1,11 @@
-"""A bias that is the same for all keys of a row moves lse, and nothing else.
+"""A bias that is the same for all keys of a row: it shifts lse, and changes nothing else.
 
-Its gradient is the sum of the scores' over the row, which is known without them:
+The gradient of the bias is the sum of the scores' gradients over the row, which needs no scores:
 
     Σ p · (dp - delta + dlse) = p_sink · delta + (1 - p_sink) · dlse        delta = Σ out · dout
 
-Where it is -inf the row attends nothing. A sink is no score of a key, so it is put in afterwards.
+A row whose bias is -inf attends nothing. The bias does not apply to a sink, so sinks are taken into
+the results afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from attn_dispatch.semantics.sinks_grad import delta_of, sinks_grad
 from attn_dispatch.semantics.sums import sum_like
 
 _NO_WEIGHT = 1e30
-"""As lse of a row that attends nothing: exp(score - lse) is 0."""
+"""The lse given to the kernel for rows that attend nothing, so that exp(score - lse) is 0."""
 
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
@@ -40,7 +41,7 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
         wanted=replace(
             spec.wanted,
             gradients=gradients_without(spec, "bias", "sinks"),
-            # lse says which rows attend nothing, and sinks need it.
+            # lse shows which rows attend nothing, and sinks need it.
             needs_lse=not spec.is_backward or spec.wanted.needs_lse,
         ),
     )
@@ -52,14 +53,15 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
         return _backward(spec, inner, operands, shift, calls)
     results = dict(calls.kernel(inner, for_(inner, operands)))
     is_padding = (shift == -jnp.inf) | (results["lse"] == -jnp.inf)
-    # No number is NaN in out as well, and in a row that attends nothing nobody looks at it.
+    # A bias of NaN or +inf makes out NaN, too. In rows that attend nothing, 0 replaces it below.
     no_number = jnp.where(jnp.isfinite(shift), 0.0, jnp.nan)
     out = results["out"] + no_number.swapaxes(1, 2)[..., None].astype(results["out"].dtype)
     results["out"] = _zero_in(is_padding, out)
     for name in ("lse", "row_max"):
         if name in results:
             results[name] = jnp.where(is_padding, -jnp.inf, results[name] + shift)
-    # A dead row that is wrong as well is NaN.
+    # This must come last: a row that attends nothing is NaN nevertheless if its lengths, ids or
+    # window are invalid.
     results = nan_where_invalid(spec, operands, results)
     return with_sinks(results, operands["sinks"]) if spec.has("sinks") else results
 
@@ -90,7 +92,7 @@ def _row_grad(spec: AttentionSpec, operands: Arrays) -> jax.Array:
     if spec.has("sinks"):
         above = operands["sinks"].astype(lse.dtype)[:, :, None] - lse
         grad = jnp.exp(above) * delta_of(operands) - jnp.expm1(above) * grad
-    # What stands in a row that attends nothing may be NaN.
+    # Rows that attend nothing may hold NaN.
     return jnp.where(lse == -jnp.inf, 0, grad)
 
 

@@ -1,4 +1,4 @@
-"""Which rewrites are taken: from the call that was made to one that a kernel runs.
+"""The search for rewrites that lead from the caller's call to one that a kernel runs.
 
 A rewrite is taken where the kernel refuses a call, and the inner call no longer breaks some rule
 that the call breaks. The search goes through the list again until no rewrite helps. A preferred
@@ -22,7 +22,7 @@ from attn_dispatch.reason import Reason, rules_of
 Reasons = Callable[[AttentionSpec], tuple[Reason, ...]]
 
 Parts = Callable[[Sequence[Chain]], tuple[Rewrite, ...]]
-"""Chooses one division into parts for the calls of all these chains; () leaves them whole."""
+"""Chooses how to divide the last calls of all these chains into parts; () leaves them whole."""
 
 
 def _as_they_are(chains: Sequence[Chain]) -> tuple[Rewrite, ...]:
@@ -31,7 +31,7 @@ def _as_they_are(chains: Sequence[Chain]) -> tuple[Rewrite, ...]:
 
 @dataclass(frozen=True)
 class _Terms:
-    """What holds for all calls of a search."""
+    """The arguments of `rewritten` that are the same for all calls of a search."""
 
     reasons_against: Reasons
     preferred: Sequence[Rewrite] = ()
@@ -49,15 +49,16 @@ def rewritten(
     may_fall_back: bool = True,
     first: str | None = None,
 ) -> Chain:
-    """The call as far as rewrites bring it: without a reason against it, if there is a way.
+    """The chain of rewrites for a call. Its last call has no reasons, if rewrites can remove them.
 
     Args:
       spec: the call.
-      reasons_against: why the implementation does not run a call, of this direction alone.
-      preferred: the rewrites that are taken without a reason.
-      parts: in which parts the kernel is asked for what it runs.
-      may_fall_back: whether XLA may compute the call after all, as is decided when it runs.
-      first: the name of a rewrite that is taken whether or not there is a reason.
+      reasons_against: returns why the implementation cannot run a call, considering only the
+        call's direction.
+      preferred: the rewrites to take even if the call breaks no rule.
+      parts: chooses the parts into which the last call is divided.
+      may_fall_back: whether to allow rewrites after which XLA may compute the call instead.
+      first: the name of a rewrite to take first, even if the call breaks no rule.
     """
     return _rewritten(spec, _Terms(reasons_against, preferred, parts, may_fall_back, first))
 
@@ -81,11 +82,11 @@ def _rewritten(spec: AttentionSpec, terms: _Terms) -> Chain:
 
 
 def _chain(spec: AttentionSpec, terms: _Terms, moves: frozenset[str] | None) -> Chain:
-    """The chain of a call.
+    """The chain of a call, not divided into parts.
 
     Args:
-      moves: the names of the rewrites that move dropout and are taken, no other such rewrite being
-        taken; None if the call is free to choose.
+      moves: the names of the rewrites with `moves_dropout` that must be taken; any other such
+        rewrite is forbidden. None leaves the choice to the search.
     """
     search = _Search(spec, terms, moves)
     search.begin_with(terms.first)
@@ -99,7 +100,7 @@ def _chain(spec: AttentionSpec, terms: _Terms, moves: frozenset[str] | None) -> 
 
 @dataclass
 class _Search:
-    """A call on its way to the kernel."""
+    """The state of a search: the call so far, and the steps that led to it."""
 
     spec: AttentionSpec
     terms: _Terms
@@ -107,14 +108,14 @@ class _Search:
     """See `_chain`."""
     steps: list[Step] = field(default_factory=list[Step])
     reasons: tuple[Reason, ...] = ()
-    """Why the kernel does not run `spec`."""
+    """Why the kernel cannot run `spec`."""
     others: dict[AttentionSpec, Chain] = field(default_factory=dict[AttentionSpec, Chain])
-    """The calls that rewrites need beside their inner calls."""
+    """The calls that rewrites need in addition to their inner calls, each with its chain."""
     nearest: tuple[int, tuple[Reason, ...]] = (0, ())
     """See `Chain.nearest`."""
 
     def begin_with(self, first: str | None) -> None:
-        """Take the rewrite of this name, if it applies; then ask what speaks against the call."""
+        """Take the rewrite of this name, if it applies; then find the call's reasons."""
         for rewrite in (*REWRITES, *ONE_BY_ONE) if first else ():
             inner = rewrite.applied(self.spec) if rewrite.name == first else None
             if inner is not None:
@@ -125,7 +126,7 @@ class _Search:
         self.nearest = len(self.steps), self.reasons
 
     def prefer(self, rewrites: Sequence[Rewrite]) -> None:
-        """Take these wherever they bring no new reason."""
+        """Take each of these rewrites that applies and brings no new reason."""
         for rewrite in rewrites:
             if self.moves is not None and rewrite.name not in self.moves:
                 continue
@@ -141,7 +142,7 @@ class _Search:
                 self._take([(rewrite, self.spec)], inner, left)
 
     def remove_reasons(self) -> None:
-        """Take whatever removes a reason, until nothing does."""
+        """Take rewrites that remove a reason, until none does."""
         before = -1
         while before < len(self.steps) and (self.reasons or self.moves):
             before = len(self.steps)
@@ -153,7 +154,8 @@ class _Search:
                     self._try((rewrite,))
 
     def _try(self, rewrites: Sequence[Rewrite]) -> bool:
-        """Take these one after the other if they must be, or remove a rule together; whether so."""
+        """Take these rewrites in order if they must be taken, or if together they end the breach of
+        a rule. Returns whether they were taken."""
         must_be = self._must_be_taken(rewrites)
         if must_be is False or not (must_be or self.reasons):
             return False
@@ -166,31 +168,31 @@ class _Search:
             left = self._against(rewrite, spec, inner)
             steps.append((rewrite, spec))
             spec = inner
-        # A rule that is broken with other numbers is still broken.
+        # Compare rules, not reasons: a rule that is broken with other numbers is still broken.
         is_taken = must_be or not rules_of(self.reasons) <= rules_of(left)
         if is_taken:
             self._take(steps, spec, left)
         return is_taken
 
     def _must_be_taken(self, rewrites: Collection[Rewrite]) -> bool | None:
-        """Whether dropout prescribes these, True, or forbids them, False; None: neither."""
+        """True if dropout requires these rewrites, False if it forbids them, None otherwise."""
         if self.moves is None or not any(rewrite.moves_dropout for rewrite in rewrites):
             return None
         return all(rewrite.name in self.moves for rewrite in rewrites)
 
     def _is_too_late_for(self, rewrite: Rewrite) -> bool:
-        """Whether it is left out after the rewrites that were taken."""
+        """Whether the rewrite must not follow the steps that were taken."""
         if rewrite.may_fall_back and (self.steps or not self.terms.may_fall_back):
-            return True  # what another one made of a bias is not worth a look
+            return True  # a bias that another rewrite made is not worth examining
         if not rewrite.reads_lse or not self.spec.is_backward or self.spec.has("sinks"):
             return False
-        # lse is that of a call with sinks, which this one no longer has.
+        # lse includes the sinks of an earlier call, which this call no longer has.
         return any(outer.has("sinks") for _, outer in self.steps)
 
     def _against(
         self, rewrite: Rewrite, spec: AttentionSpec, inner: AttentionSpec
     ) -> tuple[Reason, ...]:
-        """What speaks against the calls by which a rewrite replaces a call."""
+        """The reasons against the inner call, and against the call beside it if there is one."""
         left = self.terms.reasons_against(inner)
         other = rewrite.beside(spec)
         if other is None:
@@ -203,6 +205,6 @@ class _Search:
     def _take(self, steps: Sequence[Step], spec: AttentionSpec, left: tuple[Reason, ...]) -> None:
         self.steps += steps
         self.spec, self.reasons = spec, left
-        # As few rules as before are nearer, too.
+        # Of two calls that break equally many rules, the later one counts as nearer.
         if len(rules_of(left)) <= len(rules_of(self.nearest[1])):
             self.nearest = len(self.steps), left

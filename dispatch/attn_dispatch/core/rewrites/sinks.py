@@ -1,8 +1,9 @@
-"""Sinks put in afterwards: a sink is a score whose value is 0, so it only makes the sum larger.
+"""Sinks taken into out and lse after the kernel. A sink is a score whose value is 0, so
 
     lse' = log(exp(lse) + exp(sink))        out' = out · exp(lse - lse')
 
-Backward a kernel needs no sinks, given out' and lse': exp(score - lse') are the probabilities.
+The backward kernel needs no sinks if it is given out' and lse', because exp(score - lse') are the
+probabilities.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from attn_dispatch.semantics.sinks_grad import sinks_grad
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
     gradients = gradients_without(spec, "sinks")
-    # A row is known by the sum of its scores, so that lse is needed in any case.
+    # A sink's share depends on lse, so the forward call always returns it.
     needs_lse = not spec.is_backward or spec.wanted.needs_lse
     wanted = replace(spec.wanted, gradients=gradients, needs_lse=needs_lse)
     return changed(spec, without=("sinks",), wanted=wanted)
@@ -46,14 +47,14 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
 
 
 def with_sinks(results: Arrays, sinks: jax.Array) -> Arrays:
-    """out and lse of a call without sinks [1|B, N] as they are with them."""
+    """The results of a call without sinks, with `sinks` [1|B, N] taken into out and lse."""
     out, lse = results["out"], results["lse"]
     is_padding = lse == -jnp.inf
     whole = jnp.where(is_padding, -jnp.inf, jnp.logaddexp(lse, sinks.astype(lse.dtype)[:, :, None]))
     share = jnp.where(is_padding, 0, jnp.exp(lse - jnp.where(is_padding, 0, whole)))
     out = (out.astype(lse.dtype) * share.swapaxes(1, 2)[..., None]).astype(out.dtype)
-    # Without a barrier XLA may go on with what out was before it was rounded, and every gradient
-    # is of out as it is returned.
+    # Without a barrier XLA may use out from before it was rounded. But gradients are computed from
+    # out as it is returned.
     return results | {"out": jax.lax.optimization_barrier(out), "lse": whole}
 
 
@@ -63,7 +64,7 @@ SINKS_AFTERWARDS = Rewrite(
 
 
 def _keeps_kernels_of_a_cache(spec: AttentionSpec) -> bool:
-    """Whether kernels for decoding, and those that read pages, could not run the call otherwise."""
+    """Whether kernels for decoding, or for pages, may run the call if its sinks are removed."""
     if not spec.has("sinks") or not spec.has("key_value_seq_lengths") or is_packed(spec):
         return False
     return not spec.meaning.dropout_rate and (spec.is_paged or spec.seq_len_q <= MAX_QUERIES)

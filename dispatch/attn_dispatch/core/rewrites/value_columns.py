@@ -1,8 +1,9 @@
-"""Value dims beyond the engine's: a call for some columns at a time, with the same scores.
+"""Value dims that exceed the engine's limit: several calls, each for some columns of value.
 
-Forward, columns of the output are those of value. Backward, given lse, everything is linear in
-them: delta and dp are sums over columns, so all gradients but value's are sums over the calls.
-lse's gradient, which takes further columns (semantics/lse_grad.py), goes with the first.
+All calls have the same scores. Forward, each computes the columns of the output that belong to its
+columns of value. Backward, given lse, every gradient is linear in these columns: delta and dp are
+sums over columns, so all gradients except value's are sums over the calls. The gradient of lse
+needs further columns (semantics/lse_grad.py), and is passed to the first call.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from attn_dispatch.semantics.padding import pad_last, round_up
 
 _COLUMNS = ("value", "out", "out_grad")
 _MULTIPLE = 8
-"""Head dims are multiples of it; lse's gradient takes as many columns at most."""
+"""Head dims are multiples of this. The gradient of lse needs at most this many columns."""
 
 
 def _value_columns(most: int) -> Rewrite:
-    """At most so many columns of value in one call."""
+    """The rewrite into calls with at most `most` columns of value each."""
 
     def inner(spec: AttentionSpec) -> AttentionSpec:
         size = _columns(spec, most)
@@ -62,7 +63,7 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
 
 
 def _columns(spec: AttentionSpec, most: int) -> int:
-    """How many columns each of as few calls as possible has."""
+    """The number of columns in each call, for the smallest number of calls."""
     most -= _MULTIPLE if spec.has("lse_grad") else 0
     calls = max(-(-spec.head_dim_v // most), 1)
     return round_up(-(-spec.head_dim_v // calls), _MULTIPLE)

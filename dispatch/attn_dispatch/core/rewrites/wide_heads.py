@@ -1,4 +1,4 @@
-"""Head dims for which no kernel was made, as a larger one: columns of zeros change no score."""
+"""Head dims that no kernel supports, padded to one that it does: zero columns change no score."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ HEADS_OF_256 = Rewrite(
     lambda spec: _widened(spec, 256, spec.head_dim_v),
     _compute,
     when=lambda spec: spec.head_dim < 256,
-    # A kernel for wider heads may draw another mask (H200, 9.28: backward 256 after forward 136).
+    # A kernel for wider heads may draw another dropout mask (cuDNN 9.28, H200: the backward kernel
+    # for 256 after the forward kernel for 136).
     moves_dropout=True,
 )
 

@@ -17,12 +17,12 @@ class Fa4Jax(JaxPeer):
     module = "fa4_jax"
 
     def absent(self) -> str:
-        # It imports its kernels at the first call: what they need is asked for here.
+        # fa4-jax imports its kernels only at the first call, so check here for what they need.
         return super().absent() or why_absent("cutejax", "cutejax")
 
     def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
         package = self.package()
-        # "cute" and not its default, which is plain JAX where no GPU is.
+        # "cute" rather than the default, which is plain JAX if there is no GPU.
         options = {"causal": cell.is_causal, "backend": "cute"}
         if cell.window is not None:
             options |= {"causal": False, "window_size": (cell.window - 1, 0)}

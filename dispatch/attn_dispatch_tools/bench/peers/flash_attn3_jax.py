@@ -19,7 +19,7 @@ class FlashAttn3Jax(JaxPeer):
 
     def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
         if (cell.head_dim, cell.head_dim_v) != (128, 128):
-            # Its kernels would be missing when the call runs, after memory was taken for it.
+            # Otherwise the missing kernels would only show when the call runs and holds its memory.
             raise NotImplementedError("its wheels are built for head dim 128 alone")
         package = self.package()
         options: dict[str, Any] = {"is_causal": cell.is_causal, "window_size": (-1, -1)}

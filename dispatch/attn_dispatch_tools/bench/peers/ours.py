@@ -52,7 +52,7 @@ class Ours(JaxPeer):
 
     def call(self, cell: Cell, arrays: Arrays) -> PeerCall:
         asked = self._asked(cell, arrays)
-        # One array for both sides stays one, as in a caller's program: kernels may rely on that.
+        # Pass the same array for both sides, as a caller would: kernels may rely on that.
         different = {id(x): x for x in asked.named_arrays.values()}
         places = {name: [*different].index(id(x)) for name, x in asked.named_arrays.items()}
 

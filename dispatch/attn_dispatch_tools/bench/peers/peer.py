@@ -133,7 +133,7 @@ def why_absent(module: str, distribution: str) -> str:
         return f"not installed: pip install {distribution}"
     try:
         importlib.import_module(module)
-    except Exception as error:  # another package may raise anything
+    except Exception as error:  # other packages may raise anything
         return f"cannot be imported: {first_line(error)}"
     return ""
 

@@ -1,7 +1,8 @@
-"""PyTorch's scaled_dot_product_attention in a process of its own; it imports nothing of JAX's.
+"""PyTorch's scaled_dot_product_attention, run in a separate process that does not import JAX.
 
-Reads a JSON object a line and answers each with one: "prepare" a program under an id, "seconds" and
-"device_seconds" of so many calls of it, "release" all. An answer has "reason" where that failed.
+The process reads a JSON object from each line and answers with a line that holds another. Its "do"
+is "prepare", a program under an id; "seconds" or "device_seconds", the time of a number of calls of
+that program; or "release", all programs. If that fails, the answer has a "reason".
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _BACKENDS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"}
 
 
 def main() -> None:
-    # Libraries print: what they say goes to stderr, and the answers to what was stdout.
+    # Libraries print to stdout. Redirect that to stderr, and keep the real stdout for the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     programs: dict[str, Callable[[], object]] = {}
@@ -31,8 +32,8 @@ def main() -> None:
         try:
             answer(_done(json.loads(line), programs))
         except Exception as error:
-            said = (str(error).strip().splitlines() or [""])[0]
-            answer({"reason": f"{type(error).__name__}: {said}"[:300]})
+            first = (str(error).strip().splitlines() or [""])[0]
+            answer({"reason": f"{type(error).__name__}: {first}"[:300]})
 
 
 def _about() -> dict[str, Any]:
@@ -72,7 +73,7 @@ def _prepared(asked: dict[str, Any]) -> tuple[Callable[[], object], dict[str, An
     lengths = [cell.get("queries", cell["seq_len"]), *[cell["seq_len"]] * 2]
     heads = (cell["num_heads"], cell["num_kv_heads"], cell["num_kv_heads"], cell["num_heads"])
     dims = (cell["head_dim"], cell["head_dim"], cell["head_dim_v"], cell["head_dim_v"])
-    # [B, T, N, H] seen as [B, N, T, H]: as a model's projections leave them.
+    # [B, N, T, H] views of arrays [B, T, N, H], as a model's projections leave them.
     q, k, v, out_grad = (
         torch.randn(cell["batch"], t, n, h, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
         for t, n, h in zip([*lengths, lengths[0]], heads, dims, strict=True)

@@ -1,1 +1,1 @@
-"""Rewrites of calls beside a cache of keys and values: for kernels that decode, and read pages."""
+"""Rewrites of calls on a cache of keys and values, for kernels that decode or that read pages."""

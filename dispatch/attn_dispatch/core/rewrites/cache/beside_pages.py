@@ -1,7 +1,7 @@
-"""Rewrites that are taken beside pages because whole pages can be read after them.
+"""Rewrites of calls on pages whose only purpose is to make the rewrite of whole_pages.py possible.
 
-ALiBi and a score_mod stand in the way of whole pages (whole_pages.py). A soft cap or a bias, which
-they are rewritten as, does not.
+That rewrite applies neither to ALiBi nor to a score_mod. It applies to the soft cap or the bias
+that these rewrites replace them by.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from attn_dispatch.core.rewrites.rewrite import PAGES, Rewrite
 
 
 def _for_whole_pages(rewrite: Rewrite) -> Rewrite:
-    """The rewrite, of calls on pages of which a kernel would have all keys gathered otherwise."""
+    """The rewrite, limited to calls on pages, and to those to which WHOLE_PAGES applies next.
+
+    Without these two, all keys would be gathered for the kernel.
+    """
     (operand,) = rewrite.asked_of.operands
 
     def when(spec: AttentionSpec) -> bool:

@@ -1,4 +1,4 @@
-"""A cache as blocks of few keys each: pages cut into smaller ones, or an array's rows. No copy."""
+"""A cache divided into blocks of a few keys, without a copy: pages cut up, or rows of an array."""
 
 from __future__ import annotations
 
@@ -13,37 +13,41 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics.pages import flat_pages, flat_table
 
 _LARGEST = 64
-"""Keys in a block: what is left of a row beside whole blocks is fewer, and is copied."""
+"""The most keys in a block. The keys of a row beyond its whole blocks are fewer; they are copied.
+"""
 
 _FEW_QUERIES = 4
-"""Up to so many, blocks are the smallest. Kernels of a single tile read them as fast, and fewer
-keys are left: a soft cap of one query takes 138 µs, and 144 with blocks of 64; but 16 queries take
-199 and 172, a chunk of 256 1,229 and 1,079 (16 rows of 8,192 keys, 32 heads on 8, H200, 9.19)."""
+"""The most queries for which blocks have the smallest size. Kernels with a single tile of queries
+read small blocks as fast as large ones, and fewer keys remain beyond whole blocks.
+
+With a soft cap, one query takes 138 µs with small blocks and 144 µs with blocks of 64 keys; but 16
+queries take 199 and 172 µs, and a chunk of 256 queries takes 1,229 and 1,079 µs (16 rows of 8,192
+keys, 32 heads on 8, H200, cuDNN 9.19)."""
 
 _LARGEST_WHOLE = 256
-"""The largest block where pages cannot be cut: with heads before keys, only the keys of one head
-and one page follow one another."""
+"""The largest block if pages cannot be cut, because heads lie before keys in memory: then only the
+keys of one head of one page are contiguous."""
 
 SMALLEST = 8
-"""Below it nothing is cut."""
+"""The fewest keys in a block that is cut from a page or a row."""
 
 IN_BLOCKS = ("key_pages", "value_pages", "page_table")
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How keys and values of a call lie in blocks."""
+    """The division of a call's keys and values into blocks."""
 
     size: int
-    """Keys in a block, a power of two."""
+    """The number of keys in a block, a power of two."""
     columns: int
-    """Blocks that a batch row has room for."""
+    """The number of blocks that a batch row has room for."""
     number: int
-    """Blocks that there are."""
+    """The number of blocks in the whole cache."""
 
     @staticmethod
     def of(spec: AttentionSpec) -> Blocks | None:
-        """The blocks of a cache, in pages or not; None where it does not divide into any."""
+        """The blocks of a call's cache, in pages or not; None if it cannot be divided."""
         whole = spec.page_size if spec.is_paged else spec.seq_len_kv
         size = math.gcd(whole, SMALLEST if spec.seq_len_q <= _FEW_QUERIES else _LARGEST)
         if spec.is_paged and spec.meaning.heads_first_kv:
@@ -54,7 +58,7 @@ class Blocks:
         return Blocks(size, spec.seq_len_kv // size, pages * whole // size)
 
     def meaning(self, spec: AttentionSpec) -> Meaning:
-        """That of the call in blocks. An array with heads first is copied."""
+        """The meaning of the call on blocks. An array with heads first in memory is copied."""
         if not spec.is_paged:
             return replace(spec.meaning, heads_first_kv=False)
         return replace(spec.meaning, value_page=spec.meaning.value_page * self._in_a_page(spec))
@@ -63,7 +67,7 @@ class Blocks:
         return spec.page_size // self.size
 
     def arrays(self, spec: AttentionSpec, columns: int) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shapes and dtypes of the operands that say a call in blocks, so many for a row."""
+        """Shapes and dtypes of key_pages, value_pages and a page_table with this many columns."""
         pool = (1, self.number, self.size, spec.num_kv_heads)
         return {
             "key_pages": ((*pool, spec.head_dim), spec.dtype),
@@ -80,7 +84,7 @@ class Blocks:
         return found
 
     def table(self, spec: AttentionSpec, operands: dict[str, jax.Array]) -> jax.Array:
-        """int32 [B, columns]: each row's blocks in order; anything past its length."""
+        """int32 [B, columns]: each row's blocks in order; past the row's length, any block."""
         if spec.is_paged:
             whole = flat_table(spec, operands)
         else:

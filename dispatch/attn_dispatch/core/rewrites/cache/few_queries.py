@@ -1,12 +1,13 @@
-"""A few queries of each row beside a cache, as heads of a single one, for kernels made to decode.
+"""A few queries of each row on a cache, as heads of a single query, for kernels made for decoding.
 
-Such a kernel takes the query heads of a kv head as rows of one tile, so that more of them cost
-little, and splits the keys of a row among multiprocessors. All queries of a row see the keys that
-its first one sees: these go to the kernel. The keys after them, fewer than there are queries, are
-copied, and XLA attends to them; what comes of both is merged by lse.
+Such a kernel has the query heads of a kv head as rows of one tile, so that additional heads cost
+little, and splits the keys of a row among multiprocessors. The kernel attends to the keys that all
+queries of a row see. Under causality up to T - 1 keys remain, which only later queries see. They
+are copied, and XLA attends to them. The two results are merged by lse.
 
-With 4 queries of each row (32 heads on 8) an H200 takes 1.0 to 1.2 times as long as with one, with
-8 up to 1.5 times (benchmarks/decode.py); cuDNN's kernel for several queries takes 3.4 to 8 times.
+With 4 queries per row (32 heads on 8) an H200 takes 1.0 to 1.2 times as long as with one query, and
+with 8 up to 1.5 times (benchmarks/decode.py); cuDNN's kernel for several queries takes 3.4 to 8
+times as long.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 
 MAX_QUERIES = 16
-"""Queries of a row. Of 16 an H200 takes 352 µs, and 597 by the kernel for several (16 rows of 8,192
-keys, 32 heads on 8, 128 dims)."""
+"""The most queries of a row. For 16 queries an H200 takes 352 µs as heads, and 597 µs with a kernel
+for several queries (16 rows of 8,192 keys, 32 heads on 8, 128 dims)."""
 
 _CANNOT_GO = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
-"""Operands by which queries differ otherwise than by what they see; sinks go by lse."""
+"""Operands that treat the queries of a row differently; and sinks, which need the merged lse."""
 
 
 def _when(spec: AttentionSpec) -> bool:
@@ -104,7 +105,7 @@ def is_plain(spec: AttentionSpec) -> bool:
 
 
 def _as_heads(spec: AttentionSpec, query: jax.Array) -> jax.Array:
-    """[B, T, N, H] as [B, 1, N · T, H], those of a kv head together."""
+    """[B, T, N, H] as [B, 1, N · T, H], with the new heads of each kv head together."""
     x = query.reshape(spec.batch, spec.seq_len_q, spec.num_kv_heads, -1, spec.head_dim)
     return jnp.moveaxis(x, 1, 3).reshape(spec.batch, 1, -1, spec.head_dim)
 

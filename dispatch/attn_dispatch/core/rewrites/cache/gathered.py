@@ -1,4 +1,4 @@
-"""Keys and values in pages gathered into arrays, for kernels that do not read pages."""
+"""Gathering keys and values from pages into arrays, for kernels that do not read pages."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""The query heads of a kv head as more queries of it, and keys in parts, of calls on whole pages.
+"""Calls on whole pages with the query heads of a kv head as more queries of it, and keys in parts.
 
-A kernel for several queries has tiles of 128 of them, each of one query head, and reads keys for
-each tile. Of whole pages all queries see all keys, so that the queries of all heads of a group may
-stand in one tile. Such a kernel does not split keys either: where there are fewer tiles than
-multiprocessors, the pages of a row are batch rows of a few parts, merged by lse.
+A kernel for several queries has tiles of 128 queries of one query head, and reads the keys once for
+each tile. On whole pages all queries see all keys, so queries of all heads of a group can share a
+tile. Such a kernel does not divide keys among multiprocessors. If there are fewer tiles than
+multiprocessors, the pages of a row are divided into parts, each a batch row of the inner call, and
+the results of the parts are merged by lse.
 
-4 queries of 32 heads on one kv head take 63 µs so, with keys in 8 parts, where as heads of a single
-query they take 161 (16 rows of 8,192 keys, 128 dims, H200, 9.19); 16 queries of 32 heads on 8 take
-183 and 353.
+4 queries of 32 heads on one kv head take 63 µs this way, with keys in 8 parts, and 161 µs as heads
+of a single query (16 rows of 8,192 keys, 128 dims, H200, cuDNN 9.19); 16 queries of 32 heads on 8
+take 183 and 353 µs.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from attn_dispatch.semantics.merge import merged_parts
 _BY_HEAD = ("bias", "mask", "window", "alibi_slopes", "sinks", "dropout_key")
 
 MOST_AS_HEADS = 32
-"""Query heads of a kv head, of all queries together, that a kernel for decoding takes: it has 16 in
-a tile. 8 queries of 32 heads on 8 take 172 µs as heads, and 196 here (16 rows of 8,192 keys)."""
+"""The most queries times heads of a group for which a kernel for decoding is faster. Its tiles have
+16 rows. 8 queries of 32 heads on 8 take 172 µs as heads of one query, and 196 µs with this rewrite
+(16 rows of 8,192 keys)."""
 
 _TILE = 128
-"""So many queries fill one without the heads."""
+"""Rows of a kernel's tile. This many queries fill it without grouping heads."""
 PART = 256
-"""A table, and so each part of it, has room for a multiple of so many keys. Kernels read it in
-tiles of 128, past its end if they must, and of whatever stands there they read a page (H200, 9.19:
-NaN where 5 pages of 64 were all of a row, and none where 3 pages of 128 were)."""
+"""A page table, and each part of one, has room for a multiple of this many keys. Kernels read it in
+tiles of 128 keys, even past its end, and then read whatever page the number there names (H200,
+cuDNN 9.19: NaN if a row's table had 5 pages of 64, but none if it had 3 pages of 128)."""
 _ENOUGH = 128
-"""Tiles at work; an H200 and an H100 have 132 multiprocessors."""
+"""The number of tiles that keeps a GPU busy; an H200 and an H100 have 132 multiprocessors."""
 
 
 def _when(spec: AttentionSpec) -> bool:
@@ -104,7 +106,8 @@ def _group(spec: AttentionSpec) -> int:
 
 
 def _parts(spec: AttentionSpec) -> int:
-    """A power of two, into which the table divides."""
+    """The number of parts of each row's table: the smallest power of two that makes _ENOUGH tiles,
+    or less if the table cannot be divided into so many parts."""
     tiles = spec.batch * spec.num_kv_heads * -(-spec.seq_len_q * _group(spec) // _TILE)
     columns, parts = spec.shape("page_table")[1], 1
     while tiles * parts < _ENOUGH and columns * spec.page_size % (2 * parts * PART) == 0:

@@ -1,9 +1,9 @@
-"""The few keys that are left beside a kernel's, taken into its results by XLA.
+"""The few keys of a row that a kernel leaves out, merged into its results by XLA.
 
-Keys are taken one after the other, element by element, so that XLA makes two or three small
-kernels of it: matrix products, a softmax and a merge are a dozen, each of which takes as long as
-its start. What 4 queries of 32 heads on 8 take longer than one are 7 µs so, and were 16 (16 rows of
-8,192 keys, 128 dims, H200, 9.19).
+The computation takes one key after the other, with elementwise operations alone, which XLA fuses
+into two or three kernels. Matrix products, a softmax and a merge would be a dozen kernels, each of
+which takes hardly more than its launch. 4 queries of 32 heads on 8 take 7 µs longer than one query
+this way, and 16 µs longer with matrix products (16 rows of 8,192 keys, 128 dims, H200, cuDNN 9.19).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from attn_dispatch.semantics.merge import shares
 from attn_dispatch.semantics.pages import keys_at
 
 MAX_LAST_PAIRS = 80
-"""Queries times keys: with more, matrix products are faster. 4 queries and 10 keys of 32 heads on
-one took 52 µs, and 54 with 66 keys and products; 8 queries and 14 keys 71, and 66 with 70."""
+"""The most queries times keys. With more, matrix products are faster. 4 queries of 32 heads on one
+took 52 µs with 10 keys, and 54 µs with matrix products and 66 keys; 8 queries took 71 µs with 14
+keys, and 66 µs with matrix products and 70 keys."""
 
 _FEW = 4
-"""Keys that are found in their pages again for each query and head; more are copied first."""
+"""The most keys that are read from their pages again for each query and head; more are copied."""
 
 
 def with_last_keys(
@@ -32,15 +33,19 @@ def with_last_keys(
     may_attend: jax.Array,
     bias: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Results over a kernel's keys and these: out [B, T, N, V] and lse [B, T, N], in float32.
+    """The results over the kernel's keys and these keys together, in the dtype of lse.
 
     Args:
-      spec: a call with no other option of scores than a scale, a soft cap and a bias.
-      operands: its arrays. What stands in key and value where nobody attends reaches nothing.
-      results: out and lse over the kernel's keys; a row of it without keys has an lse of -inf.
-      places: int32 [B, L], where the keys stand in their row.
-      may_attend: bool [B, T, L].
-      bias: [B, 1|N, 1|T, L].
+      spec: a call whose scores have no options except a scale, a soft cap and a bias.
+      operands: the call's arrays. Keys and values that no query attends to may hold anything.
+      results: out [B, T, N, V] and lse [B, T, N] over the kernel's keys. lse is -inf in rows to
+        which the kernel gave no keys.
+      places: int32 [B, L], the positions of the keys in their batch row.
+      may_attend: bool [B, T, L], True where the query attends to the key.
+      bias: [B, 1|N, 1|T, L], the bias at these keys.
+
+    Returns:
+      out [B, T, N, V] and lse [B, T, N].
     """
     out, lse = results
     wide = jnp.dtype(spec.lse_dtype)
@@ -51,7 +56,7 @@ def with_last_keys(
     key, value = (x.astype(wide) for x in (key, value))
     grouped = (batch, spec.seq_len_q, kv_heads, spec.num_heads // kv_heads)
     query = operands["query"].astype(wide).reshape(*grouped, 1, spec.head_dim)
-    # [B, T, K, G, L] of [B, T, K, G, 1, H] and [B, 1, K, 1, L, H].
+    # [B, T, K, G, L] from [B, T, K, G, 1, H] and [B, 1, K, 1, L, H].
     score = (query * jnp.swapaxes(key, 1, 2)[:, None, :, None]).sum(-1) * spec.meaning.scale
     if (cap := spec.meaning.logits_soft_cap) is not None:
         score = cap * jnp.tanh(score / cap)
@@ -64,7 +69,7 @@ def with_last_keys(
     )
 
     def part(share: jax.Array, x: jax.Array) -> jax.Array:
-        """Where nobody attends, x may be NaN."""
+        """share · x, and 0 where the share is 0, because x may be NaN there."""
         return jnp.where(share[..., None] == 0, 0, share[..., None] * x)
 
     found = part(of_kernel, out.reshape(*grouped, -1).astype(wide))

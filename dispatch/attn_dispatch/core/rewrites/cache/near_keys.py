@@ -1,7 +1,7 @@
-"""A window beside a cache, of which it is a small part: the keys of the window alone are copied.
+"""A window that covers a small part of a cache: only the keys in the window are copied.
 
-Kernels would otherwise plan for all that the cache has room for, and one made to decode has no
-window.
+Otherwise kernels would plan for all keys that the cache has room for, and kernels made for decoding
+do not support windows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 
 _LEAST_SAVED = 4
-"""How many times as many keys there are at least: a copy reads and writes what a kernel reads."""
+"""The least ratio of all keys to those copied. A copy reads and writes what a kernel only reads."""
 
 _BY_PAIR = ("bias", "mask", "window", "dropout_key")
 
@@ -41,13 +41,13 @@ def _when(spec: AttentionSpec) -> bool:
     least = _LEAST_SAVED
     if spec.seq_len_q > MAX_QUERIES:
         if not spec.is_paged:
-            return False  # an array goes packed, as it is
-        least = 1  # else all of them are copied
+            return False  # kernels run this call on the array as a packed one
+        least = 1  # without this rewrite, all pages would be copied
     return _reached(spec, left) * least <= spec.seq_len_kv
 
 
 def _reached(spec: AttentionSpec, left: int) -> int:
-    """Keys that the queries of a row see together."""
+    """The number of keys that the queries of a row see between them."""
     return left + spec.seq_len_q
 
 

@@ -1,4 +1,4 @@
-"""Pages of a size that is no power of two, as smaller ones of a size that is: nothing is copied."""
+"""Pages whose size is no power of two, cut without a copy into smaller ones whose size is one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
     table = {"page_table": blocks.table(spec, operands)}
     given = {**operands, **blocks.pools(spec, operands), **table}
     results = calls.kernel(inner, for_(inner, given))
-    # Its own pages are all there: which are not, the table of the call itself says.
+    # The inner call's table has only valid pages. Invalid ones show in the table of this call.
     return nan_where_invalid(spec, operands, results)
 
 

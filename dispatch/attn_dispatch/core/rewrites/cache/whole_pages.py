@@ -1,15 +1,16 @@
-"""A call beside a cache as one on whole pages, which all queries of a row see, and on the rest.
+"""A call on a cache as a call on whole pages, which all queries of a row see, and one on the rest.
 
-With anything more than a scale, or with several queries, kernels multiply by what stands past a
-length, and 0 · NaN is NaN (cuDNN, H200, 9.19 and 9.28). So a kernel is given *whole* pages alone:
-those of which every query of the row sees every key. There is no band then, and no length inside of
-a page; past the last whole page the table names it again, which has nothing but live keys. A table
-that begins with the first whole page leaves out what is left of a window.
+If a call has more options than a scale, or several queries, kernels multiply by values past a
+length, and 0 · NaN is NaN (cuDNN 9.19 and 9.28, H200). So the kernel is given only *whole* pages:
+those of which every query of the row sees every key. The inner call then has no band, and no length
+ends inside a page. Past a row's last whole page the table repeats that page, all of whose keys are
+real. With a window, the table begins with the first whole page, so it omits the keys left of the
+window.
 
-What is left at either end, fewer keys than a page and the queries have together, is copied. XLA
-attends to it for a few queries; else a kernel does, as to an array with lengths. What comes of both
-is merged by lse. Pages are cut into blocks of at most 64 keys beforehand, and an array is blocks
-too (blocks.py): neither is copied.
+The keys that remain at either end, fewer than the keys of a page and the queries together, are
+copied. For a few queries XLA attends to them; otherwise a kernel does, as to an array with lengths.
+The results are merged by lse. Before all this, pages are cut into blocks of at most 64 keys, and an
+array is divided into blocks as well (blocks.py). Neither is copied.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ from attn_dispatch.semantics.row_ids import is_packed, row_lengths
 _BY_PAIR = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
 
 _TILE = PART
-"""A table has room for a multiple of so many keys."""
+"""A table has room for a multiple of this many keys."""
 
 _MOST_PADDED = 128
-"""Queries of each of several rows that have as many as their lengths say. Here kernels compute
-padding as well: 63 single queries beside a chunk of 512 took 2.3 times as long as with their keys
-gathered (64 rows of 4k keys, H200, 9.19)."""
+"""The most queries of a row, if there are several rows and query_seq_lengths. With this rewrite
+kernels compute padding rows, too: 63 rows of one query and one row of 512 took 2.3 times as long as
+with their keys gathered (64 rows of 4k keys, H200, cuDNN 9.19)."""
 
 _LEAST_WHOLE = 4
-"""A window has at least so many blocks: else the keys that it reaches are copied (near_keys.py)."""
+"""The fewest blocks in a window. The keys in a smaller window are copied (near_keys.py)."""
 
 
 def _inner(spec: AttentionSpec) -> AttentionSpec:
@@ -73,7 +74,7 @@ def _inner(spec: AttentionSpec) -> AttentionSpec:
 
 
 def _beside(spec: AttentionSpec) -> AttentionSpec | None:
-    """The call on the keys after the whole pages; None where XLA computes it."""
+    """The call on the keys after the whole pages; None if XLA attends to them or there are none."""
     plan = _plan(spec)
     if spec.seq_len_q <= MAX_QUERIES or not plan.after:
         return None
@@ -126,15 +127,15 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is known before the lengths are."""
+    """The sizes of a call's parts, which do not depend on the values of its lengths."""
 
     blocks: Blocks
     columns: int
-    """Room for the most whole blocks of a row, and to the end of a kernel's tile."""
+    """The most whole blocks of a row, rounded up to a kernel's tile."""
     before: int
-    """The most keys at their left that some query sees."""
+    """The most keys left of the whole blocks that some query sees."""
     after: int
-    """At their right."""
+    """The most keys right of the whole blocks that some query sees."""
 
     @staticmethod
     def of(spec: AttentionSpec) -> _Plan | None:
@@ -158,13 +159,13 @@ class _Plan:
         rows = spec.seq_len_q * spec.num_heads // spec.num_kv_heads
         goes_as_heads = spec.seq_len_q == 1 or rows <= MOST_AS_HEADS
         if spec.seq_len_q <= MAX_QUERIES and is_plain(spec) and goes_as_heads:
-            return None  # few_queries.py does it with fewer keys apart
+            return None  # few_queries.py leaves fewer keys to XLA
         if spec.has("bias") and (
             spec.seq_len_q > MAX_QUERIES or not spec.is_paged or spec.shape("bias")[3] == 1
         ):
-            return None  # it would be an array of many pairs
+            return None  # the bias would be an array of many pairs
         if spec.seq_len_q > MAX_QUERIES and (left is not None or not spec.is_paged):
-            return None  # a window's keys are copied, and an array goes packed
+            return None  # near_keys.py copies a window's keys; an array can be run as a packed one
         if spec.seq_len_q > _MOST_PADDED and spec.batch > 1 and spec.has("query_seq_lengths"):
             return None
         blocks = Blocks.of(spec)
@@ -179,12 +180,12 @@ class _Plan:
         columns = round_up(columns, -(-_TILE // blocks.size))
         apart = blocks.size - 1 + (0 if is_open else spec.seq_len_q - 1)
         if spec.seq_len_q > MAX_QUERIES and 2 * apart > spec.seq_len_kv:
-            return None  # all may as well be copied
+            return None  # so many keys remain that copying all is as good
         return _Plan(blocks, columns, 0 if left is None else apart, apart)
 
 
 def _plan(spec: AttentionSpec) -> _Plan:
-    """The plan of a call that the rewrite applies to."""
+    """The plan of a call to which the rewrite applies."""
     plan = _Plan.of(spec)
     assert plan is not None
     return plan
@@ -192,21 +193,24 @@ def _plan(spec: AttentionSpec) -> _Plan:
 
 @dataclass(frozen=True)
 class _Ends:
-    """Where whole blocks begin and end; int32 [B]."""
+    """The first and last whole blocks of each row; the arrays are int32 [B]."""
 
     queries: jax.Array
+    """The number of queries in the row."""
     keys: jax.Array
+    """The number of keys in the row."""
     first: jax.Array
-    """The block with which they begin."""
+    """The first whole block."""
     count: jax.Array
-    """How many there are."""
+    """The number of whole blocks."""
     size: int
+    """The number of keys in a block."""
 
     @staticmethod
     def of(spec: AttentionSpec, operands: Arrays, plan: _Plan) -> _Ends:
         queries, keys = (row_lengths(spec, operands, side) for side in ("query", "key"))
         (left, right), size = spec.band, plan.blocks.size
-        # The first query's last key, and the last query's first.
+        # `end` follows the last key of the first query; `begin` is the last query's first key.
         end, begin = keys, jnp.zeros_like(keys)
         if right is not None:
             end = jnp.minimum(keys, keys - queries + right + 1)
@@ -219,22 +223,22 @@ class _Ends:
 
     @property
     def begin(self) -> jax.Array:
-        """The first key of the whole blocks."""
+        """The position of the first key in whole blocks."""
         return self.first * self.size
 
     @property
     def end(self) -> jax.Array:
-        """The key after them."""
+        """The position after the last key in whole blocks."""
         return (self.first + self.count) * self.size
 
 
 def _begin_anywhere(spec: AttentionSpec) -> bool:
-    """Whether the whole blocks of each row begin elsewhere, as those of a window do."""
+    """Whether the whole blocks of different rows begin at different keys, as with a window."""
     return spec.band[0] is not None
 
 
 def _near(spec: AttentionSpec, keys: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shapes and dtypes of key and value with so many places."""
+    """Shapes and dtypes of key and value with `keys` keys in each row."""
     rows = (spec.batch, keys, spec.num_kv_heads)
     return {
         "key": ((*rows, spec.head_dim), spec.dtype),
@@ -245,14 +249,14 @@ def _near(spec: AttentionSpec, keys: int) -> dict[str, tuple[tuple[int, ...], st
 def _bias(
     spec: AttentionSpec, keys: int, *, by_row: bool
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of a bias over so many keys, which differ from row to row if `by_row`."""
+    """Shape and dtype of a bias over `keys` keys; if `by_row`, each row has other keys."""
     batch, heads, queries, _ = spec.shape("bias")
     batch = spec.batch if by_row else batch
     return {"bias": ((batch, heads, queries, keys), spec.dtype_of("bias"))}
 
 
 def _bias_at(bias: jax.Array, places: jax.Array) -> jax.Array:
-    """The bias at key positions `places` [B, L]. Positions outside are clipped; masked later."""
+    """The bias at key positions `places` [B, L]. Outside positions are clipped, then masked."""
     at = jnp.clip(places, 0, bias.shape[3] - 1)[:, None, None]
     return jnp.take_along_axis(
         jnp.broadcast_to(bias, (places.shape[0], *bias.shape[1:])), at, axis=3
@@ -303,7 +307,7 @@ def _by_xla(
     if spec.seq_len_q * length <= MAX_LAST_PAIRS:
         return with_last_keys(spec, operands, results, places, may_attend, bias)
     key, value = keys_at(spec, operands, places)
-    # 0 · NaN of what stands past a length would be NaN.
+    # Values past a length may be NaN, and 0 · NaN would be NaN.
     is_read = may_attend.any(axis=1)[..., None, None]
     near = {name: jnp.where(is_read, x, 0) for name, x in (("key", key), ("value", value))}
     arrays = _near(spec, length) | {"mask": ((spec.batch, 1, spec.seq_len_q, length), "bool")}
