@@ -131,7 +131,9 @@ def test_kernels_are_planned_for_known_shapes(platform: str, device: str):
         with target(device):
             jax.export.export(jax.jit(attend), platforms=[platform])(x)
 
-    with pytest.warns(AttentionFallbackWarning, match="planned for known shapes, and b is a symbol"):
+    with pytest.warns(
+        AttentionFallbackWarning, match="planned for known shapes, and b is a symbol"
+    ):
         export()
     with pytest.raises(NotImplementedError, match="planned for known shapes, and b is a symbol"):
         export(implementation="cudnn" if platform == "cuda" else "aiter")
