@@ -210,7 +210,7 @@ def test_an_interrupted_build_goes_on(project):
 def test_a_failure_shows_what_the_compiler_said(project):
     folder, _, _, sources = project
     sources[1].write_text("broken")
-    with pytest.raises(BuildError, match=r"the same command goes on") as stop:
+    with pytest.raises(BuildError, match=r"the same command continues it") as stop:
         ninja.run(folder, 1, _ignore)
     assert "file 1.cpp: error: this is broken" in str(stop.value)
     assert "-MMD" not in str(stop.value)
