@@ -35,7 +35,7 @@ class AiterBuild:
     filter_split_kv: str
     compiler: str
     compile_check_only: bool
-    """Whether it was built without ROCm's headers, so that it must never be loaded beside ROCm."""
+    """Whether the library was built without ROCm's headers; it must never be loaded beside ROCm."""
     files: int
     """The number of compiled C++ files."""
     asm_kernels: int

@@ -93,7 +93,7 @@ class Arguments:
 
 
 def holds_structs(argument: Any) -> bool:
-    """Whether it contains a `jax.ShapeDtypeStruct` in place of an array."""
+    """Whether the argument contains a `jax.ShapeDtypeStruct` in place of an array."""
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(argument))
 
 

@@ -277,7 +277,7 @@ def _under_mask_of(mask_source: Choice) -> str:
 
 
 def _is_absent_extra(implementation: Implementation, device: Device) -> bool:
-    """Whether it is an extra that is not installed, or not usable here: nobody expects it."""
+    """Whether the implementation is an extra that cannot be used here, which nobody expects."""
     return implementation.IS_EXTRA and bool(implementation.unusable_reason(device))
 
 

@@ -49,7 +49,7 @@ class Implementation(Protocol):
 
     @property
     def IS_EXTRA(self) -> bool:
-        """Whether it needs an optional package. Without that package, no warning mentions it."""
+        """Whether an optional package is needed; no warning mentions that it is missing."""
         ...
 
     @property

@@ -210,7 +210,7 @@ def _winner(entry: dict[str, Any]) -> Winner:
 
 
 def _is_printable(text: object) -> bool:
-    """Whether it is a string that cannot control a terminal."""
+    """Whether the text is a string that cannot control a terminal."""
     return isinstance(text, str) and text.isprintable()
 
 
