@@ -271,7 +271,7 @@ plan_store.MAX_FILES = 16
 sys.stdin.readline()
 for number in range(200):
     plan_store._write(Path(sys.argv[1]) / f"{sys.argv[2]}-{number}.plan", "x" * 1000)
-print(plan_store.write_failures(), flush=True)
+print(plan_store.write_failures(Path(sys.argv[1])), flush=True)
 """
 
 
@@ -347,7 +347,8 @@ backend = library.find().backend
 plan_store.plan(backend, call(1), SM90)
 room = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, room[1]))
-print(plan_store.plan(backend, call(2), SM90)[1], plan_store.write_failures())
+folder = plan_store.plans_folder()
+print(plan_store.plan(backend, call(2), SM90)[1], plan_store.write_failures(folder))
 resource.setrlimit(resource.RLIMIT_FSIZE, room)
 print(plan_store.plan(backend, call(3), SM90)[1], os.listdir(sys.argv[1]))
 """

@@ -68,9 +68,10 @@ def plans_folder() -> Path | None:
     return cache_path(FOLDER, "plans")
 
 
-def write_failures() -> list[str]:
-    """Why plans of this process could not be written, one sentence for each cause."""
-    return list(dict.fromkeys(_write_failures.values()))
+def write_failures(folder: Path) -> list[str]:
+    """Why plans of this process could not be written to the folder, one sentence for each cause."""
+    reasons = (reason for file, reason in _write_failures.items() if file.parent == folder)
+    return list(dict.fromkeys(reasons))
 
 
 def replace_remade(backend: ModuleType) -> None:

@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> None:
                 answer, is_planned = _planned(each, device)
             is_refused |= not is_planned
             style.show(_line(name, time.perf_counter() - start, answer), _MARKS)
-    if reasons := plan_store.write_failures():
+    if reasons := plan_store.write_failures(folder):
         raise SystemExit(f"error: not all plans are kept: {'; '.join(reasons)}")
     if is_refused:
         raise SystemExit(1)
