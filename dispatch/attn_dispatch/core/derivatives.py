@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
 from attn_dispatch.call.leading import LeadingCall
@@ -26,9 +26,9 @@ from attn_dispatch.call.options import AttentionOptions, both_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import jax_compat, select
 from attn_dispatch.core.explicit_axes import with_auto_axes
-from attn_dispatch.core.jax_compat import Context, ad, batching, mlir
+from attn_dispatch.core.jax_compat import Context, MlirValues, ad, batching, mlir
 from attn_dispatch.devices.target import device_for
-from attn_dispatch.typed_jax import bind, named, vjp
+from attn_dispatch.typed_jax import bind, bind_one, jvp, named, vjp
 
 SAVED_NAME = "context"
 """The name of out and lse for `jax.checkpoint` policies, which other attention calls use too."""
@@ -36,7 +36,11 @@ SAVED_NAME = "context"
 FORWARD_MODE = "forward-mode derivative"
 SECOND_ORDER = "derivative of a derivative"
 
-ArraySequence = Sequence[Any]
+Arrays = Sequence[jax.Array]
+"""Arrays, and what JAX has in their place: tangents and cotangents that are known to be 0
+(`_is_zero`), and operands of a transpose without values (`ad.is_undefined_primal`)."""
+
+Tangents = Sequence[jax.Array | ad.Zero]
 
 
 def make_differentiable(forward: Primitive, backward: Primitive) -> None:
@@ -62,11 +66,11 @@ def chosen_as_in_training(options: AttentionOptions) -> AttentionOptions:
 
 def _forward_jvp(
     primitive: Primitive,
-    operands: ArraySequence,
-    tangents: ArraySequence,
+    operands: Arrays,
+    tangents: Arrays,
     *,
     options: AttentionOptions,
-) -> tuple[ArraySequence, ArraySequence]:
+) -> tuple[Arrays, Tangents]:
     """attn_fwd, which returns its lse, and attn_jvp of the tangents not known to be 0."""
     if "page_table" in options.operands and not all(map(_is_zero, tangents)):
         raise NotImplementedError(
@@ -98,11 +102,11 @@ def _forward_jvp(
 
 def _transpose(
     backward: Primitive,
-    cotangents: ArraySequence,
-    *arrays: Any,
+    cotangents: Arrays,
+    *arrays: jax.Array,
     options: AttentionOptions,
     wanted: tuple[str, ...],
-) -> ArraySequence:
+) -> list[jax.Array | None]:
     """attn_bwd: the gradients of the operands whose tangents attn_jvp takes."""
     known, tangents = arrays[: -len(wanted)], arrays[-len(wanted) :]
     *_, out, lse = known
@@ -117,7 +121,7 @@ def _transpose(
     out_grad = jnp.zeros_like(out) if _is_zero(out_grad) else out_grad
     _, options = both_options(options, wanted, has_lse_grad=bool(lse_grads))
     gradients = bind(backward, *known, out_grad, *lse_grads, options=options)
-    return [None] * len(known) + [
+    return [None for _ in known] + [
         gradient if ad.is_undefined_primal(tangent) else None
         for gradient, tangent in zip(gradients, tangents, strict=True)
     ]
@@ -126,10 +130,10 @@ def _transpose(
 def _forward_transpose(
     forward: Primitive,
     backward: Primitive,
-    cotangents: ArraySequence,
-    *operands: Any,
+    cotangents: Arrays,
+    *operands: jax.Array,
     options: AttentionOptions,
-) -> ArraySequence:
+) -> list[jax.Array | None]:
     """The transpose of attn_fwd, which is linear only in value: value's gradient, for any value."""
     unknown = [
         name
@@ -143,7 +147,7 @@ def _forward_transpose(
         )
     out_grad, *_ = cotangents
     if _is_zero(out_grad):
-        return [None] * len(operands)
+        return [None for _ in operands]
     known = [
         jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else x for x in operands
     ]
@@ -156,11 +160,11 @@ def _forward_transpose(
 
 def _backward_jvp(
     primitive: Primitive,
-    operands: ArraySequence,
-    tangents: ArraySequence,
+    operands: Arrays,
+    tangents: Arrays,
     *,
     options: AttentionOptions,
-) -> tuple[ArraySequence, ArraySequence]:
+) -> tuple[Arrays, Tangents]:
     """attn_bwd, and by formulas the derivative of what it computes.
 
     out and lse are functions of the other operands, so their tangents are not needed.
@@ -171,7 +175,7 @@ def _backward_jvp(
     if not moving:
         return gradients, [_no_tangent(x) for x in gradients]
 
-    def gradients_of(*arrays: Any) -> list[jax.Array]:
+    def gradients_of(*arrays: jax.Array) -> list[jax.Array]:
         return _gradients(options, dict(zip(options.operands, arrays, strict=True)))
 
     return gradients, _along(gradients_of, operands, tangents, moving, gradients)
@@ -179,25 +183,22 @@ def _backward_jvp(
 
 def _along(
     function: Callable[..., list[jax.Array]],
-    arrays: ArraySequence,
-    tangents: ArraySequence,
+    arrays: Arrays,
+    tangents: Arrays,
     moving: Sequence[int],
-    results: ArraySequence,
+    results: Arrays,
 ) -> list[jax.Array]:
     """The derivative along some tangents of a formula whose results are sharded like `results`."""
     function = with_auto_axes(function, results)
 
-    def of_moving(*moved: Any) -> list[jax.Array]:
+    def of_moving(*moved: jax.Array) -> list[jax.Array]:
         now = dict(zip(moving, moved, strict=True))
         return function(*(now.get(i, x) for i, x in enumerate(arrays)))
 
-    derivative: Any = jax.jvp(
-        of_moving, [arrays[i] for i in moving], [tangents[i] for i in moving]
-    )[1]
-    return derivative
+    return jvp(of_moving, [arrays[i] for i in moving], [tangents[i] for i in moving])[1]
 
 
-def _gradients(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Array]:
+def _gradients(options: AttentionOptions, arrays: dict[str, jax.Array]) -> list[jax.Array]:
     """The gradients that attn_bwd computes, by formulas."""
     has_lse_grad = "lse_grad" in options.operands
     names = options.operands[: options.operands.index("out")]
@@ -210,18 +211,18 @@ def _gradients(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Ar
 
 
 def _tangents(
-    *arrays: Any, options: AttentionOptions, wanted: tuple[str, ...], derivative: str
+    *arrays: jax.Array, options: AttentionOptions, wanted: tuple[str, ...], derivative: str
 ) -> list[jax.Array]:
     """The tangents of out and lse that attn_jvp computes, by formulas."""
     by_name = dict(zip(options.operands, arrays, strict=False))
     function = _formula(options, by_name, wanted, derivative, has_lse_grad=options.wanted.needs_lse)
     moving = [by_name[name] for name in wanted]
-    return list(jax.jvp(function, moving, list(arrays[-len(wanted) :]))[1])
+    return list(jvp(function, moving, arrays[-len(wanted) :])[1])
 
 
 def _formula(
     call: AttentionOptions,
-    arrays: dict[str, Any],
+    arrays: dict[str, jax.Array],
     wanted: tuple[str, ...],
     derivative: str,
     *,
@@ -235,9 +236,9 @@ def _formula(
     whole = LeadingCall.of(tuple(operands.values()), forward)
     asked = whole.spec.returning(replace(forward.wanted, derivative=derivative))
 
-    def function(*moving: Any) -> tuple[jax.Array, jax.Array]:
+    def function(*moving: jax.Array) -> tuple[jax.Array, jax.Array]:
         now = operands | dict(zip(wanted, moving, strict=True))
-        now["query"] = by_formula_p.bind(now["query"], spec=asked)
+        now["query"] = bind_one(by_formula_p, now["query"], spec=asked)
         out, lse = whole.unfold(select.formula(whole.spec, whole.fold(now)))
         return out, lse
 
@@ -245,12 +246,12 @@ def _formula(
 
 
 def _second_jvp(
-    primals: ArraySequence,
-    tangents: ArraySequence,
+    primals: Arrays,
+    tangents: Arrays,
     *,
     options: AttentionOptions,
     wanted: tuple[str, ...],
-) -> tuple[ArraySequence, ArraySequence]:
+) -> tuple[Arrays, Arrays]:
     """attn_jvp, and by formulas the derivative of what it computes."""
     results = bind(attn_jvp_p, *primals, options=options, wanted=wanted)
     moving = [i for i, tangent in enumerate(tangents) if not _is_zero(tangent)]
@@ -259,21 +260,21 @@ def _second_jvp(
     return results, _along(function, primals, tangents, moving, results)
 
 
-def _is_zero(tangent: Any) -> bool:
+def _is_zero(tangent: object) -> bool:
     return isinstance(tangent, ad.Zero)
 
 
-def _no_tangent(x: Any) -> Any:
+def _no_tangent(x: jax.Array) -> ad.Zero:
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
 def _batch_jvp(
-    arrays: ArraySequence,
+    arrays: Arrays,
     dims: Sequence[int | None],
     *,
     options: AttentionOptions,
     wanted: tuple[str, ...],
-) -> tuple[ArraySequence, list[int]]:
+) -> tuple[Arrays, list[int]]:
     # The formula is mapped, not the primitive. If only tangents are mapped, as by jax.jacfwd, what
     # does not depend on them is computed once.
     function = partial(_tangents, options=options, wanted=wanted, derivative=FORWARD_MODE)
@@ -284,8 +285,8 @@ def _batch_jvp(
 
 
 def _lower_jvp(
-    ctx: Context, *arrays: Any, options: AttentionOptions, wanted: tuple[str, ...]
-) -> Any:
+    ctx: Context, *arrays: object, options: AttentionOptions, wanted: tuple[str, ...]
+) -> MlirValues:
     function = partial(_tangents, options=options, wanted=wanted, derivative=FORWARD_MODE)
     return jax_compat.lower_as(function, ctx, arrays)
 
@@ -296,7 +297,9 @@ def _make_jvp_primitive() -> Primitive:
     primitive.multiple_results = True
     jax_compat.run_eagerly(primitive)
 
-    def types(*avals: Any, options: AttentionOptions, wanted: tuple[str, ...]) -> tuple[Any, ...]:
+    def types(
+        *avals: ShapedArray, options: AttentionOptions, wanted: tuple[str, ...]
+    ) -> tuple[ShapedArray, ...]:
         del wanted
         n = len(options.operands)
         return avals[n : n + 2]
@@ -313,15 +316,15 @@ def _make_gate() -> Primitive:
     primitive = Primitive("attn_by_formula")
     jax_compat.run_eagerly(primitive)
 
-    def type_of(x: Any, *, spec: AttentionSpec) -> Any:
+    def type_of(x: ShapedArray, *, spec: AttentionSpec) -> ShapedArray:
         del spec
         return x
 
     primitive.def_abstract_eval(type_of)
 
     def lower(
-        ctx: Context, x: Any, *, spec: AttentionSpec, platform: str | None = None
-    ) -> list[Any]:
+        ctx: Context, x: object, *, spec: AttentionSpec, platform: str | None = None
+    ) -> MlirValues:
         select.allow_formula(spec, device_for(platform or jax_compat.platforms_of(ctx)[0]))
         return [x]
 
@@ -330,14 +333,14 @@ def _make_gate() -> Primitive:
         mlir.register_lowering(primitive, partial(lower, platform=platform), platform=platform)
 
     def jvp(
-        primals: ArraySequence, tangents: ArraySequence, *, spec: AttentionSpec
-    ) -> tuple[Any, Any]:
-        return cast("Any", primitive.bind(*primals, spec=spec)), tangents[0]
+        primals: Arrays, tangents: Arrays, *, spec: AttentionSpec
+    ) -> tuple[jax.Array, jax.Array]:
+        return bind_one(primitive, *primals, spec=spec), tangents[0]
 
     def batch(
-        operands: ArraySequence, dims: Sequence[int | None], *, spec: AttentionSpec
-    ) -> tuple[Any, int | None]:
-        return cast("Any", primitive.bind(*operands, spec=spec)), dims[0]
+        operands: Arrays, dims: Sequence[int | None], *, spec: AttentionSpec
+    ) -> tuple[jax.Array, int | None]:
+        return bind_one(primitive, *operands, spec=spec), dims[0]
 
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch
