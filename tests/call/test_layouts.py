@@ -21,6 +21,7 @@ from attn_dispatch.inspection import spec_of
 from attn_dispatch_tools.written_calls.notation import arguments
 from tests.support.backend import needs_cudnn
 from tests.support.cudnn_calls import cudnn_attributes
+from tests.support.present import present
 
 B, T, S, N, K, H, V = 2, 6, 9, 4, 2, 16, 24
 P, PAGE, M = 12, 8, 5
@@ -135,10 +136,11 @@ def cache() -> tuple[jax.Array, jax.Array, np.ndarray]:
     pages = [normal(P, PAGE, K, H, seed=i) for i in (3, 4)]
     used = np.unique(table[table >= 0])
     hidden = ~np.isin(np.arange(P), used)[:, None, None, None]
-    return *(jnp.where(hidden, jnp.nan, x) for x in pages), table
+    key_pages, value_pages = (jnp.where(hidden, jnp.nan, x) for x in pages)
+    return key_pages, value_pages, table
 
 
-def in_order(layout: str, one_pool: bool) -> tuple[Any, Any]:
+def in_order(layout: str, one_pool: bool) -> tuple[Any, ...]:
     """key_pages and value_pages as the layout has them."""
     pages = cache()[:2]
     if layout == "HND":
@@ -343,7 +345,7 @@ def test_packed_gradients_have_rows_first(lengths: str):
 @needs_cudnn
 @pytest.mark.parametrize("side", ["head_rows_q", "head_rows_kv"])
 def test_the_library_refuses_packed_gradients_with_heads_first(side: str):
-    backend = cudnn_library.find().backend
+    backend = present(cudnn_library.find().backend)
     packed: dict[str, Any] = {
         "packed_rows_q": 512,
         "packed_rows_kv": 512,

@@ -13,6 +13,7 @@ from attn_dispatch.call.options import as_partners, backward_options
 from attn_dispatch.call.spec import AttentionSpec, Operand
 from attn_dispatch.programs.tracing import trace
 from tests.support.option_parts import PARTS, options_with, with_facts
+from tests.support.present import present
 
 SHAPES = {"query": (2, 3, 8, 16), "key": (2, 5, 4, 16), "value": (2, 5, 4, 24)}
 OPTIONS = options_with(operands=tuple(SHAPES), scale=0.25)
@@ -120,7 +121,7 @@ def test_partners_know_each_other_where_there_is_dropout():
     spec = AttentionSpec.of(avals(), forward)
     assert spec.partner is not None and spec.partner.options == backward
     assert [x.name for x in spec.partner.operands] == list(backward.operands)
-    again = AttentionSpec.of(spec.partner.operands, with_partner).partner
+    again = present(AttentionSpec.of(spec.partner.operands, with_partner).partner)
     assert again == AttentionSpec.of(avals(), options)
     assert again.partner is None
 

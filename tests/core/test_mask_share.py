@@ -11,6 +11,7 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import explain, mods
+from tests.support.present import present
 
 B, T, S, N = 3, 300, 460, 2
 LENGTHS = jnp.array([130, 460, 0])
@@ -60,14 +61,16 @@ def test_shares(name: str):
 @pytest.mark.parametrize("length", [2**13, 2**20])
 def test_long_calls_are_estimated(length: int):
     q = jax.ShapeDtypeStruct((2, length, 1, 8), jnp.float32)
-    share = explain(q, q, q, target="gfx942", mask_mod=lambda b, n, t, s: s <= t).mask
+    share = present(explain(q, q, q, target="gfx942", mask_mod=lambda b, n, t, s: s <= t).mask)
     assert (share.pairs, share.tiles) == pytest.approx((0.5, 0.5), abs=0.02)
     assert share.computed == pytest.approx(0.5, abs=0.02)
     prefix: dict[str, Any] = {"mask_mod": lambda b, n, t, s: (s <= t) | (s < 1000 * b)}
-    share = explain(q, q, q, target="gfx942", **prefix).mask
+    share = present(explain(q, q, q, target="gfx942", **prefix).mask)
     assert share.pairs == pytest.approx(0.5, abs=0.02) and share.computed == 1
     (one, key) = (jax.ShapeDtypeStruct((2, x, 1, 8), jnp.float32) for x in (1, 10 * length))
-    share = explain(one, key, key, target="gfx942", mask_mod=lambda b, n, t, s: s % 2 == 0).mask
+    share = present(
+        explain(one, key, key, target="gfx942", mask_mod=lambda b, n, t, s: s % 2 == 0).mask
+    )
     assert share.pairs == pytest.approx(0.5) and share.tiles == share.computed == 1
 
 

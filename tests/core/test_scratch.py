@@ -34,7 +34,7 @@ LARGE = Case(
 )  # fmt: skip
 
 
-def arrays(b: int, t: int, n: int, h: int = 64, k: int = 0) -> tuple[Any, Any]:
+def arrays(b: int, t: int, n: int, h: int = 64, k: int = 0) -> tuple[Any, ...]:
     """Query and key."""
     return tuple(jax.ShapeDtypeStruct((b, t, x, h), jnp.bfloat16) for x in (n, k or n))
 

@@ -20,6 +20,7 @@ from attn_dispatch.cudnn import plan_store
 from attn_dispatch.devices.target import parse
 from tests.support.backend import needs_cudnn
 from tests.support.cudnn_calls import cudnn_attributes
+from tests.support.present import present
 from tests.support.repository import ROOT
 
 pytestmark = needs_cudnn
@@ -325,7 +326,7 @@ def test_plans_that_were_made_anew_are_replaced(folder):
     backend: Any = cudnn_library.find().backend
     plan_store.plan(Backend(), call(1), SM90)  # type: ignore[arg-type]
     (file,) = folder.glob("*.plan")
-    line = plan_store._read(file)
+    line = present(plan_store._read(file))
     file.write_text("what did not load")
 
     class Remade:

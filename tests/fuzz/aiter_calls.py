@@ -244,7 +244,8 @@ def _change_count(call: Drawn, rng: random.Random) -> Drawn:
         del buffers[rng.randrange(len(buffers))]
     elif buffers:
         buffers.insert(rng.randrange(len(buffers) + 1), rng.choice(buffers))
-    rng.random() < 0.3 and rng.shuffle(buffers)
+    if rng.random() < 0.3:
+        rng.shuffle(buffers)
     return replace(call, **{which: tuple(buffers)})
 
 

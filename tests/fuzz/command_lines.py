@@ -139,7 +139,7 @@ def _words(random: Random) -> list[str]:
 
 
 def _given(random: Random, name: str, action: argparse.Action) -> list[str]:
-    option = action.option_strings[:1]
+    option = list(action.option_strings[:1])
     if action.nargs == 0:
         return option
     if action.dest == "call":

@@ -28,6 +28,7 @@ from tests.scripts import hip_on_nvidia
 from tests.support.aiter_cases import AITER_CASES, CASES_BY_GFX, SIXTEEN_BIT_CASES
 from tests.support.aiter_check import Check, sixteen_bit_atomics
 from tests.support.gpu_programs import in_new_process
+from tests.support.present import present
 
 MODULE = os.environ.get(hip_on_nvidia.VARIABLE, "")
 pytestmark = pytest.mark.skipif(
@@ -165,7 +166,7 @@ def print_two_streams() -> None:
     for _ in range(RUNS):
         for got, expected in zip(both(a, b), alone, strict=True):
             wrong += not np.array_equal(np.asarray(got), expected)
-    hlo = both.lower(a, b).compile().as_text()
+    hlo = present(both.lower(a, b).compile().as_text())
     print(hlo.count('_xla_stream_annotation="1"') > 0, "-start" in hlo, wrong)
 
 

@@ -16,6 +16,7 @@ from attn_dispatch import cudnn
 from attn_dispatch_tools.reports.environment import cuda_devices
 from tests.support.gpu_programs import arrays, step
 from tests.support.mesh_programs import PROGRAMS, make_mesh, on_mesh, on_one_device
+from tests.support.present import present
 
 # With ATTN_DISPATCH_SEVERAL_CPUS=1 and two CPU devices the programs of the CPU suite run there, to
 # see that they do: -k program.
@@ -41,7 +42,7 @@ def test_shard_map(axis, record):
     spec = P(*[None] * axis, "x")
     sharded = jax.jit(jax.shard_map(step, mesh=mesh(), in_specs=(spec,) * 4, out_specs=(spec,) * 4))
     operands = arrays(0, b=4)
-    text = sharded.lower(*operands).compile().as_text()
+    text = present(sharded.lower(*operands).compile().as_text())
     assert cudnn.FORWARD_TARGET in text and "all-gather" not in text
     for _ in range(10):
         assert_close(sharded(*operands), step(*operands))
@@ -53,7 +54,7 @@ def test_jit_with_sharded_arrays(axis, record):
     operands = arrays(0, b=4)
     sharding = NamedSharding(mesh(), P(*[None] * axis, "x"))
     sharded = [jax.device_put(x, sharding) for x in operands]
-    text = step.lower(*sharded).compile().as_text()
+    text = present(step.lower(*sharded).compile().as_text())
     assert cudnn.FORWARD_TARGET in text and "all-gather" not in text
     for _ in range(10):
         assert_close(step(*sharded), step(*operands))

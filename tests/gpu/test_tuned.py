@@ -19,6 +19,7 @@ from attn_dispatch.core.tuning import winners
 from attn_dispatch.core.tuning.operands import made_for
 from attn_dispatch.devices.target import device_for
 from attn_dispatch.inspection import spec_of
+from tests.support.present import present
 
 Q, K, V = (
     jax.random.normal(jax.random.key(i), (2, 1024, heads, 128), jnp.bfloat16)
@@ -77,9 +78,11 @@ def test_each_engine_by_name_gives_what_it_gave_in_the_contest():
     winner = select.winner(named, device)
     assert winner is not None
     operands = {"query": Q, "key": K, "value": V}
-    expected, _ = select.by_engine(named, device, "cudnn", "").compute(device, operands)
+    untuned = present(select.by_engine(named, device, "cudnn", ""))
+    expected, _ = untuned.compute(device, operands)
     for name in winner.microseconds:
-        choice = select.by_engine(named, device, "cudnn", name.removeprefix("cudnn").strip())
+        engine = name.removeprefix("cudnn").strip()
+        choice = present(select.by_engine(named, device, "cudnn", engine))
         out, _ = jax.jit(choice.compute, static_argnums=0)(device, operands)
         difference = np.float32(out) - np.float32(expected)
         assert np.linalg.norm(difference) < 0.02 * np.linalg.norm(np.float32(expected)), name

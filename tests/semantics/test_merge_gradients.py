@@ -30,7 +30,7 @@ def by_merge(out: Any, lse: Any) -> tuple[Any, Any]:
 def by_parts(number: int) -> Any:
     """merged_parts with so many parts, all but the two without keys."""
 
-    def merged(out: Any, lse: Any) -> tuple[Any, Any]:
+    def merged(out: Any, lse: Any) -> tuple[Any, ...]:
         dead = [(0, number - 2)]
         lse = jnp.pad(lse, [*dead, (0, 0)], constant_values=-INF)
         out = jnp.pad(out, [*dead, (0, 0), (0, 0)], constant_values=NAN)

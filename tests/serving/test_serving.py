@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch import dot_product_attention, paged_attention, serving
+from tests.support.present import present
 from tests.support.repository import DOCS
 
 SLOTS, MOST, PAGES, PAGE, K, H = 4, 6, 15, 4, 2, 8
@@ -63,7 +64,7 @@ class Cache:
         pages = lambda x: -(-x // PAGE)  # noqa: E731
         needed = pages(lengths + tokens) - pages(lengths)
         fits = (lengths + tokens <= MOST * PAGE).all()
-        return fits and needed.sum() <= int(self.state.free_pages)
+        return bool(fits and needed.sum() <= int(self.state.free_pages))
 
     def step(self, what: str) -> None:
         source, target = self.rng.permutation(SLOTS)[:2]
@@ -175,7 +176,7 @@ def test_pages_are_written_in_place():
     pages = serving.new_pages(PAGES, PAGE, K, H, jnp.float32)
     write = jax.jit(serving.write, donate_argnums=0)
     new = jnp.ones((SLOTS, 3, K, H))
-    text = write.lower(pages, new, state, jnp.array([3, 0, 1, 0])).compile().as_text()
+    text = present(write.lower(pages, new, state, jnp.array([3, 0, 1, 0])).compile().as_text())
     assert "input_output_alias={ {}: (0, {}, may-alias)" in text
     assert float(write(pages, new, state, jnp.array([3, 0, 1, 0])).sum()) == 4 * K * H
 

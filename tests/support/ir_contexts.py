@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from jax._src.interpreters import mlir
+from jaxlib.mlir import ir
 
 _USES = 10
 """What a context interns is never freed, so none is kept for long: JAX 0.12 has this number too."""
@@ -34,6 +35,6 @@ def use_again() -> None:
 def is_in_use() -> bool:
     """Whether this thread is lowering; a program made then would become a part of the other."""
     try:
-        return mlir.ir.Context.current is not None
+        return ir.Context.current is not None
     except ValueError:
         return False

@@ -19,7 +19,7 @@ _OPERATIONS = {
 _WORDS = ("x", "g", "t", "s", "f", "i", "p")
 
 
-def run(nodes: str, known: dict[str, Any]) -> np.ndarray:
+def run(nodes: str, known: dict[str, Any]) -> Any:
     """The last node's result; `known` are x, t, s and o0, o1, …, and gets all results."""
     result = known.get("x")
     with np.errstate(all="ignore"):

@@ -34,7 +34,7 @@ def padding_is_a_segment(call):
     return call.right(changed, max_segments=None if most is None else most + 1)
 
 
-@wrong(lambda c: c.max_segments and max(chain(*c.q_segments)) > c.max_segments)
+@wrong(lambda c: c.max_segments and max(chain(*(c.q_segments or ()))) > c.max_segments)
 def segments_past_the_largest_are_kept(call):
     """Segments with an id larger than max_segments are not taken for padding."""
     return call.right(max_segments=None)

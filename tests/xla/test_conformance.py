@@ -22,6 +22,7 @@ from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.cases import BY_NAME, CASES
 from attn_dispatch_tools.verify.reference import allowed
 from attn_dispatch_tools.verify.suite import Conformance
+from tests.support.present import present
 
 EVERY_SIZE = bool(os.environ.get("ATTN_DISPATCH_TEST_EVERY_SIZE"))
 """Else each feature at a quarter of its smallest size: sizes are for tiles, and XLA has none."""
@@ -44,7 +45,8 @@ def feature_of(case: Case) -> str:
     """
     name = case.name
     if name.startswith("layouts/"):
-        kind, arrays = re.fullmatch(r"layouts/([^_]+)_.*?_((?:q_)?kv|q)", name).groups()
+        found = present(re.fullmatch(r"layouts/([^_]+)_.*?_((?:q_)?kv|q)", name))
+        kind, arrays = found.groups()
         return f"layouts/{kind} {arrays}"
     if name.startswith("cache/"):
         name = re.sub(r"(?<=[/_])t(?!1(?!\d))\d+", "tmore", name)

@@ -23,6 +23,7 @@ from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import run
 from tests.support.in_place_of_kernels import rules
 from tests.support.option_parts import spec_with
+from tests.support.present import present
 
 SHAPES = ((7, 33, 3), (33, 33, 9), (33, 7, 3), (1, 33, 0), (7, 16, 15))
 """T, S and the left side of the window."""
@@ -60,7 +61,7 @@ def _at_any_price(monkeypatch):
 
 
 def kernel(spec: AttentionSpec, operands: Any) -> dict[str, Any]:
-    assert not rules(spec) and band_of(spec).bottom_right is False
+    assert not rules(spec) and present(band_of(spec)).bottom_right is False
     call = variants_of(spec)[0]
     done = run(call, cudnn_arrays.backward_operands(spec, call, operands))
     results = cudnn_arrays.backward_results(spec, call, operands, to_jax(done))
@@ -143,9 +144,9 @@ def test_what_stays_as_it_is(case: Case):
 def test_equal_lengths_have_one_corner():
     case = Case("equal", t=14, window=(3, 0), alignment="bottom_right", kv_lengths=(9, 14))
     spec = spec_of(case.forward_options(), case.avals())
-    assert band_of(spec).bottom_right
+    assert present(band_of(spec)).bottom_right
     same = spec_with(spec, same_lengths=True)
-    assert not band_of(same).bottom_right
+    assert not present(band_of(same)).bottom_right
 
 
 @needs_cudnn

@@ -28,6 +28,7 @@ from attn_dispatch.devices.extra import GROUP, Extra
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, parse
 from attn_dispatch.inspection import spec_of
+from tests.support.present import present
 
 Q = jnp.asarray(np.random.default_rng(0).normal(size=(2, 48, 4, 16)), jnp.float32)
 SPEC = spec_of(query=Q, key=Q, value=Q, is_causal=True)
@@ -102,7 +103,7 @@ def name_of(run) -> str:
 
 def test_the_fastest_that_is_right_is_kept(toy, capsys):
     with tuning():
-        winner = contest.tune(SPEC, CPU)
+        winner = present(contest.tune(SPEC, CPU))
     assert winner is not None
     assert (winner.implementation, winner.engine, winner.untuned) == ("toy", "2 2", "toy")
     assert winner.microseconds == {
@@ -113,7 +114,7 @@ def test_the_fastest_that_is_right_is_kept(toy, capsys):
     assert "left out: toy wrong: other numbers than toy in out\n" in said
     assert "left out: toy raises: out of luck\n" in said
     assert "absent" not in said
-    (kept,) = json.loads(winners.winners_file().read_text())["winners"]
+    (kept,) = json.loads(present(winners.winners_file()).read_text())["winners"]
     assert kept["call"] == {
         "pass": "forward", "query": "float32[2,48,4,16]", "key": "float32[2,48,4,16]",
         "value": "float32[2,48,4,16]", "is_causal": True,
@@ -149,14 +150,14 @@ def test_what_is_kept_runs_and_is_explained(toy):
 def test_another_implementation_may_win(toy, monkeypatch):
     monkeypatch.setitem(TIMES, "xla", 60e-6)
     with tuning():
-        winner = contest.tune(SPEC, CPU)
+        winner = present(contest.tune(SPEC, CPU))
     assert winner is not None and winner.implementation == "xla"
     assert explain(Q, Q, Q, is_causal=True).chosen_forward == "xla"
     # Whoever names implementations has a contest among the engines of the first that can.
     named = SPEC.by("toy", "xla")
     assert select.winner(named, CPU) is None
     with tuning():
-        assert contest.tune(named, CPU).engine == "2 2"
+        assert present(contest.tune(named, CPU)).engine == "2 2"
     # Under this policy nothing falls to XLA, not even because it is faster.
     with attn_dispatch.fallback("error"):
         assert explain(Q, Q, Q, is_causal=True).chosen_forward == "toy"
@@ -166,14 +167,14 @@ def test_what_is_hardly_faster_does_not_replace_the_untuned_choice(toy, monkeypa
     for name in TIMES:
         monkeypatch.setitem(TIMES, name, 99.5e-6)
     with tuning():
-        winner = contest.tune(SPEC, CPU)
+        winner = present(contest.tune(SPEC, CPU))
     assert (winner.implementation, winner.engine) == ("toy", "")
     assert explain(Q, Q, Q, is_causal=True).forward[0].tuned == winner
 
 
 def test_nothing_is_tuned_unasked_or_twice(toy, monkeypatch):
     dot_product_attention(Q, Q, Q)
-    assert not winners.winners_file().exists()
+    assert not present(winners.winners_file()).exists()
     with tuning():
         first = contest.tune(SPEC, CPU)
         toy.ran.clear()
@@ -188,14 +189,14 @@ def test_no_more_engines_are_tried_when_the_time_is_over(toy, monkeypatch):
     now = iter(range(10**6))
     monkeypatch.setattr(contest.time, "monotonic", lambda: float(next(now)))
     with tuning(2):
-        winner = contest.tune(SPEC, CPU)
+        winner = present(contest.tune(SPEC, CPU))
     assert {"toy", "xla"} <= set(winner.microseconds) < {"toy", "xla", "toy 1", "toy 2"}
 
 
 @pytest.mark.parametrize("other", ["device", "versions", "call"])
 def test_a_winner_of_something_else_is_none(toy, other, monkeypatch):
     with tuning():
-        winner = contest.tune(SPEC, CPU)
+        winner = present(contest.tune(SPEC, CPU))
     assert select.winner(SPEC, CPU) == winner
     if other == "device":
         assert select.winner(SPEC, replace(CPU, name="another CPU")) is None
@@ -209,7 +210,7 @@ def test_a_winner_of_something_else_is_none(toy, other, monkeypatch):
 
 def test_a_winner_that_is_not_there_any_more_is_passed_by(toy):
     with tuning():
-        winner = contest.tune(SPEC, CPU)
+        winner = present(contest.tune(SPEC, CPU))
     winners.keep(replace(winner, engine="absent"))
     assert select.winner(SPEC, CPU) is None
     assert explain(Q, Q, Q, is_causal=True).chosen_forward == "toy"
@@ -222,7 +223,7 @@ def test_a_winner_that_is_not_there_any_more_is_passed_by(toy):
     ["", "{", "[]", "{}", '{"format": 2, "winners": []}', '{"format": 1, "winners": [{}]}', "\x00"],
 )
 def test_from_a_damaged_file_nothing_is_read_and_nothing_is_lost(toy, caplog, capsys, text):
-    file = winners.winners_file()
+    file = present(winners.winners_file())
     file.parent.mkdir()
     file.write_text(text)
     with caplog.at_level(logging.WARNING, "attn_dispatch"):
@@ -237,8 +238,8 @@ def test_from_a_damaged_file_nothing_is_read_and_nothing_is_lost(toy, caplog, ca
 def test_what_is_kept_is_told_from_what_is_not(toy, tmp_path, monkeypatch):
     file = tmp_path / "checkout.json"
     with tuning():
-        winner = contest.tune(SPEC, CPU)
-    os.replace(winners.winners_file(), file)
+        winner = present(contest.tune(SPEC, CPU))
+    os.replace(present(winners.winners_file()), file)
     file.chmod(0o664)
     link = tmp_path / "link.json"
     link.symlink_to(file)
@@ -271,7 +272,7 @@ def test_an_interrupt_stops_after_the_contestant_whose_turn_it_is(toy, monkeypat
 def test_times_that_are_no_numbers(toy, caplog):
     with tuning():
         contest.tune(SPEC, CPU)
-    file = winners.winners_file()
+    file = present(winners.winners_file())
     content = json.loads(file.read_text())
     content["winners"][0]["microseconds"] = {"xla": "fast"}
     file.write_text(json.dumps(content))
@@ -294,7 +295,7 @@ def test_a_file_that_cannot_be_written_costs_a_line(toy, tmp_path, monkeypatch, 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ATTN_DISPATCH_WINNERS", str(tmp_path / "file" / "winners.json"))
     with tuning():
-        assert contest.tune(SPEC, CPU).engine == "2 2"
+        assert present(contest.tune(SPEC, CPU)).engine == "2 2"
     assert "not kept: " in capsys.readouterr().err
     monkeypatch.setenv("ATTN_DISPATCH_WINNERS", "off")
     with tuning(), pytest.raises(RuntimeError, match="what tuning finds would be lost"):
@@ -303,16 +304,18 @@ def test_a_file_that_cannot_be_written_costs_a_line(toy, tmp_path, monkeypatch, 
 
 def test_many_write_to_one_file(toy):
     with tuning():
-        winner = contest.tune(SPEC, CPU)
+        winner = present(contest.tune(SPEC, CPU))
     calls = [replace(winner, call={**winner.call, "window": [i, 0]}) for i in range(40)]
     threads = [threading.Thread(target=winners.keep, args=(x,)) for x in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found = json.loads(winners.winners_file().read_text())["winners"]
+    found = json.loads(present(winners.winners_file()).read_text())["winners"]
     assert len(found) == 41
-    assert [x.name for x in winners.winners_file().parent.iterdir() if "begun" in x.name] == []
+    assert [
+        x.name for x in present(winners.winners_file()).parent.iterdir() if "begun" in x.name
+    ] == []
 
 
 def test_what_is_not_tuned(toy):
@@ -393,7 +396,7 @@ def test_the_command(toy, tmp_path, capsys, monkeypatch):
     main(["tune", str(calls)])
     printed = capsys.readouterr()
     assert printed.err.count("tuned: ") == 2 and "backward pass" in printed.err
-    assert select.winner(SPEC, CPU).engine == "2 2"
+    assert present(select.winner(SPEC, CPU)).engine == "2 2"
     main(["tune", "--inference", str(calls)])
     printed = capsys.readouterr()
     assert printed.err == "" and printed.out.count("kept already: toy 2 2 70.0 µs") == 1
@@ -468,8 +471,8 @@ def test_wrong_commands(toy, arguments, error, tmp_path, monkeypatch, capsys):
 def test_an_interrupted_write_leaves_the_file_alone(toy, tmp_path):
     """A process that is killed while it writes."""
     with tuning():
-        winner = contest.tune(SPEC, CPU)
-    before = winners.winners_file().read_text()
+        winner = present(contest.tune(SPEC, CPU))
+    before = present(winners.winners_file()).read_text()
     program = (
         "import os, json\n"
         "from attn_dispatch.core.tuning import winners\n"
@@ -479,5 +482,5 @@ def test_an_interrupted_write_leaves_the_file_alone(toy, tmp_path):
     )
     ended = subprocess.run([sys.executable, "-c", program], timeout=120)
     assert ended.returncode == 9
-    assert winners.winners_file().read_text() == before
+    assert present(winners.winners_file()).read_text() == before
     winners.keep(winner)  # the lock went with the process
