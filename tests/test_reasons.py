@@ -19,8 +19,8 @@ from attn_dispatch.aiter import rules as aiter_rules
 from attn_dispatch.call.options import backward_options
 from attn_dispatch.core import eligibility, nearest, select
 from attn_dispatch.core.rewrites import rewritten
-from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
 from attn_dispatch.core.rewrites.dense import MASK_AS_BIAS, SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import rules as fa4_rules

@@ -12,7 +12,7 @@ import pytest
 
 import attn_dispatch
 from attn_dispatch import dot_product_attention, dropout_mask, explain, paged_attention, serving
-from attn_dispatch.core.rewrites.cache.blocks import Blocks
+from attn_dispatch.core.rewrites.kv_cache.blocks import Blocks
 from attn_dispatch.core.tuning.winners import described
 from attn_dispatch.cudnn import library as cudnn_library
 from attn_dispatch.cudnn.call import variants_of

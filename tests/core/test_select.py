@@ -15,7 +15,7 @@ import pytest
 import attn_dispatch
 from attn_dispatch import AttentionFallbackWarning, dot_product_attention, settings, xla
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core import preferences, select
+from attn_dispatch.core import faster_extras, select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, parse
@@ -134,7 +134,7 @@ def test_who_was_measured_to_be_faster_comes_first(monkeypatch, h, v, t, forward
     call = spec_of(case.forward_options(), case.avals())
     options = case.backward_options()
     for x, names in ((call, forward), (call.backward(options), back)):
-        assert [y.NAME for y in preferences.in_order(found, x, CUDA)] == names
+        assert [y.NAME for y in faster_extras.faster_first(found, x, CUDA)] == names
 
 
 def test_names_are_those_of_the_implementations(implementations):

@@ -26,7 +26,7 @@ from attn_dispatch.cudnn.call import (
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.common_rules import DTYPE
-from attn_dispatch.semantics.padding import round_up
+from attn_dispatch.semantics.wider_arrays import round_up
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import allowed_pairs, relative_positions

@@ -1,6 +1,6 @@
 """Wrong implementations of serving: caches in pages, whole pages and their ends, few queries.
 
-Drawn calls of serving must notice them. Most take a cache apart as core/rewrites/cache does, at the
+Drawn calls of serving must notice them. Most take a cache apart as core/rewrites/kv_cache does, at the
 last whole page, and put it together wrongly.
 """
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.semantics import lse_grad
-from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
+from attn_dispatch.semantics.wider_arrays import round_up
 
 HEAD_DIM_MULTIPLE = 8
 """AITER's kernels take multiples of it; other head dims are padded."""

@@ -32,7 +32,7 @@ from attn_dispatch.call.static_arguments import (
     check_positive_int,
     check_scale,
     check_soft_cap,
-    check_window,
+    window_sides,
 )
 from attn_dispatch.call.values import Limits, as_int32, check_pages, check_values
 from attn_dispatch.programs.program import ModProgram
@@ -73,7 +73,7 @@ def normalise(arguments: Arguments, known_implementations: tuple[str, ...]) -> C
         shape = check_qkv(*checked, heads_first=a.heads_first_q)
     _complete_segment_ids(given, shape)
     max_segments, max_seq_lens = _check_longest(a, has_ids="query_segment_ids" in given)
-    left, right = check_window(a.local_window_size)
+    left, right = window_sides(a.local_window_size)
     window, sides = _static_window(left, right)
 
     operands = {name: given[name] for name in needed}

@@ -77,8 +77,8 @@ def check_choice(name: str, value: Choice, choices: tuple[str, ...]) -> Choice:
     return value
 
 
-def check_window(window: Window) -> tuple[Side, Side]:
-    """Both sides: each is an int, None if it is open, or a traced integer array []."""
+def window_sides(window: Window) -> tuple[Side, Side]:
+    """The (left, right) of local_window_size: each an int, None if open, or a traced int array []."""
     if window is None:
         return (None, None)
     pair = tuple(window) if isinstance(window, Sequence) else (window, window)

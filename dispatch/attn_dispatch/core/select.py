@@ -18,7 +18,7 @@ from attn_dispatch.core.eligibility import (
     reasons_as_it_is,
     scratch_bytes,
 )
-from attn_dispatch.core.preferences import in_order
+from attn_dispatch.core.faster_extras import faster_first
 from attn_dispatch.core.rewrites import Chain, Compute
 from attn_dispatch.core.rewrites.rewrite import changed, for_
 from attn_dispatch.core.tuning import winners
@@ -300,7 +300,7 @@ def _with_engine(spec: AttentionSpec, engine: str) -> AttentionSpec:
 def _preferred(spec: AttentionSpec, device: Device) -> Sequence[Implementation]:
     wanted = spec.meaning.implementation
     if not wanted:
-        return in_order(implementations(), spec, device)
+        return faster_first(implementations(), spec, device)
     by_name = {implementation.NAME: implementation for implementation in implementations()}
     return [by_name[name] for name in wanted]
 

@@ -26,13 +26,13 @@ from attn_dispatch.semantics.invalid_values import invalid_queries, nan_where_in
 from attn_dispatch.semantics.lse_grad import with_lse_grad
 from attn_dispatch.semantics.mods import arrays_of, xla_array
 from attn_dispatch.semantics.packing import SequenceRanges, flat_starts
-from attn_dispatch.semantics.padding import pad_last, padded_bytes, prepend, round_up
 from attn_dispatch.semantics.pages import flat_pages, flat_table
 from attn_dispatch.semantics.pair_indices import PairIndices
 from attn_dispatch.semantics.real_rows import RealRows, each_query_attends
 from attn_dispatch.semantics.scaled_query import scaled_query
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
+from attn_dispatch.semantics.wider_arrays import pad_last, padded_bytes, prepend, round_up
 
 _NO_WEIGHT = 1e30
 """The lse of a padding row in the backward pass: exp(score - lse) is 0 for every score."""

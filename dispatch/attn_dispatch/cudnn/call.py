@@ -12,9 +12,9 @@ from attn_dispatch.programs.factor import without_factor
 from attn_dispatch.programs.kernel import KernelProgram, Pairs, ScoreRules, kernel_program
 from attn_dispatch.programs.nodes import NodeArray, XlaArray
 from attn_dispatch.semantics import lse_grad
-from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, most_sequences
 from attn_dispatch.semantics.scaled_query import is_normal, positive_scale
+from attn_dispatch.semantics.wider_arrays import round_up
 
 _HEAD_DIM_MULTIPLE = 8
 """Strides must be multiples of 16 bytes (cudnn-frontend issue 1571)."""

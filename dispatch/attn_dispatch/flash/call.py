@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.flash.generations import FA3, Generation
 from attn_dispatch.semantics import lse_grad
-from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, longest_sequence, most_sequences
+from attn_dispatch.semantics.wider_arrays import round_up
 
 HEAD_DIM_MULTIPLE = 8
 """Head dims of arrays are multiples of it. Kernels exist for fewer head dims and read zeros beyond

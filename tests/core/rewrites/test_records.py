@@ -12,9 +12,9 @@ import pytest
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES, Rewrite, preferred
-from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
-from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
 from attn_dispatch.core.rewrites.catalogue import FOR_DECODING
+from attn_dispatch.core.rewrites.kv_cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import HEADS_AS_QUERIES
 from attn_dispatch.core.rewrites.mask_as_lengths import MASK_MOD_AS_LENGTHS
 from attn_dispatch.core.rewrites.sinks import SINKS_AFTERWARDS
 from attn_dispatch.inspection import spec_of

@@ -29,13 +29,13 @@ from attn_dispatch.core.rewrites import (
     value_columns,
     wide_heads,
 )
-from attn_dispatch.core.rewrites.cache.few_queries import QUERIES_AS_HEADS
-from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
-from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
-from attn_dispatch.core.rewrites.cache.near_keys import NEAR_KEYS
-from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
-from attn_dispatch.core.rewrites.cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.dropout_keys import CALL_FOR_EACH_KEY
+from attn_dispatch.core.rewrites.kv_cache.few_queries import QUERIES_AS_HEADS
+from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.near_keys import NEAR_KEYS
+from attn_dispatch.core.rewrites.kv_cache.smaller_pages import SMALLER_PAGES
+from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES
 from attn_dispatch.core.rewrites.narrow_bias import NARROW_BIAS
 from attn_dispatch.core.rewrites.one_diagonal import ONE_DIAGONAL
 from attn_dispatch.core.rewrites.rewrite import Calls
@@ -43,9 +43,9 @@ from attn_dispatch.programs.known_forms import known_form
 from attn_dispatch.reason import Reason
 from attn_dispatch.semantics import mods
 from attn_dispatch.semantics.invalid_values import without_nan_lse
-from attn_dispatch.semantics.padding import pad_last
 from attn_dispatch.semantics.sinks_grad import sinks_grad
 from attn_dispatch.semantics.sums import sum_like
+from attn_dispatch.semantics.wider_arrays import pad_last
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.drawn_mods import Step

@@ -27,8 +27,8 @@ from attn_dispatch.core.rewrites.rewrite import (
     for_,
     keys_as_rows,
 )
-from attn_dispatch.semantics.padding import round_up
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
+from attn_dispatch.semantics.wider_arrays import round_up
 
 _QUERY_ROWS = ("query", "out", "out_grad")
 _KEY_ROWS = ("key", "value")

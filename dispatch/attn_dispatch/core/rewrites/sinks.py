@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.few_queries import MAX_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.few_queries import MAX_QUERIES
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     Arrays,

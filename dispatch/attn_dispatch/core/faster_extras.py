@@ -1,4 +1,4 @@
-"""The order in which implementations are asked, from measurements."""
+"""The extras (implementations from optional packages) that were measured to be faster than ours."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _TILE = 128
 """Rows of queries that a kernel's block takes."""
 
 
-def in_order(
+def faster_first(
     implementations: Sequence[Implementation], spec: AttentionSpec, device: Device
 ) -> tuple[Implementation, ...]:
     """The implementations, best first for this call on this device.
 
-    An extra comes first if it runs the call without rewrites and a row of preferences.json records
+    An extra comes first if it runs the call without rewrites and a row of faster_extras.json records
     that it is faster for such calls. If several do, the first row counts.
     """
     eligible = [
@@ -72,5 +72,5 @@ def _fits(wanted: dict[str, Any], facts: dict[str, Any]) -> bool:
 
 @cache
 def _table() -> list[dict[str, Any]]:
-    file = resources.files("attn_dispatch.core") / "preferences.json"
+    file = resources.files("attn_dispatch.core") / "faster_extras.json"
     return json.loads(file.read_text())["rows"]

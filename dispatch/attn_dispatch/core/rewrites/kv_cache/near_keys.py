@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.few_queries import MAX_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.few_queries import MAX_QUERIES
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     Arrays,

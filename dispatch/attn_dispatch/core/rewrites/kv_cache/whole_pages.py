@@ -22,10 +22,10 @@ import jax.numpy as jnp
 
 from attn_dispatch.call.options import Promises
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.blocks import IN_BLOCKS, Blocks
-from attn_dispatch.core.rewrites.cache.few_queries import MAX_QUERIES, is_plain
-from attn_dispatch.core.rewrites.cache.grouped_heads import MOST_AS_HEADS, PART
-from attn_dispatch.core.rewrites.cache.last_keys import MAX_LAST_PAIRS, with_last_keys
+from attn_dispatch.core.rewrites.kv_cache.blocks import IN_BLOCKS, Blocks
+from attn_dispatch.core.rewrites.kv_cache.few_queries import MAX_QUERIES, is_plain
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import MOST_AS_HEADS, PART
+from attn_dispatch.core.rewrites.kv_cache.last_keys import MAX_LAST_PAIRS, with_last_keys
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     LENGTHS,
@@ -39,9 +39,9 @@ from attn_dispatch.core.rewrites.rewrite import (
 )
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.merge import merged
-from attn_dispatch.semantics.padding import pad_last, round_up
 from attn_dispatch.semantics.pages import keys_at
 from attn_dispatch.semantics.row_ids import is_packed, row_lengths
+from attn_dispatch.semantics.wider_arrays import pad_last, round_up
 
 _BY_PAIR = ("mask", "window", "alibi_slopes", "sinks", "dropout_key")
 

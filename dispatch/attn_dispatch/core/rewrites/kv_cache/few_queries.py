@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
-from attn_dispatch.core.rewrites.cache.last_keys import with_last_keys
+from attn_dispatch.core.rewrites.kv_cache.last_keys import with_last_keys
 from attn_dispatch.core.rewrites.rewrite import (
     CACHE,
     Arrays,
