@@ -19,13 +19,13 @@ from attn_dispatch.cudnn.call import (
     Band,
     CudnnCall,
     band_of,
-    leading_padding_rows,
-    score_rules_of,
     variants_of,
 )
+from attn_dispatch.cudnn.score_nodes import score_rules_of
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.semantics import lse_grad
 from attn_dispatch.semantics.common_rules import DTYPE
+from attn_dispatch.semantics.real_rows import leading_padding_rows
 from attn_dispatch.semantics.wider_arrays import round_up
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from attn_dispatch import explain
-from attn_dispatch.cudnn.call import MAX_NODE_ARRAYS, MAX_NODES, nodes_of, variants_of
+from attn_dispatch.cudnn.call import variants_of
+from attn_dispatch.cudnn.score_nodes import MAX_NODE_ARRAYS, MAX_NODES, nodes_of
 from attn_dispatch.devices import native_libraries
 from attn_dispatch.reason import Reason
 from attn_dispatch_tools.verify.sizes import case

@@ -1,7 +1,7 @@
 """Wrong implementations of serving: caches in pages, whole pages and their ends, few queries.
 
-Drawn calls of serving must notice them. Most take a cache apart as core/rewrites/kv_cache does, at the
-last whole page, and put it together wrongly.
+Drawn calls of serving must notice them. Most take a cache apart as core/rewrites/kv_cache does, at
+the last whole page, and put it together wrongly.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def check_choice(name: str, value: Choice, choices: tuple[str, ...]) -> Choice:
 
 
 def window_sides(window: Window) -> tuple[Side, Side]:
-    """The (left, right) of local_window_size: each an int, None if open, or a traced int array []."""
+    """(left, right), where a side is an int, None if it is open, or a traced integer array []."""
     if window is None:
         return (None, None)
     pair = tuple(window) if isinstance(window, Sequence) else (window, window)

@@ -31,7 +31,6 @@ from attn_dispatch.programs.program import is_finite
 from attn_dispatch.semantics.invalid_values import nan_where_invalid
 from attn_dispatch.semantics.masks import allowed
 from attn_dispatch.semantics.positions import Positions
-from attn_dispatch.semantics.row_ids import is_packed
 from attn_dispatch.semantics.sums import sum_like
 
 
@@ -105,7 +104,7 @@ BAND_AS_MASK = Rewrite(
     _band_as_mask,
     _compute_band,
     adds=("mask",),
-    when=lambda spec: not is_packed(spec) and (spec.has("window") or spec.band != (None, None)),
+    when=lambda spec: not spec.is_packed and (spec.has("window") or spec.band != (None, None)),
     pairs=lambda spec: (_band_shape(spec),),
     # For a band a kernel may skip rows that attend nothing, and draw their mask for the next rows.
     moves_dropout=True,
@@ -182,7 +181,7 @@ SEQUENCES_AS_MASK = Rewrite(
     asked_of=SEQUENCES,
     adds=("mask", "bias"),
     # In packed sequences a mod counts positions within each sequence.
-    when=lambda spec: not (spec.meaning.mods and is_packed(spec)),
+    when=lambda spec: not (spec.meaning.mods and spec.is_packed),
     pairs=_sequence_arrays,
     moves_dropout=True,
 )
@@ -223,8 +222,7 @@ def _pairs(
     """The shape [·, ·, T, S] of an array made from the positions and, if there is one, from the
     operand `name`. `batch` and `heads` are the sizes that other operands of it require."""
     is_bottom_right = spec.meaning.causal_alignment == "bottom_right"
-    has_lengths = spec.has("query_seq_lengths") or spec.has("key_value_seq_lengths")
-    if is_packed(spec) or (has_lengths and is_bottom_right):
+    if spec.is_packed or (spec.has_lengths and is_bottom_right):
         batch = spec.batch
     if spec.has(name):
         own_batch, own_heads = spec.shape(name)[:2]
