@@ -16,6 +16,7 @@ import attn_dispatch
 from attn_dispatch import AttentionFallbackWarning, dot_product_attention, settings, xla
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import faster_extras, select
+from attn_dispatch.core.verdict import verdicts_on
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.implementation import Plan
 from attn_dispatch.devices.target import CPU, parse
@@ -47,6 +48,9 @@ class Fake:
 
     def unusable_reason(self, device: Device) -> str:
         return ""
+
+    def version(self) -> tuple[str, str]:
+        return self.NAME, "1"
 
     def forward(self, spec, device, operands):
         return tuple(jnp.full(x.shape, len(self.NAME), x.dtype) for x in spec.results)
@@ -88,7 +92,7 @@ def test_choice(implementations, available, wanted, chosen):
     implementations(*available)
     with attn_dispatch.fallback("silent"):
         assert select.choose(spec(*wanted), CUDA).NAME == chosen
-    verdicts = select.verdicts(spec(*wanted), CUDA)
+    verdicts = verdicts_on(spec(*wanted), CUDA)
     assert [v.implementation for v in verdicts] == list(wanted or [x.NAME for x in available])
     assert next(v.implementation for v in verdicts if v.is_eligible) == chosen
     assert all((v.plan is None) == bool(v.reasons) for v in verdicts)

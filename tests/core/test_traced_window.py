@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attn_dispatch import dot_product_attention, dropout_mask, explain, rewrites
-from attn_dispatch.core.select import Verdict
+from attn_dispatch.core.verdict import Verdict
 from attn_dispatch.reason import rules_of
 from tests.support.backend import needs_cudnn
 

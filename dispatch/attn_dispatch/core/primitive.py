@@ -158,7 +158,8 @@ def _bind(primitive: Primitive, options: AttentionOptions) -> Callable[..., list
 def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[..., list[jax.Array]]:
     def bind_shard(*operands: jax.Array) -> list[jax.Array]:
         # XLA may lower the shard after a `with` block of settings has ended.
-        return bind(primitive, *operands, options=options, surroundings=settings.current())
+        results = primitive.bind(*operands, options=options, surroundings=settings.current())
+        return cast("list[jax.Array]", results)
 
     return bind_shard
 
