@@ -34,7 +34,7 @@ _NO_WEIGHT = 1e30
 
 def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     """Flags of rows, query, key, value, and the arrays of the call's options."""
-    operands = _cleaned(spec, call, operands)
+    operands = _with_padding_cleared(spec, call, operands)
     return [
         *_row_flags(spec, call, operands),
         *_query_key_value(spec, call, operands),
@@ -44,7 +44,7 @@ def forward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -
 
 def backward_operands(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> list[jax.Array]:
     """Flags of rows, query, key, value, out, lse, out_grad, and the arrays of the options."""
-    operands = _cleaned(spec, call, operands)
+    operands = _with_padding_cleared(spec, call, operands)
     out, out_grad = operands["out"], operands["out_grad"]
     if spec.has("lse_grad"):
         out, out_grad = with_lse_grad(out, out_grad, operands["lse"], operands["lse_grad"])
@@ -113,7 +113,7 @@ def forward_results(
     real = RealRows.of(spec, operands).queries
     out = _from_memory(spec, results["out"], call.head_rows_q, leading_padding_rows(spec))
     rows_to_keep = None if spec.promises.ignores_padding_rows else real
-    found = {"out": _zero_in_padding(call, rows_to_keep, out[..., : spec.head_dim_v])}
+    found = {"out": _cleared(call, rows_to_keep, out[..., : spec.head_dim_v])}
     statistics = {name: results[name] for name in ("lse", "row_max") if name in results}
     if call.needs_max:
         statistics["lse"] = results["row_max"] + jnp.log(results["row_sum"])
@@ -139,7 +139,7 @@ def backward_results(
     query = _from_memory(spec, results["dq"], call.head_rows_q, padding)[..., : spec.head_dim]
     key, value = (_from_memory(spec, results[x], call.head_rows_kv) for x in ("dk", "dv"))
     found = {
-        "query": scaled_query(spec, _zero_in_padding(call, real, query)),
+        "query": scaled_query(spec, _cleared(call, real, query)),
         "key": key[..., : spec.head_dim],
         "value": value[..., : spec.head_dim_v],
     }
@@ -186,14 +186,16 @@ def _clears_all(call: CudnnCall, real: jax.Array | None) -> bool:
     return call.clears_rows and real is not None and real.shape[1] == 1
 
 
-def _zero_in_padding(call: CudnnCall, real: jax.Array | None, x: jax.Array) -> jax.Array:
-    """x [B, T, N, ·] with 0 in padding rows; `real` is [1|B, 1|N, T]."""
+def _cleared(call: CudnnCall, real: jax.Array | None, x: jax.Array) -> jax.Array:
+    """x [B, T, N, ·] with padding rows cleared; `real` is [1|B, 1|N, T]."""
     if real is None or _clears_all(call, real):
         return x
     return jnp.where(jnp.swapaxes(real, 1, 2)[..., None], x, 0)
 
 
-def _cleaned(spec: AttentionSpec, call: CudnnCall, operands: Operands) -> dict[str, jax.Array]:
+def _with_padding_cleared(
+    spec: AttentionSpec, call: CudnnCall, operands: Operands
+) -> dict[str, jax.Array]:
     """The operands, with 0 in padding where cuDNN reads whole arrays."""
     if call.is_packed or call.decodes or not spec.has_runtime_lengths:
         return dict(operands)

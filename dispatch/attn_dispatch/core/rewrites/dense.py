@@ -151,8 +151,8 @@ def _compute_sequences(
         outer = replace(calls, kernel=kernel)
         return _compute_slopes(spec, _slopes_as_bias(spec), operands, outer)
     mask = _mask(spec, operands, Positions.of(spec, operands), inner.shape("mask"))
-    clean, bad = _without_nan(spec, operands)
-    results = dict(calls.kernel(inner, for_(inner, operands | clean | {"mask": mask})))
+    cleared, bad = _without_nan(spec, operands)
+    results = dict(calls.kernel(inner, for_(inner, operands | cleared | {"mask": mask})))
     attended = mask & (operands["bias"] > -jnp.inf) if spec.has("bias") else mask
     pairs = attended.any(axis=1)  # [B, T, S]
     of_queries = bad["query"] | (pairs & bad["key"][:, None, :]).any(axis=2)
@@ -255,7 +255,7 @@ def _without_nan(spec: AttentionSpec, operands: Arrays) -> tuple[Arrays, Arrays]
     assert positions.query_ids is not None and positions.key_ids is not None
     live = {"query": positions.query_ids > 0, "key": positions.key_ids > 0}
     sides = {"query": ("query", "out", "out_grad"), "key": ("key", "value")}
-    clean: Arrays = {}
+    cleared: Arrays = {}
     bad: Arrays = {}
     for side, names in sides.items():
         there = [name for name in names if spec.has(name)]
@@ -264,9 +264,9 @@ def _without_nan(spec: AttentionSpec, operands: Arrays) -> tuple[Arrays, Arrays]
             is_finite.append(~jnp.isnan(operands["lse"]).any(axis=1))
         bad[side] = ~jnp.stack(is_finite).all(axis=0)
         keep = live[side] & ~bad[side]
-        clean |= {name: jnp.where(keep[..., None, None], operands[name], 0) for name in there}
+        cleared |= {name: jnp.where(keep[..., None, None], operands[name], 0) for name in there}
         if side == "query" and spec.has("lse"):
-            clean["lse"] = jnp.where(keep[:, None, :], operands["lse"], -jnp.inf)
+            cleared["lse"] = jnp.where(keep[:, None, :], operands["lse"], -jnp.inf)
         if side == "query" and spec.has("lse_grad"):
-            clean["lse_grad"] = jnp.where(keep[:, None, :], operands["lse_grad"], 0)
-    return clean, bad
+            cleared["lse_grad"] = jnp.where(keep[:, None, :], operands["lse_grad"], 0)
+    return cleared, bad

@@ -111,9 +111,9 @@ def _compute(spec: AttentionSpec, inner: AttentionSpec, operands: Arrays, calls:
     results = calls.kernel(inner, for_(inner, given))
     t = jnp.arange(spec.seq_len_q, dtype=jnp.int32)[None]
     # The kernel's results for a row without keys are unspecified.
-    is_live = (count > 0) & (t < ends.queries[:, None])
+    is_real = (count > 0) & (t < ends.queries[:, None])
     out, lse = results["out"], jnp.swapaxes(results["lse"], 1, 2)
-    lse = jnp.where(is_live[..., None], lse, -jnp.inf)
+    lse = jnp.where(is_real[..., None], lse, -jnp.inf)
     if (beside := _beside(spec)) is not None:
         rest = _by_kernel(spec, operands, plan, ends, beside, calls)
         out, lse = merged(out, lse, *rest)
