@@ -12,26 +12,14 @@ import pytest
 from attn_dispatch import dot_product_attention
 
 B, T, S, N, K, H = 2, 9, 11, 4, 2, 8
-
-
 _rng = np.random.default_rng(0)
-
-
 Q, KEY, V = (
     jnp.asarray(_rng.standard_normal(x), jnp.float32)
     for x in ((B, T, N, H), (B, S, K, H), (B, S, K, H))
 )
-
-
 OUT_GRAD = jnp.asarray(_rng.standard_normal(Q.shape), jnp.float32)
-
-
 TABLE = jnp.asarray(_rng.standard_normal((N, 8)), jnp.float32)
-
-
 TABLES = jnp.stack([TABLE, 2 * TABLE, -TABLE])
-
-
 SLOPES = jnp.asarray(_rng.random(N), jnp.float32)
 
 
@@ -46,14 +34,17 @@ def as_bias(table: jax.Array, t: Any = None, s: Any = None) -> jax.Array:
 
 
 def given(q, table, **options):
+    """The call with the table passed in score_mod_args."""
     return dot_product_attention(q, KEY, V, score_mod=added, score_mod_args=(table,), **options)
 
 
 def captured(q, table, **options):
+    """The call whose score_mod captures the table."""
     return dot_product_attention(q, KEY, V, score_mod=lambda *x: added(*x, table), **options)
 
 
 def with_bias(q, table, **options):
+    """The call with the bias that `added` adds."""
     return dot_product_attention(q, KEY, V, as_bias(table), **options)
 
 

@@ -1,4 +1,4 @@
-"""Attention by definition, against which ready-made mods are compared."""
+"""Calls with ready-made mods, compared with attention by definition."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import numpy as np
 from attn_dispatch import dot_product_attention
 
 B, T, S, N, K, H = 2, 9, 13, 4, 2, 8
-
-
 RNG = np.random.default_rng(0)
 
 
@@ -22,11 +20,7 @@ def normal(*shape: int) -> jax.Array:
 
 
 Q, KEY, V, OUT_GRAD = normal(B, T, N, H), normal(B, S, K, H), normal(B, S, K, H), normal(B, S, N, H)
-
-
 SLOPES, TABLE = jnp.asarray(RNG.random(N), jnp.float32), normal(8, N)
-
-
 t, s = np.arange(T)[:, None], np.arange(S)
 
 
