@@ -1,4 +1,4 @@
-"""Arguments meant as other libraries define them raise, warn or give NaN here.
+"""Arguments with the meaning of another library raise, warn or give NaN here.
 
 One test for each line of "Coming from another library" in docs/semantics.md.
 """

@@ -1,4 +1,4 @@
-"""Many ways to write a call, one normal form: what is folded, extended, completed and returned."""
+"""Different ways to write a call have one normal form, and results in a fixed order."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_raw_and_typed_keys_are_the_same_key(impl: str):
     assert not np.array_equal(other, expected)
 
 
-def test_dropout_key_without_dropout_is_dropped():
+def test_dropout_key_without_dropout_is_ignored():
     call = call_of(Q, K, V, dropout_key=jax.random.key(0))
     assert call.options == call_of(Q, K, V).options
 

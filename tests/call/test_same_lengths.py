@@ -1,4 +1,4 @@
-"""Queries and keys have the same lengths where the caller passes one object for both."""
+"""`same_lengths` is true where the caller passes one object as the lengths of both sides."""
 
 from __future__ import annotations
 

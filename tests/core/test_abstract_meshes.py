@@ -44,7 +44,7 @@ def sharded_shapes(given: list[Any], specs: Any, kind: AxisType, dtype: Any = No
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: Any) -> dict[str, Any]:
-    """Errors of programs that this process exported with 1 device and another one ran with 8."""
+    """Errors of programs that this process exports with one device and another runs with eight."""
     assert len(jax.devices()) == 1
     folder = tmp_path_factory.mktemp("exported")
     np.savez(folder / "arrays.npz", *arrays())

@@ -119,7 +119,7 @@ def test_backward_call_has_an_lse_gradient_only_if_lse_is_returned(monkeypatch):
     ],
 )
 def test_explain_and_the_call_ask_about_the_same_specs(monkeypatch, options):
-    """A differentiated call asks the implementations about the specs that explain asks about."""
+    """`explain` and a differentiated call ask the implementations about equal specs."""
     asked: list = []
 
     class Recorder:

@@ -319,10 +319,10 @@ def test_two_processes_lower_to_the_same_text():
         )
         for seed in ("1", "2")
     ]  # fmt: skip
-    (one, one_error), (two, two_error) = (process.communicate() for process in running)
-    assert [process.returncode for process in running] == [0, 0], one_error + two_error
-    assert "attn_dispatch_cudnn_backward" in one
-    assert one == two
+    (first, first_error), (second, second_error) = (x.communicate() for x in running)
+    assert [process.returncode for process in running] == [0, 0], first_error + second_error
+    assert "attn_dispatch_cudnn_backward" in first
+    assert first == second
 
 
 @needs_cudnn

@@ -46,7 +46,7 @@ print(stats["builds"])
 
 @needs_cudnn
 def test_threads_lower_as_one_thread_does_and_plan_once():
-    """The text is that of a single thread, and each pass of each call is planned once."""
+    """Each call lowers to the text of a single thread, and each of its passes is planned once."""
     done = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True,
         env=os.environ | {"ATTN_DISPATCH_TARGET": "sm90"}, timeout=300,

@@ -141,5 +141,5 @@ def test_drawn_vmaps_agree_with_a_loop(seed: int):
         _assert_close(total[name], x, f"{name}, in total")
 
 
-def _assert_close(got: Any, expected: Any, what: str) -> None:
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5, err_msg=what)
+def _assert_close(got: Any, expected: Any, name: str) -> None:
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5, err_msg=name)

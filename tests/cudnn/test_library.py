@@ -20,7 +20,7 @@ VERSION = 'extern "C" unsigned long cudnnGetVersion() {{ return {}; }}'
 
 
 @pytest.fixture
-def forget() -> Iterator[None]:
+def fresh_search() -> Iterator[None]:
     """The test, and the tests after it, search for cuDNN again."""
     cudnn_library._load.cache_clear()
     cudnn_library._planning_process.cache_clear()
@@ -39,7 +39,7 @@ def fake_cudnn(path: Path, version: int) -> Path:
 
 @needs_no_driver
 @needs_cudnn
-def test_missing_library_is_searched_for_again(forget, monkeypatch, tmp_path):
+def test_missing_library_is_searched_for_again(fresh_search, monkeypatch, tmp_path):
     path = tmp_path / SONAME
     real = cudnn_library._locate()
     monkeypatch.setenv("ATTN_DISPATCH_CUDNN", str(path))
@@ -58,7 +58,7 @@ def test_missing_library_is_searched_for_again(forget, monkeypatch, tmp_path):
 @needs_cudnn
 @needs_compiler
 @pytest.mark.parametrize("version", [90100, 91199, 100000])
-def test_version_out_of_range_is_refused(forget, monkeypatch, tmp_path, version):
+def test_version_out_of_range_is_refused(fresh_search, monkeypatch, tmp_path, version):
     """The refused library does not prevent the use of another one of the same name."""
     real = cudnn_library._locate()
     wrong = fake_cudnn(tmp_path / "wrong", version) / SONAME
@@ -73,7 +73,7 @@ def test_version_out_of_range_is_refused(forget, monkeypatch, tmp_path, version)
 @needs_no_driver
 @needs_cudnn
 @needs_compiler
-def test_search_order(forget, monkeypatch, tmp_path, capsys):
+def test_search_order(fresh_search, monkeypatch, tmp_path, capsys):
     """The named library first, then the first in LD_LIBRARY_PATH, then the wheel's."""
     wheel = cudnn_library._locate()
     first, second = fake_cudnn(tmp_path / "a", 92001), fake_cudnn(tmp_path / "b", 92102)
@@ -177,7 +177,7 @@ print(len(maps), repr(library._loaded_already()))
 
 
 @needs_cudnn
-def test_folder_whose_name_is_not_utf8_works(forget, monkeypatch, tmp_path):
+def test_folder_whose_name_is_not_utf8_works(fresh_search, monkeypatch, tmp_path):
     """From the environment to the planner and back, and in the message about a missing library."""
     real = Path(cudnn_library._locate())
     inside = tmp_path / os.fsdecode(b"\xff")

@@ -44,7 +44,7 @@ def test_crash_refuses_its_call_only(faulty: PlanningProcess):
 
 
 def test_planner_killed_while_idle_refuses_no_call(process: PlanningProcess):
-    """The next call did not cause its end, so another planner answers it."""
+    """The next call did not end the planner, so another planner answers it."""
     first = process.plan(SMALL, SM90)
     os.kill(pid_of(process), signal.SIGKILL)
     time.sleep(0.2)
@@ -88,7 +88,7 @@ def test_timeout_is_halved_after_each_silence(monkeypatch: pytest.MonkeyPatch):
 
 
 class Silent:
-    """A helper that answers nothing."""
+    """A helper that never answers."""
 
     has_ended = False
 

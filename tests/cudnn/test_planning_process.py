@@ -148,7 +148,7 @@ def test_forked_process_starts_its_own_planner():
 
 
 def test_planner_outlives_the_thread_that_started_it():
-    """The operating system ends it with its parent, the thread that forked it."""
+    """The operating system ends a planner with its parent, which must not be the calling thread."""
     process = PlanningProcess(native())
     thread = threading.Thread(target=process.load_cudnn, args=(CUDNN,))
     thread.start()

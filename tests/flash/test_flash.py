@@ -154,7 +154,7 @@ def test_faster_implementation_is_chosen():
     ],
 )
 def test_flash_attention_2_runs_only_what_cudnn_refuses(target, head_dim, expected):
-    """It is unmeasured, and has a backward pass of wide heads only on sm80."""
+    """FlashAttention-2 is unmeasured here, and runs wide heads backward only on sm80."""
     options = {"query_segment_ids": jax.ShapeDtypeStruct((2, 512), jnp.int32), "max_segments": 4}
     for kind in ({}, options):
         found = explain(*arrays(512, 512, h=head_dim, v=head_dim), **kind, target=target)

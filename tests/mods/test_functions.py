@@ -147,7 +147,7 @@ def test_deterministic_backward_refuses_unordered_sums(monkeypatch: pytest.Monke
 
 
 def test_arrays_captured_by_jitted_functions():
-    """The mod reads them, and calls with other arrays do not share a plan."""
+    """The mod reads the captured arrays, and calls with other arrays share no plan."""
     q, k, v = (jnp.ones((2, 5, 2, 4)) * x for x in (0.3, 0.7, 1.0))
     v = v * jnp.arange(5.0)[:, None, None]
 

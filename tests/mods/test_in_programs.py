@@ -66,7 +66,7 @@ def test_sharded_arrays_give_the_results_of_one_device(meshes, how: str):
 
 
 def test_sharded_captured_arrays_run_or_raise(meshes):
-    """With Explicit axes they raise on older JAX; under shard_map only simple functions run."""
+    """Explicit axes raise on older JAX; under shard_map only simple functions run."""
     found = meshes["captured and sharded"]
     whole = (
         "score_mod: expected a captured array to lie whole on every device along Explicit mesh "

@@ -1,4 +1,4 @@
-"""Programs as nodes of cuDNN's graph: their results, and what has no nodes."""
+"""Programs as nodes of cuDNN's graph: their results, and functions that have no nodes."""
 
 from __future__ import annotations
 

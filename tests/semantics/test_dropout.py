@@ -186,7 +186,7 @@ def loss(q, rate: float = RATE, **options: Any):
 
 
 def test_one_implementation_computes_both_directions_under_dropout(monkeypatch):
-    """Masks differ by implementation: without a backward pass one must not run the forward pass."""
+    """Implementations draw different masks: one that cannot run backward must not run forward."""
     monkeypatch.setenv("ATTN_DISPATCH_FALLBACK", "silent")
     accepts_all = install_other(monkeypatch, "")
     jax.jit(jax.grad(loss))(Q)

@@ -98,7 +98,7 @@ def test_wrong_field_of_the_blocks_changes_results(field, monkeypatch):
 
 
 def test_number_of_blocks_suffices_for_any_lengths():
-    """There are exactly as many blocks as the worst division of the tokens needs."""
+    """The number of blocks is exactly what the least favourable lengths need."""
     for lengths in ((2,) * 5 + (90,), (33, 33, 33, 1), (65, 0, 0, 35), (2, 2, 2, 2)):
         cu = jnp.asarray([0, *np.cumsum(lengths)], jnp.int32)
         blocks = QueryBlocks.of(RaggedQueries.of(cu, sum(lengths), 100), 32)

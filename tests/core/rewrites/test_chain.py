@@ -6,8 +6,8 @@ from attn_dispatch_tools.verify.cases import CASES
 from tests.scripts.sameness import made_of
 
 
-def test_rewritten_side_call_receives_its_own_arrays():
-    """XLA's backward pass reads AITER's dropout mask with a side call that is itself rewritten."""
+def test_rewritten_second_call_receives_its_own_arrays():
+    """XLA's backward pass reads AITER's dropout mask from a second call that is rewritten, too."""
     (case,) = [x for x in CASES if x.name == "found/dropout_mask_wide_heads"]
     found = made_of(case, "gfx942")
     assert found["program"].count("attn_dispatch_aiter_forward") > 1

@@ -50,7 +50,7 @@ def in_file(file: Path) -> list[str]:
 
 
 def test_lock_held_by_another_process_loses_no_winners(file):
-    """The file keeps its winners; this process writes its own with the next one that it keeps."""
+    """The file keeps its winners, and this process adds its unwritten ones with the next one."""
     winners.keep(WINNER)
     process = holder(file.with_name(".winners.json.lock"))
     other = replace(WINNER, implementation="cudnn")
