@@ -92,7 +92,7 @@ def test_results_and_gradients_of_flash_attention_2(monkeypatch, case: Case):
     """The custom calls are NumPy's; XLA really computes what they leave to it."""
     monkeypatch.undo()
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
-    monkeypatch.setattr(kernels, "_run", flash_in_numpy.run_two)
+    monkeypatch.setattr(kernels, "_run", flash_in_numpy.run_fa2)
     check_passes(case, SM80)
 
 
