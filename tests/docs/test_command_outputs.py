@@ -26,7 +26,7 @@ def test_it_prints_what_is_shown(line: str, shown: str):
         pytest.skip("the page is of a machine without a GPU")
     if "dispatch plan" in line and not cudnn_library.find().is_usable:
         pytest.skip("cuDNN is not installed")
-    assert _general(line, command_outputs.printed(line)) == _general(line, shown)
+    assert _general(line, command_outputs.output_of(line)) == _general(line, shown)
 
 
 def _general(line: str, text: str) -> list[str]:

@@ -1,7 +1,8 @@
 """Runs the cases of test_emulator.py on an NVIDIA GPU.
 
-`PYTHONPATH=dispatch python -m tests.scripts.emulator_on_nvidia [library]`; without a library, it
-is built, which needs nvcc.
+usage: PYTHONPATH=dispatch python -m tests.scripts.emulator_on_nvidia [LIBRARY]
+
+If no library is given, the script builds it with nvcc.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ARENA_BYTES = 1 << 30
 
 
 class OnGpu(Emulator):
-    """Waits for every call, so that the cases can read what it wrote."""
+    """The emulator in memory that a GPU reaches; it waits for every call to finish."""
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
