@@ -60,7 +60,7 @@ def test_against_reference(case, gfx, emulator, record):
     errors = check.errors()
     record(case=case.name, gfx=gfx, error_over_allowance=errors)
     assert all(x <= 1 for x in errors.values()), errors
-    assert check.asked_otherwise() == []
+    assert check.differences_from_judge() == []
 
 
 def test_queued_calls(record):
