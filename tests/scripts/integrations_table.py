@@ -64,12 +64,12 @@ def table(cells: Cells) -> str:
 
     jax_version = importlib.metadata.version("jax")
     lines = [
-        f"Each framework's layer and the same layer on our attention, with the same parameters, on"
-        f" XLA with JAX {jax_version} on a CPU, in float32:",
-        "values and all gradients within 1e-5; ten steps of SGD; decoding with a cache; how often a "
-        "remat policy by the",
-        'name "context" runs the attention; a batch sharded over four of eight devices. In bfloat16 '
-        "each lowers to cuDNN's",
+        "Each framework's layer and the same layer on our attention, with the same parameters,"
+        f" on XLA with JAX {jax_version} on a CPU, in float32:",
+        "values and all gradients within 1e-5; ten steps of SGD; decoding with a cache; how often"
+        " a remat policy by the",
+        'name "context" runs the attention; a batch sharded over four of eight devices. In bfloat16'
+        " each lowers to cuDNN's",
         "kernels, forward and backward (sm90).",
         "",
         "| | " + " | ".join(COLUMNS) + " |",

@@ -110,11 +110,11 @@ def verdict_on(name: str, count: int, seed: int) -> Verdict:
 
 def table(verdicts: list[Verdict]) -> rich.table.Table:
     """A row for each verdict, survivors last."""
-    found = rich.table.Table("wrong implementation", "cases run", "noticed by", "which says")
+    found = rich.table.Table("wrong implementation", "cases run", "noticed by", "message")
     for verdict in sorted(verdicts, key=lambda x: x.case is None):
         if verdict.case is None:
-            says = f"[red]{WRONG[verdict.name].says}"
-            found.add_row(verdict.name, str(verdict.tried), "[red]SURVIVES", says)
+            mistake = f"[red]{WRONG[verdict.name].description}"
+            found.add_row(verdict.name, str(verdict.tried), "[red]SURVIVES", mistake)
         else:
             message = verdict.message.replace("[", r"\[")
             found.add_row(verdict.name, str(verdict.tried), verdict.case.name, message)
