@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from attn_dispatch_tools.verify.cases import CASES
-from tests.scripts.sameness import TARGETS, digest, digests_file, made_of
+from tests.scripts.sameness import TARGETS, digest, digests_file, lowered_case
 from tests.support.backend import needs_cudnn
 
 OLDEST = "0.10.2"
@@ -34,7 +34,7 @@ def recorded_digests() -> dict[str, Any]:
 @needs_cudnn
 @pytest.mark.parametrize("case", SAMPLE, ids=lambda x: x.name)
 def test_case_lowers_to_the_recorded_program(case, recorded_digests):
-    found = {target: digest(made_of(case, target)["program"]) for target in TARGETS}
+    found = {target: digest(lowered_case(case, target)["program"]) for target in TARGETS}
     assert found == recorded_digests[case.name]
 
 

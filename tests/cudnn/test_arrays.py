@@ -19,7 +19,7 @@ from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import keep_mask, names_of, run
-from tests.support.in_place_of_kernels import rules
+from tests.support.kernel_stand_ins import rules
 from tests.support.option_parts import with_facts
 from tests.support.small_cases import SMALL
 

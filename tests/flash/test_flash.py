@@ -92,7 +92,7 @@ def test_flash_attention_2_agrees_with_the_reference(monkeypatch, case: Case):
     """NumPy stands in for the custom calls; XLA computes everything around them."""
     monkeypatch.undo()
     monkeypatch.setattr(clear_rows, "_native", lambda: None)
-    monkeypatch.setattr(kernels, "_run", flash_in_numpy.run_two)
+    monkeypatch.setattr(kernels, "_run", flash_in_numpy.run_fa2)
     check_passes(case, SM80)
 
 

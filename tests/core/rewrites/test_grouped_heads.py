@@ -17,8 +17,8 @@ from attn_dispatch.core.rewrites.kv_cache.whole_pages import WHOLE_PAGES
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
-from tests.support.in_place_of_kernels import by_xla, kernel
-from tests.support.rewritten_calls import are_apart
+from tests.support.kernel_stand_ins import by_xla, kernel
+from tests.support.rewritten_calls import differ
 
 
 def case_of(heads: tuple[int, int], t: int, page: int, **changes: Any) -> Case:
@@ -56,7 +56,7 @@ def _side_call(step: Any) -> Any:
 
 def differs(case: Case) -> bool:
     found, expected, _ = computed(case)
-    return are_apart(found, expected)
+    return differ(found, expected)
 
 
 @pytest.mark.parametrize("page", [0, 16, 24, 64])

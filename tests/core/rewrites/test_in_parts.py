@@ -33,8 +33,8 @@ from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import run
-from tests.support.in_place_of_kernels import by_xla, rules, specs_of
-from tests.support.small_cases import known
+from tests.support.kernel_stand_ins import by_xla, rules, specs_of
+from tests.support.small_cases import with_max_segments
 
 SEED = int(os.environ.get("ATTN_DISPATCH_TEST_SEED", "50000"))
 DRAWS = int(os.environ.get("ATTN_DISPATCH_TEST_DRAWS", "0")) or 12
@@ -48,7 +48,7 @@ def drawn(seed: int) -> Case:
     (case,) = draws.examples(1, SEED + seed, draws.SMALL)
     scale = case.scale if abs(case.scale) > 1e-3 else 0.3
     case = replace(case, dtype="float32", bias_dtype="float32", score_shift=0.0, magnitude=1.0)
-    return known(replace(case, scale=scale))
+    return with_max_segments(replace(case, scale=scale))
 
 
 def some_parts(specs: Sequence[AttentionSpec], seed: int) -> tuple[Rewrite, ...]:

@@ -21,7 +21,7 @@ from attn_dispatch_tools.verify.reference import reference
 from tests.support.backend import needs_cudnn
 from tests.support.comparing import check, poisoned, to_jax
 from tests.support.cudnn_in_numpy import run
-from tests.support.in_place_of_kernels import rules
+from tests.support.kernel_stand_ins import rules
 from tests.support.option_parts import spec_with
 
 SHAPES = ((7, 33, 3), (33, 33, 9), (33, 7, 3), (1, 33, 0), (7, 16, 15))

@@ -27,17 +27,17 @@ from attn_dispatch_tools.verify.cache_cases import CACHE
 from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from tests.support.backend import needs_cudnn
-from tests.support.in_place_of_kernels import by_xla, kernel
+from tests.support.kernel_stand_ins import by_xla, kernel
 from tests.support.paged_calls import (
     LENGTHS,
     B,
     K,
     N,
+    attend_in_pages,
     cache,
-    in_the_cache,
     queries,
 )
-from tests.support.rewritten_calls import rewritten_alone
+from tests.support.rewritten_calls import rewrite_results
 
 
 @pytest.mark.parametrize("rewrite", [NEAR_KEYS, PAGES_GATHERED], ids=lambda x: x.name)
@@ -60,7 +60,7 @@ def test_pages_behind_a_window_may_be_missing(rewrite, t):
     found = rewrite.compute(spec, rewrite.inner(spec), operands, Calls(by_xla, by_xla, by_xla))[
         "out"
     ]
-    expected = in_the_cache(queries(B, t), query_seq_lengths=number, **window)
+    expected = attend_in_pages(queries(B, t), query_seq_lengths=number, **window)
     assert np.isnan(found[0]).all()
     np.testing.assert_allclose(found[1:], expected[1:], atol=2e-6)
 
@@ -144,7 +144,7 @@ def test_rewrites_leave_results_unchanged(rewrite):
         if rewrite is QUERIES_AS_HEADS and case.h == 64 and case.n == 8:
             computes.append(kernel)
         for compute in computes:
-            results = rewritten_alone(rewrite, case, compute)
+            results = rewrite_results(rewrite, case, compute)
             if results is None:
                 continue
             found += 1

@@ -51,7 +51,7 @@ from attn_dispatch_tools.verify.case import Case
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.reference import Operands, poison_padding, reference
 from tests.support.comparing import check, poisoned, to_jax
-from tests.support.in_place_of_kernels import by_xla, kernel, rules, specs_of
+from tests.support.kernel_stand_ins import by_xla, kernel, rules, specs_of
 from tests.support.small_cases import SMALL
 
 Arrays = dict[str, Any]

@@ -23,7 +23,7 @@ from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
 from attn_dispatch_tools.verify.serving_draws import serving_examples
-from tests.support.in_place_of_kernels import by_xla, kernel
+from tests.support.kernel_stand_ins import by_xla, kernel
 
 SIZES = draws.Sizes(
     lengths=(1, 300), head_dims=(16,), value_dims=(8,), heads=((4, 2),), dtypes=("float16",)

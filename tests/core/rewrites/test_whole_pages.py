@@ -26,8 +26,8 @@ from attn_dispatch.core.rewrites.sinks import SINKS_AFTERWARDS
 from attn_dispatch_tools.verify.cache_cases import CACHE
 from attn_dispatch_tools.verify.case import Case
 from tests.support.backend import needs_cudnn
-from tests.support.in_place_of_kernels import by_xla, kernel
-from tests.support.rewritten_calls import rewritten_alone
+from tests.support.kernel_stand_ins import by_xla, kernel
+from tests.support.rewritten_calls import rewrite_results
 
 NAMED = {case.name: case for case in CACHE}
 
@@ -46,7 +46,7 @@ CHOSEN = [
 
 def differs(case: Case, compute: Any, rewrite: Any = None) -> bool | None:
     """True if the rewrite changes the call's results; None if it does not apply."""
-    results = rewritten_alone(rewrite or WHOLE_PAGES, case, compute)
+    results = rewrite_results(rewrite or WHOLE_PAGES, case, compute)
     if results is None:
         return None
     found, expected = results

@@ -19,8 +19,8 @@ from attn_dispatch_tools.verify.case import Case, spec_of
 from attn_dispatch_tools.verify.drawn_mods import Step
 from attn_dispatch_tools.verify.in_pages import in_pages, paged_options
 from attn_dispatch_tools.verify.reference import poison_padding
-from tests.support.in_place_of_kernels import by_xla, kernel
-from tests.support.rewritten_calls import are_apart
+from tests.support.kernel_stand_ins import by_xla, kernel
+from tests.support.rewritten_calls import differ
 
 _SUM = (Step("r tanh((t - s) / 16)", 0, 0, 1.0, 8, "n"),)
 _CASES: dict[str, dict[str, Any]] = {
@@ -58,7 +58,7 @@ def computed(case: Case) -> tuple[Any, Any]:
 
 def differs(case: Case) -> bool:
     found, expected = computed(case)
-    return are_apart(found, expected)
+    return differ(found, expected)
 
 
 def case_of(name: str, t: int, page: int, **changes: Any) -> Case:
