@@ -10,11 +10,12 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 from attn_dispatch.cudnn.helper_process import Helper, HelperEnded, HelperSilent
-from attn_dispatch.files import reading
-from attn_dispatch.files.reading import JsonObject, JsonValue
+
+Answer: TypeAlias = Any
+"""A value of JSON, as planner.py writes it."""
 
 PLANNER = Path(__file__).with_name("planner.py")
 
@@ -95,7 +96,7 @@ class PlanningProcess:
     def device_properties(self, ordinal: int) -> str:
         raise self._error("device", f"device {ordinal}: no CUDA driver library could be loaded")
 
-    def _ask_loaded(self, function: str, *arguments: object) -> JsonValue:
+    def _ask_loaded(self, function: str, *arguments: object) -> Answer:
         with self._lock:
             if self._helper is not None and self._helper.has_ended:
                 self._helper.end()  # it ended for a reason other than this question
@@ -104,7 +105,7 @@ class PlanningProcess:
                 self._ask("load_cudnn", self._path, True)
             return self._ask(function, *arguments)
 
-    def _ask(self, function: str, *arguments: object) -> JsonValue:
+    def _ask(self, function: str, *arguments: object) -> Answer:
         line = json.dumps([function, arguments]).encode() + b"\n"
         try:
             if self._helper is None:
@@ -141,15 +142,14 @@ class PlanningProcess:
             self._helper = None
 
 
-def _read(line: bytes) -> JsonObject:
+def _read(line: bytes) -> dict[str, Answer]:
     try:
         answer = json.loads(line)
     except ValueError:
         answer = None
-    found = reading.as_object(answer)
-    if found is None:
+    if not isinstance(answer, dict):
         raise HelperEnded(f"answered a line that is no answer: {line[:80]!r}")
-    return found
+    return cast("dict[str, Answer]", answer)
 
 
 _ALL: weakref.WeakSet[PlanningProcess] = weakref.WeakSet()
