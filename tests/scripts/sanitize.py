@@ -65,12 +65,12 @@ class Tests:
 CUDA = Tests(
     "CUDA library, planning",
     ("cuda_backend/test_plan_cache.py",
-     "cuda_backend/test_process_life.py::test_fork_while_threads_plan",
-     "cuda_backend/test_process_life.py::test_exit_while_threads_plan", "fuzz/test_cudnn*.py",
-     "fuzz/test_plan_lines.py"),
-    ("cuda_backend/test_process_life.py::test_exit_with_a_thread_that_does_not_come_back",
-     "cuda_backend/test_process_life.py::test_the_thread_that_ends_the_process_may_still_plan",
-     "cuda_backend/test_process_life.py::test_fork_before_anything_was_planned",
+     "cuda_backend/test_process_life.py::test_a_child_forked_while_threads_plan_is_refused",
+     "cuda_backend/test_process_life.py::test_exit_waits_for_threads_that_plan",
+     "fuzz/test_cudnn*.py", "fuzz/test_plan_lines.py"),
+    ("cuda_backend/test_process_life.py::test_exit_does_not_wait_longer_than_its_limit",
+     "cuda_backend/test_process_life.py::test_the_thread_that_ends_the_process_can_still_plan",
+     "cuda_backend/test_process_life.py::test_a_child_forked_before_any_plan_can_plan",
      "cudnn/test_plan_store.py", "cudnn/test_planning_process.py", "cudnn/test_engines.py",
      "cuda_backend/test_known_bad.py", "core/test_threads.py"),
     # AddressSanitizer handles SIGSEGV itself, whose message that test expects.
