@@ -1,4 +1,4 @@
-"""Speed of optional packages and of cuDNN on one GPU, from which preferences.json is made.
+"""Speed of optional packages and of cuDNN on one GPU, from which faster_extras.json is made.
 
 usage: python benchmarks/extras.py [--rounds N] [--seconds S] [--out FOLDER]
 

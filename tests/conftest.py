@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from attn_dispatch import settings, warning
-from attn_dispatch.core import call_warnings
+from attn_dispatch.core import call_warnings, select
 from attn_dispatch_tools.verify.compiling import COMPILE_QUICKLY
 from tests.support.ir_contexts import reuse_contexts
 
@@ -110,3 +110,4 @@ def _default_settings(monkeypatch):
     monkeypatch.delenv("ATTN_DISPATCH_REWRITES", raising=False)
     warning.forget()
     call_warnings.forget()
+    select.is_installed.cache_clear()

@@ -17,10 +17,11 @@ from attn_dispatch import aiter, cudnn, explain, fa4, flash, xla
 from attn_dispatch.aiter import call_rules as aiter_call_rules
 from attn_dispatch.aiter import rules as aiter_rules
 from attn_dispatch.call.options import backward_options
-from attn_dispatch.core import eligibility, nearest, select
+from attn_dispatch.core import eligibility, nearest
 from attn_dispatch.core.rewrites import rewritten
-from attn_dispatch.core.rewrites.cache.gathered import PAGES_GATHERED
 from attn_dispatch.core.rewrites.dense import MASK_AS_BIAS, SLOPES_AS_BIAS
+from attn_dispatch.core.rewrites.kv_cache.gathered import PAGES_GATHERED
+from attn_dispatch.core.verdict import Verdict
 from attn_dispatch.cudnn import rules as cudnn_rules
 from attn_dispatch.devices.target import parse
 from attn_dispatch.fa4 import rules as fa4_rules
@@ -158,7 +159,7 @@ def test_leaving_out_a_row_bias_is_a_remedy_if_it_changes_lse_alone():
 Q = jax.ShapeDtypeStruct((4, 1, 32, 128), jnp.bfloat16)
 
 
-def paged(page: int, queries: int = 1, **options: Any) -> select.Verdict:
+def paged(page: int, queries: int = 1, **options: Any) -> Verdict:
     pool = jax.ShapeDtypeStruct((256, page, 8, 128), jnp.bfloat16)
     found = explain(
         jax.ShapeDtypeStruct((4, queries, 32, 128), jnp.bfloat16),

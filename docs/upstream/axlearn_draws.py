@@ -53,7 +53,7 @@ def main() -> int:
 class Draw:
     """One call: its arrays, its bias as a function of the dense one, and what is in it."""
 
-    def __init__(self, number: int):
+    def __init__(self, number: int):  # noqa: C901  a branch for each option
         dice, draw = random.Random(number), np.random.default_rng(number)
         self.cache = KVCache if dice.random() < 0.2 else None
         queries = dice.choice((1, 2, 7, 16, 33, 64, 75))

@@ -20,6 +20,7 @@ import pytest
 import attn_dispatch
 from attn_dispatch_tools import cli
 from tests.support.repository import ROOT
+from tests.wrong_implementations import WRONG
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 NAMES = [str(x.relative_to(ROOT)) for x in PAGES]
@@ -232,3 +233,9 @@ def test_hooks_rewrite_links_and_refuse_missing_files(monkeypatch):
     text = "[a](../y.md#b), [c](../../README.md)"
     changed = hooks.on_page_markdown(text, page=Page, config=config, files=[])
     assert changed == "[a](../y.md#b), [c](https://example.org/x/blob/main/README.md)"
+
+
+def test_pages_count_the_wrong_implementations():
+    for name in ("docs/design.md", "docs/proof.md"):
+        found = re.findall(r"(\d+) wrong implementations", (ROOT / name).read_text("utf-8"))
+        assert found and set(found) == {str(len(WRONG))}, name

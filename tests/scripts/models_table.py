@@ -17,7 +17,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import attn_dispatch
 from attn_dispatch.core.rewrites import REWRITES
-from attn_dispatch.core.select import Verdict
+from attn_dispatch.core.verdict import Verdict
 from tests.support.model_calls import MODEL_CALLS, ModelCall
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"

@@ -31,7 +31,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 
 import attn_dispatch
-from attn_dispatch.core import select
+from attn_dispatch.core.verdict import verdicts_on
 from attn_dispatch.devices.target import device_for
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.calls import CaseProgram, specs_in
@@ -67,7 +67,7 @@ def lowered_case(case: Case, target: str) -> dict[str, Any]:
                 "scratch_bytes": x.scratch_bytes, "limit": x.limit,
             }
             for spec in specs_in(traced.jaxpr)
-            for x in select.verdicts(spec, device_for(platform))
+            for x in verdicts_on(spec, device_for(platform))
         ]  # fmt: skip
     return {"program": program, "verdicts": verdicts}
 

@@ -71,10 +71,11 @@ CUDA = Tests(
     ("cuda_backend/test_process_life.py::test_exit_does_not_wait_longer_than_its_limit",
      "cuda_backend/test_process_life.py::test_the_thread_that_ends_the_process_can_still_plan",
      "cuda_backend/test_process_life.py::test_a_child_forked_before_any_plan_can_plan",
-     "cudnn/test_plan_store.py", "cudnn/test_planning_process.py", "cudnn/test_engines.py",
+     "cudnn/test_plan_store.py", "cudnn/test_planning_process.py",
+     "cudnn/test_planner_failures.py", "cudnn/test_engines.py",
      "cuda_backend/test_known_bad.py", "core/test_threads.py"),
     # AddressSanitizer handles SIGSEGV itself, whose message that test expects.
-    without="test_a_crash_is_a_refusal_of_its_call_alone",
+    without="test_crash_refuses_its_call_only",
 )  # fmt: skip
 ROCM = Tests(
     "AMD handlers and emulator",

@@ -1,7 +1,7 @@
 """Wrong implementations of serving: caches in pages, whole pages and their ends, few queries.
 
 Drawn serving calls must notice them. Most split a cache at the end of the last whole page, as
-core/rewrites/cache does, and merge the parts wrongly.
+core/rewrites/kv_cache does, and merge the parts wrongly.
 """
 
 from __future__ import annotations

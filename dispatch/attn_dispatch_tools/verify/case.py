@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any, Literal
@@ -219,28 +220,9 @@ class Case:
         def normal(name: str) -> np.ndarray:
             return rng.standard_normal(avals[name].shape)
 
-        q, k = self.magnitude * normal("query"), self.magnitude * normal("key")
-        if self.score_shift:
-            # Half of the columns of each are constant, so that every score moves alike. Those of
-            # query are the larger ones: a fused backward pass takes delta from the rounded output,
-            # and that rounding times key's constant is an error of every row of query's gradient,
-            # while times query's constant it mostly cancels in key's.
-            columns = max(1, self.h // 2)
-            root = np.sqrt(abs(self.score_shift / self.scale) / columns)
-            q[..., :columns] = 3 * root
-            k[..., :columns] = np.copysign(root / 3, self.score_shift * self.scale)
-        operands = {"query": q, "key": k, "value": normal("value")}
-        for name in ("key", "value"):
-            shared = self.shared_pages * self.page
-            operands[name][1:, :shared] = operands[name][:1, :shared]
+        operands = self._query_key_value(normal)
         if self.bias is not None:
-            bias = normal("bias").astype(avals["bias"].dtype)
-            if self.infinite_bias:
-                bias[rng.random(self.bias) < 0.2] = -np.inf
-                bias[..., 1, :] = -np.inf
-            if self.rounded_bias:
-                bias = bias.astype(jnp.dtype(self.dtype))
-            operands["bias"] = bias
+            operands["bias"] = self._bias(normal("bias").astype(avals["bias"].dtype), rng)
         if self.mask is not None:
             mask = rng.random(self.mask) < 0.7
             if self.dead_rows:
@@ -255,12 +237,35 @@ class Case:
         if self.dropout:
             operands["dropout_key"] = np.array(self._dropout_keys())
         if self._start:
-            for name in self._read_by_score_mod:
-                operands[name] = normal(name)
+            operands |= {name: normal(name) for name in self._read_by_score_mod}
             for name in self._read_by_mask_mod:
                 operands[name] = rng.randint(1, self.s + 1, avals[name].shape)
             operands["mods_start"] = np.array([self.mods_start] * self._copies)
         return {name: x.astype(avals[name].dtype) for name, x in operands.items()}
+
+    def _query_key_value(self, normal: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
+        q, k = self.magnitude * normal("query"), self.magnitude * normal("key")
+        if self.score_shift:
+            # Half of the columns of each are constant, so that every score moves alike. Those of
+            # query are the larger ones: a fused backward pass takes delta from the rounded output,
+            # and that rounding times key's constant is an error of every row of query's gradient,
+            # while times query's constant it mostly cancels in key's.
+            columns = max(1, self.h // 2)
+            root = np.sqrt(abs(self.score_shift / self.scale) / columns)
+            q[..., :columns] = 3 * root
+            k[..., :columns] = np.copysign(root / 3, self.score_shift * self.scale)
+        operands = {"query": q, "key": k, "value": normal("value")}
+        for name in ("key", "value"):
+            shared = self.shared_pages * self.page
+            operands[name][1:, :shared] = operands[name][:1, :shared]
+        return operands
+
+    def _bias(self, bias: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+        """The bias, with -inf or rounded if the case has it so."""
+        if self.infinite_bias:
+            bias[rng.random(self.bias) < 0.2] = -np.inf
+            bias[..., 1, :] = -np.inf
+        return bias.astype(jnp.dtype(self.dtype)) if self.rounded_bias else bias
 
     def _integers(self) -> dict[str, Any]:
         integers = {

@@ -18,9 +18,9 @@ import attn_dispatch
 import attn_dispatch_tools
 from attn_dispatch import aiter
 from attn_dispatch.core.rewrites import ONE_BY_ONE, REWRITES
-from attn_dispatch.core.rewrites.cache.grouped_heads import HEADS_AS_QUERIES
-from attn_dispatch.core.rewrites.cache.smaller_pages import SMALLER_PAGES
 from attn_dispatch.core.rewrites.empty import NO_SCORES
+from attn_dispatch.core.rewrites.kv_cache.grouped_heads import HEADS_AS_QUERIES
+from attn_dispatch.core.rewrites.kv_cache.smaller_pages import SMALLER_PAGES
 from attn_dispatch.core.rewrites.one_diagonal import ONE_DIAGONAL
 from attn_dispatch_tools import cli
 from attn_dispatch_tools.verify import draws, pool
