@@ -84,7 +84,7 @@ def run(code: str, cudnn: str | Path = CUDNN) -> subprocess.CompletedProcess[str
     "end", ["sys.exit(3)", "raise SystemExit(3)", "native.before_exit(60_000)"]
 )
 def test_exit_waits_for_threads_that_plan(end: str):
-    """The exit waits for the plans under way; no thread can begin another."""
+    """The exit waits for the plans under way, and no thread can begin another."""
     done = run(f"load()\nstart_planning()\n{end}\nsys.exit(3)")
     assert (done.returncode, done.stderr) == (3, "")
 
