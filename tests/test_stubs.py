@@ -21,8 +21,8 @@ STUBS = Path(attn_dispatch.__file__).parent
 SAME = (
     (r"typing\.SupportsInt \| typing\.SupportsIndex", "SupportsIndex"),
     (r"collections\.abc\.", ""),
-    (r"typing_extensions\.CapsuleType", "Any"),
-    (r"\bdict\b(?!\[)", "dict[str, Any]"),
+    (r"typing_extensions\.CapsuleType", "object"),
+    (r"\bdict\b(?!\[)", "dict[str, object]"),
 )
 
 
@@ -33,7 +33,7 @@ def stub(name: str) -> dict[str, str]:
 
 
 def signature(function: ast.stmt) -> tuple[str, str]:
-    """("plan", "(attributes: dict[str, Any]) -> str")"""
+    """("plan", "(attributes: dict[str, object]) -> str")"""
     text = ast.unparse(function).removeprefix("def ").removesuffix(":\n    ...")
     name, bracket, rest = text.partition("(")
     return name, bracket + rest
@@ -54,7 +54,7 @@ def real(module: ModuleType) -> dict[str, str]:
 
 def known(signatures: dict[str, str]) -> dict[str, str]:
     """With what a stub may know better: the values of a dict."""
-    return {x: y.replace("dict[str, int]", "dict[str, Any]") for x, y in signatures.items()}
+    return {x: y.replace("dict[str, int]", "dict[str, object]") for x, y in signatures.items()}
 
 
 @needs_cudnn

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -16,7 +15,7 @@ from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.options import CausalAlignment
 from attn_dispatch.call.static_arguments import Window, check_positive_int
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
-from attn_dispatch.public_call import normal_form, run
+from attn_dispatch.public_call import Results, normal_form, run
 
 
 @hints_at_foreign_names
@@ -44,15 +43,15 @@ def dot_product_attention(
     max_segments: int | None = None,
     max_segment_len: int | None = None,
     score_mod: ScoreMod | None = None,
-    score_mod_args: Sequence[Any] = (),
+    score_mod_args: Sequence[object] = (),
     mask_mod: MaskMod | None = None,
-    mask_mod_args: Sequence[Any] = (),
+    mask_mod_args: Sequence[object] = (),
     qkv_layout: QkvLayout = "BTNH",
     implementation: str | Sequence[str] | None = None,
     return_residual: bool = False,
     return_lse: bool = False,
     return_max_logits: bool = False,
-) -> Any:
+) -> Results:
     """Attention: softmax(scale · query · keyᵀ, masked) · value, by the best kernel for the device.
 
     Takes the arguments of `jax.nn.dot_product_attention`, with the same meaning, and more:
@@ -218,13 +217,13 @@ def ragged_dot_product_attention(
     dropout_key: ArrayLike | None = None,
     deterministic_backward: bool = False,
     score_mod: ScoreMod | None = None,
-    score_mod_args: Sequence[Any] = (),
+    score_mod_args: Sequence[object] = (),
     mask_mod: MaskMod | None = None,
-    mask_mod_args: Sequence[Any] = (),
+    mask_mod_args: Sequence[object] = (),
     implementation: str | Sequence[str] | None = None,
     return_lse: bool = False,
     return_max_logits: bool = False,
-) -> Any:
+) -> Results:
     """Attention within each of M sequences that are packed one after the other.
 
         out = ragged_dot_product_attention(  # documents of 3 and 5 tokens

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import jax
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from attn_dispatch import settings
 from attn_dispatch.api import dot_product_attention, ragged_call, ragged_dot_product_attention
 from attn_dispatch.call.arguments import Arguments, holds_structs, with_same_lengths
 from attn_dispatch.call.foreign_names import check_names
+from attn_dispatch.call.keywords import CallArguments
 from attn_dispatch.call.leading import LeadingCall
 from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.options import AttentionOptions
@@ -26,10 +28,13 @@ from attn_dispatch.devices.target import default_device
 from attn_dispatch.devices.target import target as target_block
 from attn_dispatch.paged import paged_attention, paged_calls
 from attn_dispatch.programs.tracing import Mod, trace
-from attn_dispatch.public_call import normal_form
+from attn_dispatch.public_call import Results, normal_form
+
+Shaped = ArrayLike | jax.ShapeDtypeStruct
+"""An array, or a struct with its shape and dtype."""
 
 
-def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
+def dropout_mask(*args: ArrayLike | None, **kwargs: Unpack[CallArguments[ArrayLike]]) -> jax.Array:
     """The dropout mask of a call, from the implementation that runs it.
 
     For tests, and for computing the same attention elsewhere. The mask is as large as the scores.
@@ -52,7 +57,9 @@ def dropout_mask(*args: Any, **kwargs: Any) -> jax.Array:
     return attention(call.options, call.operands)[-1]
 
 
-def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation:
+def explain(
+    *args: Shaped | None, target: str | None = None, **kwargs: Unpack[CallArguments[Shaped]]
+) -> Explanation:
     """Which implementation would run a call, and why each of the others would not.
 
     Nothing is computed, and neither the arrays nor the device need to exist:
@@ -95,7 +102,7 @@ def explain(*args: Any, target: str | None = None, **kwargs: Any) -> Explanation
     return found if mask_mod is None else replace(found, mask=mask_share(spec, mask_mod))
 
 
-def spec_of(**kwargs: Any) -> AttentionSpec:
+def spec_of(**kwargs: Unpack[CallArguments[Shaped]]) -> AttentionSpec:
     """The spec of a call with these arguments, structs for arrays as in `explain`.
 
     Raises:
@@ -104,7 +111,7 @@ def spec_of(**kwargs: Any) -> AttentionSpec:
     return specs_of(**kwargs)[-1]
 
 
-def specs_of(**kwargs: Any) -> tuple[AttentionSpec, ...]:
+def specs_of(**kwargs: Unpack[CallArguments[Shaped]]) -> tuple[AttentionSpec, ...]:
     """The specs of the calls that compute the public call, usually one; that of `spec_of` is last.
 
     Raises:
@@ -122,11 +129,11 @@ class _PublicCall:
     """Returns the calls that compute it, usually one; the one with the longest queries is last."""
 
 
-def _public_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _PublicCall:
+def _public_call(args: Sequence[object], kwargs: Mapping[str, object]) -> _PublicCall:
     """The public call that has these arguments, which their names decide."""
-    function: Callable[..., Any] = dot_product_attention
+    function: Callable[..., Results] = dot_product_attention
     if "key_pages" in kwargs or "page_table" in kwargs:
-        function, kwargs = paged_attention, {"value_pages": None} | kwargs
+        function, kwargs = paged_attention, {"value_pages": None, **kwargs}
     elif "cu_seqlens_q" in kwargs:
         function = ragged_dot_product_attention
     check_names(function, kwargs)
@@ -135,7 +142,7 @@ def _public_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _PublicCall:
     return _PublicCall(with_same_lengths(Arguments(**bound.arguments)), _CALLS_OF[function])
 
 
-_CALLS_OF: dict[Callable[..., Any], Callable[[Arguments], tuple[Call, ...]]] = {
+_CALLS_OF: dict[Callable[..., Results], Callable[[Arguments], tuple[Call, ...]]] = {
     dot_product_attention: lambda arguments: (normal_form(arguments),),
     ragged_dot_product_attention: lambda arguments: (ragged_call(arguments),),
     paged_attention: lambda arguments: paged_calls(arguments)[0],
@@ -145,7 +152,7 @@ _CALLS_OF: dict[Callable[..., Any], Callable[[Arguments], tuple[Call, ...]]] = {
 def _specs(call: _PublicCall) -> tuple[AttentionSpec, ...]:
     options: list[AttentionOptions] = []
 
-    def operands(traced: dict[str, Any]) -> tuple[tuple[jax.Array, ...], ...]:
+    def operands(traced: dict[str, object]) -> tuple[tuple[jax.Array, ...], ...]:
         calls = call.calls_of(replace(call.arguments, **traced))
         options.extend(x.options for x in calls)
         return tuple(x.operands for x in calls)

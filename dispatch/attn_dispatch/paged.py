@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from attn_dispatch.call.normal_form import Call
 from attn_dispatch.call.paged_arguments import check_ragged, with_cut_table
 from attn_dispatch.call.static_arguments import Window
 from attn_dispatch.programs.functions import ScoreMod
-from attn_dispatch.public_call import normal_form, run
+from attn_dispatch.public_call import Results, normal_form, run
 from attn_dispatch.semantics.invalid_values import invalid_queries
 from attn_dispatch.semantics.query_blocks import QueryBlocks, block_size, fits_query_blocks
 from attn_dispatch.semantics.ragged_queries import RaggedQueries
@@ -43,11 +42,11 @@ def paged_attention(
     alibi_slopes: ArrayLike | None = None,
     sinks: ArrayLike | None = None,
     score_mod: ScoreMod | None = None,
-    score_mod_args: Sequence[Any] = (),
+    score_mod_args: Sequence[object] = (),
     kv_layout: KvLayout = "NHD",
     implementation: str | Sequence[str] | None = None,
     return_lse: bool = False,
-) -> Any:
+) -> Results:
     """Attention of new queries to a paged cache of keys and values, for serving.
 
     One token for each of B sequences, whose own keys are in the cache already:

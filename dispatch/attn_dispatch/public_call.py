@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,13 @@ from attn_dispatch.core import call_warnings, select
 from attn_dispatch.core.primitive import attention
 from attn_dispatch.semantics.array_scale import with_number_as_scale
 
+Results: TypeAlias = Any
+"""The output, a `jax.Array`; with a `return_…` argument, a tuple of arrays.
+
+`Any`, because a union would have to be narrowed by everyone who asks for one array, and overloads
+would repeat thirty arguments for each combination of flags.
+"""
+
 
 def normal_form(arguments: Arguments) -> Call:
     """The checked call with these arguments.
@@ -24,7 +31,7 @@ def normal_form(arguments: Arguments) -> Call:
     return normalise(with_number_as_scale(rows_first(arguments)), select.names())
 
 
-def run(call: Call, arguments: Arguments) -> Any:
+def run(call: Call, arguments: Arguments) -> Results:
     """The results of the public call: the output, then lse and maxima, if they are wanted."""
     call_warnings.note_line(call.options)
     out, *rows = attention(call.options, call.operands)

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, SupportsIndex, TypeVar, cast, get_args
+from types import TracebackType
+from typing import Literal, ParamSpec, SupportsIndex, TypeVar, cast, get_args
 
 import jax
 import platformdirs
@@ -152,15 +153,15 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def _checked_scratch(limit: Any, name: str = "scratch_limit") -> ScratchLimit:
+def _checked_scratch(limit: object, name: str = "scratch_limit") -> ScratchLimit:
     """A limit from the caller or the environment as bytes, a share, "off" or None."""
     if limit is None or (isinstance(limit, str) and limit.lower() == OFF):
         return None if limit is None else OFF
     if isinstance(limit, SupportsIndex) and not isinstance(limit, bool):
         with suppress(TypeError):  # an array that is no integer has __index__ as well
-            limit = operator.index(limit)
-            if limit > 0:
-                return limit
+            number_of_bytes = operator.index(limit)
+            if number_of_bytes > 0:
+                return number_of_bytes
     if isinstance(limit, str) and (found := _SIZE.fullmatch(limit.strip())):
         number = float(found[1])
         if found[3] and 0 < number <= 100:
@@ -226,9 +227,14 @@ class Block:
         self._entered = restored(self._change(current()))
         self._entered.__enter__()
 
-    def __exit__(self, *raised: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         assert self._entered is not None
-        self._entered.__exit__(*raised)
+        self._entered.__exit__(kind, error, traceback)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         self._is_used = True

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from attn_dispatch.aiter.call import AiterCall
 from attn_dispatch.aiter.kernels import kernel_for, not_supported_reasons, unsupported_arch
 from attn_dispatch.reason import Reason
+from tests.support.aiter_judge import grid
 from tests.support.aiter_judge.grid import CALL
 
 BACKWARD = replace(CALL, backward=True, needs_lse=False)
@@ -43,6 +47,53 @@ STRICTER = [
         "head dims (192, 128) and a top-left mask",
     ),
 ]
+
+
+REMEDIES: dict[str, Callable[[AiterCall], AiterCall]] = {
+    "aiter/asm_gaps": lambda call: replace(call, has_gaps=False),
+    "aiter/asm_bytes": lambda call: replace(call, batch=1),
+    "aiter/asm_dtype": lambda call: replace(call, dtype="bfloat16"),
+    "aiter/asm_top_left": lambda call: replace(call, mask="bottom_right"),
+    "aiter/asm_deterministic": lambda call: replace(call, deterministic=False),
+}
+"""By rule, the call after what its remedy says."""
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_remedies_bring_the_call_to_asm(arch: str):
+    """Each remedy that a call is given is true of it: with all of them, ASM runs the call."""
+    helped = Counter[str]()
+    for call in (*grid.calls(), replace(CALL, batch=4096), replace(CALL, batch=4096, **CAUSAL)):
+        if not_supported_reasons(call, arch) or not (why := kernel_for(call, arch).why_not_asm):
+            continue
+        if not why[0].remedy:
+            assert not any(x.remedy for x in why)
+            continue
+        changed = call
+        for reason in why:
+            changed = REMEDIES[reason.rule](changed)
+        assert kernel_for(changed, arch).family == "asm", (call, why)
+        helped.update(x.rule for x in why)
+    assert helped.keys() == REMEDIES.keys()
+
+
+def test_no_remedy_where_a_single_row_is_too_large_for_asm():
+    call = replace(CALL, **_lengths(2**22, 512))
+    (why,) = kernel_for(call, "gfx942").why_not_asm
+    assert (why.rule, why.remedy) == ("aiter/asm_bytes", "")
+
+
+def test_no_remedy_for_one_of_two_reasons():
+    call = replace(CALL, dtype="float16", logits_soft_cap=30.0)
+    assert [x.remedy for x in kernel_for(call, "gfx942").why_not_asm] == ["", ""]
+
+
+def test_the_setting_is_the_remedy_where_it_alone_keeps_asm_out(monkeypatch):
+    monkeypatch.setenv("ATTN_DISPATCH_AITER_ASM", "0")
+    (why,) = kernel_for(CALL, "gfx942").why_not_asm
+    assert why.remedy == "unset ATTN_DISPATCH_AITER_ASM"
+    monkeypatch.delenv("ATTN_DISPATCH_AITER_ASM")
+    assert kernel_for(CALL, "gfx942").family == "asm"
 
 
 def texts(reasons: tuple[Reason, ...]) -> tuple[str, ...]:

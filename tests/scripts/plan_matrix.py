@@ -43,6 +43,8 @@ class Cell:
     workspace_bytes: int = -1
     crash: str = ""
     """How the process ended that was to plan it."""
+    rules: tuple[str, ...] = ()
+    """The rule of each reason."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,10 @@ class Planning:
             if not lines:
                 raise RuntimeError(f"planning did not begin:\n{errors}")
             version, path = lines[0]
-            cells += [Cell(tuple(x.pop("reasons")), **x) for x in lines[1:]]
+            cells += [
+                Cell(tuple(x.pop("reasons")), rules=tuple(x.pop("rules", ())), **x)
+                for x in lines[1:]
+            ]
             if len(cells) == len(self.keys) and code == 0:
                 matrix = Matrix(version, path, dict(zip(self.keys, cells, strict=True)))
                 return replace(matrix, cells=_without_patch(matrix))
@@ -131,9 +136,9 @@ def cell(spec: AttentionSpec, arch: str) -> Cell:
     """The plan, or every reason against one."""
     device = parse(arch)
     if reasons := cudnn.not_supported_reasons(spec, device):
-        return Cell(tuple(map(str, reasons)))
+        return Cell(tuple(map(str, reasons)), rules=tuple(x.rule for x in reasons))
     plan = cudnn.plan(spec, device)
-    return Cell((), plan.engine, plan.workspace_bytes)
+    return Cell(engine=plan.engine, workspace_bytes=plan.workspace_bytes)
 
 
 def main() -> None:

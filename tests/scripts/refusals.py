@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from attn_dispatch import settings
 from attn_dispatch.call.options import as_partners, backward_options
@@ -29,6 +27,7 @@ from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import select
 from attn_dispatch.devices.device import Device
 from attn_dispatch.devices.target import parse
+from attn_dispatch.reason import rules_of
 from attn_dispatch_tools.reports.environment import environment, file_name
 from attn_dispatch_tools.verify import draws
 from attn_dispatch_tools.verify.case import Case, spec_of
@@ -48,22 +47,25 @@ class Count:
     """Calls of which the forward pass alone does."""
     later: int = 0
     """Calls that run there, or not, as is decided when they run: those with a float32 bias."""
-    reasons: Counter[str] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
+    """By the rule of a reason, the calls against which it speaks."""
     alone: Counter[str] = field(default_factory=Counter)
-    """Of calls that have one reason against them: what it would take to run those."""
+    """The same, of the calls against which one rule alone speaks."""
+    sentences: dict[str, str] = field(default_factory=dict)
+    """By rule, the sentence of the first call."""
 
     def lines(self) -> Iterator[str]:
-        """A summary, then each reason: of how many calls it is one, and of how many the only."""
+        """A summary, then each rule: the calls that break it, and those that break no other."""
         forward, backward = (100 * x / max(self.calls, 1) for x in (self.forward, self.backward))
         yield (
             f"of {self.calls}: refused {self.forward} ({forward:.1f} %), "
             f"the backward pass alone {self.backward} ({backward:.1f} %); "
             f"decided when they run: {self.later}"
         )
-        for reason, count in self.reasons.most_common():
-            yield f"  {count:4} ({self.alone[reason]:3} alone)  {reason}"
+        for rule, count in self.rules.most_common():
+            yield f"  {count:4} ({self.alone[rule]:3} alone)  {self.sentences[rule]}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The same, for a file."""
         return {
             "calls": self.calls,
@@ -71,8 +73,13 @@ class Count:
             "backward_pass_alone_refused": self.backward,
             "decided_when_they_run": self.later,
             "reasons": [
-                {"reason": reason, "calls": count, "alone": self.alone[reason]}
-                for reason, count in self.reasons.most_common()
+                {
+                    "rule": rule,
+                    "reason": self.sentences[rule],
+                    "calls": count,
+                    "alone": self.alone[rule],
+                }
+                for rule, count in self.rules.most_common()
             ],
         }
 
@@ -106,23 +113,20 @@ def count(cases: list[Case], device: Device) -> Count:
             select.reasons_and_chain(implementation, spec, device) for spec in variants_of(case)
         ]
         against = [bool(reasons) for reasons, _ in considered]
-        why = {_general(reason) for _, chain in considered for reason in chain.reasons}
+        reasons = [reason for _, chain in considered for reason in chain.reasons]
+        rules = rules_of(reasons)
         result.calls += 1
         result.forward += against[0]
         result.backward += against[-1] and not against[0]
         result.later += considered[0][1].may_fall_back and not against[0]
-        result.reasons.update(why)
+        result.rules.update(rules)
+        for reason in reasons:
+            result.sentences.setdefault(reason.rule, reason.text)
         if any(against):
             result.refused.append(case)
-        if len(why) == 1:
-            result.alone.update(why)
+        if len(rules) == 1:
+            result.alone.update(rules)
     return result
-
-
-def _general(reason: str) -> str:
-    """The reason without what it says of one call."""
-    reason = re.sub(r"\(cuDNN [\d.]+\)$", "", reason)
-    return re.sub(r"\d[\d,.]*", "#", reason)[:160]
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ def plan(spec: AttentionSpec, device: Device) -> Plan:
     call, kernel = _kernel(spec, device)
     engine = str(kernel)
     if kernel.why_not_asm:
-        engine += f" (not asm: {sentences(kernel.why_not_asm)})"
+        engine += f" (not asm: {'; '.join(x.with_remedy for x in kernel.why_not_asm)})"
     copies = padded_bytes(spec, call.head_dim, call.head_dim_v)
     return Plan(engine, workspace_bytes(call, kernel), copies)
 

@@ -8,7 +8,7 @@ rules.py; tests/aiter/test_dispatch.py compares them with AITER's compiled dispa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from attn_dispatch.aiter.call import AiterCall
@@ -58,7 +58,7 @@ def kernel_for(call: AiterCall, arch: str) -> Kernel:
         splits = splits_of(call, arch)
         name = f"ck split-KV, {splits} split{'s' if splits > 1 else ''}"
         return Kernel("ck", name, _NEAREST_EVEN, "split", (), splits)
-    if why := _reasons(ASM_RULES, call, arch):
+    if why := _why_not_asm(call, arch):
         name = "ck deterministic" if call.deterministic else "ck"
         return Kernel("ck", name, _NEAREST_EVEN, "split", why)
     name = "asm v3 bf16, rounding nearest even" if call.dtype == "bfloat16" else "asm v3 fp16"
@@ -66,6 +66,12 @@ def kernel_for(call: AiterCall, arch: str) -> Kernel:
         # 16-bit atomics lose bits with every block of keys, and run no further calls.
         return Kernel("asm", f"{name}, fp32 atomics", _NEAREST_EVEN, "atomic_32", ())
     return Kernel("asm", name, _NEAREST_EVEN, "split", ())
+
+
+def _why_not_asm(call: AiterCall, arch: str) -> tuple[Reason, ...]:
+    """Every reason against ASM. Remedies help only if each reason has one."""
+    why = _reasons(ASM_RULES, call, arch)
+    return why if all(x.remedy for x in why) else tuple(replace(x, remedy="") for x in why)
 
 
 def _rules_of(call: AiterCall) -> tuple[Rule, ...]:

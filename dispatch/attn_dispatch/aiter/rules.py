@@ -7,7 +7,7 @@ the call too. All other rows are stricter than AITER's C++, and name the source 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import Formatter
 
 from attn_dispatch import settings
@@ -44,7 +44,8 @@ class Rule:
     text: str
     """The sentence, with facts in braces: fields of the call or entries of `_COUNTED`."""
     source: str
-    remedy: str = ""
+    remedy: str | Callable[[AiterCall], str] = ""
+    """One remedy for all calls that break the rule, or a function of the call."""
 
     def is_broken_by(self, call: AiterCall, arch: str) -> bool:
         of_direction = self.direction in ("both", "backward" if call.backward else "forward")
@@ -54,7 +55,8 @@ class Rule:
         """The reason for a call that breaks the rule. Its facts are those in the sentence."""
         names = [name for _, name, _, _ in Formatter().parse(self.text) if name]
         facts = {x: _COUNTED[x](call) if x in _COUNTED else getattr(call, x) for x in names}
-        return Reason(self.name, tuple(facts.items()), self.text.format(**facts), self.remedy)
+        remedy = self.remedy if isinstance(self.remedy, str) else self.remedy(call)
+        return Reason(self.name, tuple(facts.items()), self.text.format(**facts), remedy)
 
 
 _COUNTED: dict[str, Callable[[AiterCall], str]] = {
@@ -85,6 +87,18 @@ def _top_left_of_unequal(call: AiterCall) -> bool:
     return call.mask == "top_left" and (call.is_group or call.seq_len_q != call.seq_len_kv)
 
 
+def _fewer_rows(call: AiterCall) -> str:
+    """A remedy: calls of fewer batch rows, if one row's arrays are small enough."""
+    fits = not call.is_group and not over_4_gib(replace(call, batch=1))
+    return "split the batch into several calls" if fits else ""
+
+
+def _other_corner(call: AiterCall) -> str:
+    """A remedy: the bottom-right diagonal. Whole rows have none, because their lengths differ."""
+    same = 'pass causal_alignment="bottom_right" if every sequence has as many keys as queries'
+    return f"{same}: the diagonals are then the same" if call.is_group else ""
+
+
 _OVER_GRID = Rule("aiter/grid", "both", _BOTH, lambda c: bool(over_grid(c)),
     f"{{layers}}: an AMD GPU's grid has at most {MAX_GRID_SIZE} workgroups along an axis",
     "maxGridSize of hipamd/src/hip_device.cpp in github.com/ROCm/clr; sizes.over_grid",
@@ -96,18 +110,19 @@ _WINDOW = "window ({window_left}, {window_right})"
 
 ASM_RULES = (
     Rule("aiter/asm_off", "both", _BOTH, lambda c: not settings.current().aiter_asm,
-         f"{settings.AITER_ASM}=0", "docs/settings.md"),
+         f"{settings.AITER_ASM}=0", "docs/settings.md", f"unset {settings.AITER_ASM}"),
     Rule("aiter/asm_bias", "both", _BOTH, lambda c: c.bias == "bias", "bias", DISPATCH),
     Rule("aiter/asm_alibi", "both", _BOTH, lambda c: c.bias == "alibi", "ALiBi", DISPATCH),
     Rule("aiter/asm_dropout", "both", _BOTH, lambda c: c.dropout_rate > 0, "dropout", DISPATCH),
     Rule("aiter/asm_gaps", "both", _BOTH, lambda c: c.has_gaps,
-         "gaps between packed sequences: ASM takes their lengths as prefix sums alone", ADAPTER),
+         "gaps between packed sequences: ASM takes their lengths as prefix sums alone", ADAPTER,
+         "pass the sequences one after the other to ragged_dot_product_attention"),
     Rule("aiter/asm_bytes", "both", _BOTH, lambda c: bool(over_4_gib(c)),
          "4 GiB or more in one array ({arrays}): ASM counts bytes in 32 bits",
-         "github.com/ROCm/aiter/pull/1957, github.com/ROCm/aiter/issues/4126"),
+         "github.com/ROCm/aiter/pull/1957, github.com/ROCm/aiter/issues/4126", _fewer_rows),
 
     Rule("aiter/asm_dtype", "forward", _BOTH, lambda c: c.dtype != "bfloat16",
-         "forward needs bfloat16, got {dtype}", DISPATCH),
+         "forward needs bfloat16, got {dtype}", DISPATCH, str(DTYPE.remedy)),
     Rule("aiter/asm_head_dims_gfx942", "forward", _GFX942, lambda c: _head_dims(c) != (128, 128),
          f"forward needs head dims (128, 128), got {_DIMS}", DISPATCH),
     Rule("aiter/asm_head_dims_gfx950", "forward", _GFX950,
@@ -115,14 +130,16 @@ ASM_RULES = (
          f"forward needs head dims (128, 128) or (192, 128), got {_DIMS}", DISPATCH),
     Rule("aiter/asm_window", "forward", _BOTH, _is_window, f"forward with a {_WINDOW}", DISPATCH),
     Rule("aiter/asm_top_left", "forward", _BOTH, _top_left_of_unequal,
-         "forward with a top-left diagonal where lengths differ or sequences are packed", DISPATCH),
+         "forward with a top-left diagonal where lengths differ or sequences are packed", DISPATCH,
+         _other_corner),
     Rule("aiter/asm_soft_cap", "forward", _BOTH, lambda c: c.logits_soft_cap > 0,
          "logits_soft_cap, which ASM would ignore", "no field of fmha_fwd_v3_args has it"),
     Rule("aiter/asm_few_queries", "forward", _BOTH, lambda c: not c.is_group and c.seq_len_q <= 128,
          "forward with {seq_len_q} queries: CK is preferred up to 128", PYTHON),
 
     Rule("aiter/asm_deterministic", "backward", _BOTH, lambda c: c.deterministic,
-         "deterministic: ASM adds with atomics", DISPATCH),
+         "deterministic: ASM adds with atomics", DISPATCH,
+         "leave out deterministic_backward if gradients may differ in their last bits"),
     Rule("aiter/asm_backward_head_dims_gfx942", "backward", _GFX942,
          lambda c: not _equal_and_within(c, 64, 192),
          f"backward needs equal head dims from 64 to 192, got {_DIMS}", DISPATCH),
@@ -161,7 +178,11 @@ ASM_RULES = (
          lambda c: not c.is_group and c.seq_len_q <= 16,
          "backward with {seq_len_q} queries: CK is preferred up to 16", PYTHON),
 )  # fmt: skip
-"""The calls that ASM kernels do not run. Grouped heads are no obstacle."""
+"""The calls that ASM kernels do not run. Grouped heads are no obstacle.
+
+A remedy changes how a call is passed. What the call computes has none: its bias, its window, its
+head dims. Nor has a preference of AITER's for CK.
+"""
 
 CK_RULES = (
     Rule("dtype", "both", _BOTH, lambda c: c.dtype not in ("float16", "bfloat16"),

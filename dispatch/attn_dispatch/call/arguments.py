@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import jax
 from jax.typing import ArrayLike
@@ -60,9 +59,9 @@ class Arguments:
     value_pages: ArrayLike | None = None
     page_table: ArrayLike | None = None
     score_mod: ScoreMod | None = None
-    score_mod_args: Sequence[Any] = ()
+    score_mod_args: Sequence[object] = ()
     mask_mod: MaskMod | None = None
-    mask_mod_args: Sequence[Any] = ()
+    mask_mod_args: Sequence[object] = ()
     qkv_layout: QkvLayout = "BTNH"
     kv_layout: KvLayout = "NHD"
     implementation: str | Sequence[str] | None = None
@@ -84,7 +83,7 @@ class Arguments:
         return {name: x for name, x in found.items() if x is not None}
 
     @property
-    def traceable(self) -> dict[str, Any]:
+    def traceable(self) -> dict[str, object]:
         """The arguments that `jax.eval_shape` can trace, by name: arrays, mods' arrays, structs."""
         read = {name: getattr(self, name) for name in _READ_BY_MODS}
         given = {x.name: getattr(self, x.name) for x in fields(self)}
@@ -92,7 +91,7 @@ class Arguments:
         return {**self.arrays, **read, **structs}
 
 
-def holds_structs(argument: Any) -> bool:
+def holds_structs(argument: object) -> bool:
     """Whether the argument contains a `jax.ShapeDtypeStruct` in place of an array."""
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(argument))
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -163,7 +163,7 @@ def hints_at_foreign_names(call: Callable[P, R]) -> Callable[P, R]:
     return hinting
 
 
-def check_names(call: Callable[..., Any], given: Mapping[str, object]) -> None:
+def check_names(call: Callable[..., object], given: Mapping[str, object]) -> None:
     """Check the names of a call's arguments.
 
     Raises:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attn_dispatch.call.leading import SHAREABLE
@@ -56,7 +55,7 @@ def batch_call(
 class _Front:
     """The mapped axis, and the Explicit mesh axes that shard it."""
 
-    def __init__(self, size: int, mesh: Any, axes: Any):
+    def __init__(self, size: int, mesh: AbstractMesh | None, axes: str | tuple[str, ...] | None):
         self._size, self._mesh, self._axes = size, mesh, axes
 
     @staticmethod
@@ -71,7 +70,7 @@ class _Front:
 
     def repeated(self, x: jax.Array) -> jax.Array:
         shape = (self._size, *x.shape)
-        if self._axes is None:
+        if self._axes is None or self._mesh is None:
             return jnp.broadcast_to(x[None], shape)
         to = NamedSharding(self._mesh, P(self._axes, *jax.typeof(x).sharding.spec))
         return jnp.broadcast_to(x[None], shape, out_sharding=to)

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
 from attn_dispatch.call.options import AttentionOptions, both_options
@@ -26,17 +26,18 @@ from attn_dispatch.core.explicit_axes import with_auto_axes
 from attn_dispatch.core.formulas import (
     FORWARD_MODE,
     SECOND_ORDER,
+    Arrays,
     derivative_along,
     gradients_of_call,
     tangents_of_results,
 )
-from attn_dispatch.core.jax_compat import Context, ad, batching, mlir
+from attn_dispatch.core.jax_compat import Context, MlirValues, ad, batching, mlir
 from attn_dispatch.typed_jax import bind, named
 
 SAVED_NAME = "context"
 """The name of out and lse for `jax.checkpoint` policies, which other attention calls use too."""
 
-ArraySequence = Sequence[Any]
+Tangents = Sequence[jax.Array | ad.Zero]
 
 
 def make_differentiable(forward: Primitive, backward: Primitive) -> None:
@@ -62,11 +63,11 @@ def chosen_as_in_training(options: AttentionOptions) -> AttentionOptions:
 
 def _forward_jvp(
     primitive: Primitive,
-    operands: ArraySequence,
-    tangents: ArraySequence,
+    operands: Arrays,
+    tangents: Arrays,
     *,
     options: AttentionOptions,
-) -> tuple[ArraySequence, ArraySequence]:
+) -> tuple[Arrays, Tangents]:
     """attn_fwd, which returns its lse, and attn_jvp of the tangents not known to be 0."""
     if "page_table" in options.operands and not all(map(_is_zero, tangents)):
         raise NotImplementedError(
@@ -98,11 +99,11 @@ def _forward_jvp(
 
 def _transpose(
     backward: Primitive,
-    cotangents: ArraySequence,
-    *arrays: Any,
+    cotangents: Arrays,
+    *arrays: jax.Array,
     options: AttentionOptions,
     wanted: tuple[str, ...],
-) -> ArraySequence:
+) -> list[jax.Array | None]:
     """attn_bwd: the gradients of the operands whose tangents attn_jvp takes."""
     known, tangents = arrays[: -len(wanted)], arrays[-len(wanted) :]
     *_, out, lse = known
@@ -117,7 +118,7 @@ def _transpose(
     out_grad = jnp.zeros_like(out) if _is_zero(out_grad) else out_grad
     _, options = both_options(options, wanted, has_lse_grad=bool(lse_grads))
     gradients = bind(backward, *known, out_grad, *lse_grads, options=options)
-    return [None] * len(known) + [
+    return [None for _ in known] + [
         gradient if ad.is_undefined_primal(tangent) else None
         for gradient, tangent in zip(gradients, tangents, strict=True)
     ]
@@ -126,10 +127,10 @@ def _transpose(
 def _forward_transpose(
     forward: Primitive,
     backward: Primitive,
-    cotangents: ArraySequence,
-    *operands: Any,
+    cotangents: Arrays,
+    *operands: jax.Array,
     options: AttentionOptions,
-) -> ArraySequence:
+) -> list[jax.Array | None]:
     """The transpose of attn_fwd, which is linear only in value: value's gradient, for any value."""
     unknown = [
         name
@@ -143,7 +144,7 @@ def _forward_transpose(
         )
     out_grad, *_ = cotangents
     if _is_zero(out_grad):
-        return [None] * len(operands)
+        return [None for _ in operands]
     known = [
         jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else x for x in operands
     ]
@@ -156,11 +157,11 @@ def _forward_transpose(
 
 def _backward_jvp(
     primitive: Primitive,
-    operands: ArraySequence,
-    tangents: ArraySequence,
+    operands: Arrays,
+    tangents: Arrays,
     *,
     options: AttentionOptions,
-) -> tuple[ArraySequence, ArraySequence]:
+) -> tuple[Arrays, Tangents]:
     """attn_bwd, and by formulas the derivative of what it computes.
 
     out and lse are functions of the other operands, so their tangents are not needed.
@@ -171,19 +172,19 @@ def _backward_jvp(
     if not moving:
         return gradients, [_no_tangent(x) for x in gradients]
 
-    def gradients_of(*arrays: Any) -> list[jax.Array]:
+    def gradients_of(*arrays: jax.Array) -> list[jax.Array]:
         return gradients_of_call(options, dict(zip(options.operands, arrays, strict=True)))
 
     return gradients, derivative_along(gradients_of, operands, tangents, moving, gradients)
 
 
 def _second_jvp(
-    primals: ArraySequence,
-    tangents: ArraySequence,
+    primals: Arrays,
+    tangents: Arrays,
     *,
     options: AttentionOptions,
     wanted: tuple[str, ...],
-) -> tuple[ArraySequence, ArraySequence]:
+) -> tuple[Arrays, Arrays]:
     """attn_jvp, and by formulas the derivative of what it computes."""
     results = bind(attn_jvp_p, *primals, options=options, wanted=wanted)
     moving = [i for i, tangent in enumerate(tangents) if not _is_zero(tangent)]
@@ -192,21 +193,21 @@ def _second_jvp(
     return results, derivative_along(function, primals, tangents, moving, results)
 
 
-def _is_zero(tangent: Any) -> bool:
+def _is_zero(tangent: object) -> bool:
     return isinstance(tangent, ad.Zero)
 
 
-def _no_tangent(x: Any) -> Any:
+def _no_tangent(x: jax.Array) -> ad.Zero:
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
 def _batch_jvp(
-    arrays: ArraySequence,
+    arrays: Arrays,
     dims: Sequence[int | None],
     *,
     options: AttentionOptions,
     wanted: tuple[str, ...],
-) -> tuple[ArraySequence, list[int]]:
+) -> tuple[Arrays, list[int]]:
     # The formula is mapped, not the primitive. If only tangents are mapped, as by jax.jacfwd, what
     # does not depend on them is computed once.
     function = partial(tangents_of_results, options=options, wanted=wanted, derivative=FORWARD_MODE)
@@ -217,8 +218,8 @@ def _batch_jvp(
 
 
 def _lower_jvp(
-    ctx: Context, *arrays: Any, options: AttentionOptions, wanted: tuple[str, ...]
-) -> Any:
+    ctx: Context, *arrays: object, options: AttentionOptions, wanted: tuple[str, ...]
+) -> MlirValues:
     function = partial(tangents_of_results, options=options, wanted=wanted, derivative=FORWARD_MODE)
     return jax_compat.lower_as(function, ctx, arrays)
 
@@ -229,7 +230,9 @@ def _make_jvp_primitive() -> Primitive:
     primitive.multiple_results = True
     jax_compat.run_eagerly(primitive)
 
-    def types(*avals: Any, options: AttentionOptions, wanted: tuple[str, ...]) -> tuple[Any, ...]:
+    def types(
+        *avals: ShapedArray, options: AttentionOptions, wanted: tuple[str, ...]
+    ) -> tuple[ShapedArray, ...]:
         del wanted
         n = len(options.operands)
         return avals[n : n + 2]

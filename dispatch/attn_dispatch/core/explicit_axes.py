@@ -7,22 +7,25 @@ any other program: it can export it, and find it in the compilation cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import ParamSpec, TypeVar, cast
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from attn_dispatch.call.leading import Bind, LeadingCall
 from attn_dispatch.call.options import AttentionOptions
 from attn_dispatch.core import jax_compat
+from attn_dispatch.core.jax_compat import Context, MlirValues
 from attn_dispatch.core.sharding_warnings import warn_unsplit
 from attn_dispatch.core.shards import Shards, key_operand, layouts, shard_call
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def explicit_lowering(
-    bind: Bind, ctx: jax_compat.Context, operands: Sequence[Any], options: AttentionOptions
-) -> Any:
+    bind: Bind, ctx: Context, operands: MlirValues, options: AttentionOptions
+) -> MlirValues:
     """Lower a call that is split as the types of its operands say; results as their types say.
 
     The call may stand in a shard_map over other axes of the mesh.
@@ -41,7 +44,7 @@ def explicit_lowering(
     warn_unsplit(whole.spec, shards.unused)
     inputs, outputs = (tuple(map(shards.spec_of, side)) for side in layouts(whole))
 
-    def call(*operands: jax.Array) -> Any:
+    def call(*operands: jax.Array) -> list[jax.Array]:
         def shard(*own: jax.Array) -> tuple[jax.Array, ...]:
             return shard_call(bind, whole, shards, own)
 
@@ -56,8 +59,10 @@ def explicit_lowering(
 
 
 def with_auto_axes(
-    function: Callable[..., Any], like: Sequence[Any], mapped: Sequence[int | None] | None = None
-) -> Callable[..., Any]:
+    function: Callable[P, R],
+    like: Sequence[jax.Array],
+    mapped: Sequence[int | None] | None = None,
+) -> Callable[P, R]:
     """The function with Explicit axes made Auto inside it, and its results sharded like `like`.
 
     So the partitioner, not the types, shards the operations of a formula.
@@ -77,20 +82,23 @@ def with_auto_axes(
     specs = [jax.typeof(x).sharding.spec for x in like]
     if mapped is not None:
         dims = zip(specs, mapped, strict=True)
-        specs = [P(None, *(axis for i, axis in enumerate(spec) if i != dim)) for spec, dim in dims]
+        specs = [
+            PartitionSpec(None, *(axis for i, axis in enumerate(spec) if i != dim))
+            for spec, dim in dims
+        ]
     shardings = [NamedSharding(mesh, spec) for spec in specs]
     inner = cast(
-        "Callable[..., Any]", jax.sharding.auto_axes(function, axes=axes, out_sharding=shardings)
+        "Callable[P, R]", jax.sharding.auto_axes(function, axes=axes, out_sharding=shardings)
     )
 
-    def call(*arrays: Any) -> Any:
+    def call(*arrays: P.args, **others: P.kwargs) -> R:
         # auto_axes needs a mesh in its context, which types alone do not set.
         with jax.sharding.use_abstract_mesh(mesh):
-            return inner(*arrays)
+            return inner(*arrays, **others)
 
     return call
 
 
-def _resharded(x: jax.Array, mesh: Mesh | AbstractMesh, to: P) -> jax.Array:
-    sharding = NamedSharding(mesh, P(*to, *(None for _ in range(x.ndim - len(to)))))
+def _resharded(x: jax.Array, mesh: Mesh | AbstractMesh, to: PartitionSpec) -> jax.Array:
+    sharding = NamedSharding(mesh, PartitionSpec(*to, *(None for _ in range(x.ndim - len(to)))))
     return x if jax.typeof(x).sharding == sharding else jax.sharding.reshard(x, sharding)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TypedDict
 
 from attn_dispatch.call.features import features_of
 from attn_dispatch.call.spec import AttentionSpec
@@ -59,17 +59,24 @@ def _faster_names(spec: AttentionSpec, device: Device) -> list[str]:
     return [row["faster"] for row in _table() if _fits(row["calls"], facts)]
 
 
-def _fits(wanted: dict[str, Any], facts: dict[str, Any]) -> bool:
+class _Row(TypedDict):
+    faster: str
+    calls: dict[str, str | bool | list[float]]
+    """The facts of the calls: a value, or the least and largest number."""
+
+
+def _fits(wanted: Mapping[str, str | bool | list[float]], facts: Mapping[str, str | float]) -> bool:
     for name, value in wanted.items():
-        is_range = isinstance(value, list)
-        if is_range and not value[0] <= facts[name] <= value[1]:
-            return False
-        if not is_range and facts[name] != value:
+        fact = facts[name]
+        if not isinstance(value, list):
+            if fact != value:
+                return False
+        elif isinstance(fact, str) or not value[0] <= fact <= value[1]:
             return False
     return True
 
 
 @cache
-def _table() -> list[dict[str, Any]]:
+def _table() -> list[_Row]:
     file = resources.files("attn_dispatch.core") / "faster_extras.json"
     return json.loads(file.read_text())["rows"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 
 from attn_dispatch.call.leading import LeadingCall
@@ -20,37 +20,36 @@ from attn_dispatch.call.options import AttentionOptions, both_options
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.core import jax_compat, select
 from attn_dispatch.core.explicit_axes import with_auto_axes
-from attn_dispatch.core.jax_compat import Context, ad, batching, mlir
+from attn_dispatch.core.jax_compat import Context, MlirValues, ad, batching, mlir
 from attn_dispatch.devices.target import device_for
-from attn_dispatch.typed_jax import vjp
+from attn_dispatch.typed_jax import bind_one, jvp, vjp
 
 FORWARD_MODE = "forward-mode derivative"
 SECOND_ORDER = "derivative of a derivative"
 
-ArraySequence = Sequence[Any]
+Arrays = Sequence[jax.Array]
+"""Arrays, and what JAX has in their place: tangents and cotangents that are known to be 0
+(`ad.Zero`), and operands of a transpose without values (`ad.is_undefined_primal`)."""
 
 
 def derivative_along(
     function: Callable[..., list[jax.Array]],
-    arrays: ArraySequence,
-    tangents: ArraySequence,
+    arrays: Arrays,
+    tangents: Arrays,
     moving: Sequence[int],
-    results: ArraySequence,
+    results: Arrays,
 ) -> list[jax.Array]:
     """The derivative along some tangents of a formula whose results are sharded like `results`."""
     function = with_auto_axes(function, results)
 
-    def of_moving(*moved: Any) -> list[jax.Array]:
+    def of_moving(*moved: jax.Array) -> list[jax.Array]:
         now = dict(zip(moving, moved, strict=True))
         return function(*(now.get(i, x) for i, x in enumerate(arrays)))
 
-    derivative: Any = jax.jvp(
-        of_moving, [arrays[i] for i in moving], [tangents[i] for i in moving]
-    )[1]
-    return derivative
+    return jvp(of_moving, [arrays[i] for i in moving], [tangents[i] for i in moving])[1]
 
 
-def gradients_of_call(options: AttentionOptions, arrays: dict[str, Any]) -> list[jax.Array]:
+def gradients_of_call(options: AttentionOptions, arrays: dict[str, jax.Array]) -> list[jax.Array]:
     """The gradients that attn_bwd computes, by formulas."""
     has_lse_grad = "lse_grad" in options.operands
     names = options.operands[: options.operands.index("out")]
@@ -63,18 +62,18 @@ def gradients_of_call(options: AttentionOptions, arrays: dict[str, Any]) -> list
 
 
 def tangents_of_results(
-    *arrays: Any, options: AttentionOptions, wanted: tuple[str, ...], derivative: str
+    *arrays: jax.Array, options: AttentionOptions, wanted: tuple[str, ...], derivative: str
 ) -> list[jax.Array]:
     """The tangents of out and lse that attn_jvp computes, by formulas."""
     by_name = dict(zip(options.operands, arrays, strict=False))
     function = _formula(options, by_name, wanted, derivative, has_lse_grad=options.wanted.needs_lse)
     moving = [by_name[name] for name in wanted]
-    return list(jax.jvp(function, moving, list(arrays[-len(wanted) :]))[1])
+    return list(jvp(function, moving, arrays[-len(wanted) :])[1])
 
 
 def _formula(
     call: AttentionOptions,
-    arrays: dict[str, Any],
+    arrays: dict[str, jax.Array],
     wanted: tuple[str, ...],
     derivative: str,
     *,
@@ -88,9 +87,9 @@ def _formula(
     whole = LeadingCall.of(tuple(operands.values()), forward)
     asked = whole.spec.returning(replace(forward.wanted, derivative=derivative))
 
-    def function(*moving: Any) -> tuple[jax.Array, jax.Array]:
+    def function(*moving: jax.Array) -> tuple[jax.Array, jax.Array]:
         now = operands | dict(zip(wanted, moving, strict=True))
-        now["query"] = by_formula_p.bind(now["query"], spec=asked)
+        now["query"] = bind_one(by_formula_p, now["query"], spec=asked)
         out, lse = whole.unfold(select.formula(whole.spec, whole.fold(now)))
         return out, lse
 
@@ -102,15 +101,15 @@ def _make_gate() -> Primitive:
     primitive = Primitive("attn_by_formula")
     jax_compat.run_eagerly(primitive)
 
-    def type_of(x: Any, *, spec: AttentionSpec) -> Any:
+    def type_of(x: ShapedArray, *, spec: AttentionSpec) -> ShapedArray:
         del spec
         return x
 
     primitive.def_abstract_eval(type_of)
 
     def lower(
-        ctx: Context, x: Any, *, spec: AttentionSpec, platform: str | None = None
-    ) -> list[Any]:
+        ctx: Context, x: object, *, spec: AttentionSpec, platform: str | None = None
+    ) -> MlirValues:
         select.allow_formula(spec, device_for(platform or jax_compat.platforms_of(ctx)[0]))
         return [x]
 
@@ -119,14 +118,14 @@ def _make_gate() -> Primitive:
         mlir.register_lowering(primitive, partial(lower, platform=platform), platform=platform)
 
     def jvp(
-        primals: ArraySequence, tangents: ArraySequence, *, spec: AttentionSpec
-    ) -> tuple[Any, Any]:
-        return cast("Any", primitive.bind(*primals, spec=spec)), tangents[0]
+        primals: Arrays, tangents: Arrays, *, spec: AttentionSpec
+    ) -> tuple[jax.Array, jax.Array]:
+        return bind_one(primitive, *primals, spec=spec), tangents[0]
 
     def batch(
-        operands: ArraySequence, dims: Sequence[int | None], *, spec: AttentionSpec
-    ) -> tuple[Any, int | None]:
-        return cast("Any", primitive.bind(*operands, spec=spec)), dims[0]
+        operands: Arrays, dims: Sequence[int | None], *, spec: AttentionSpec
+    ) -> tuple[jax.Array, int | None]:
+        return bind_one(primitive, *operands, spec=spec), dims[0]
 
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 from attn_dispatch.core.jax_compat import error_checks, jet_rules, name_p, nan_error_check
+from attn_dispatch.typed_jax import bind, bind_one, jvp
 
 
 def make_interpretable(*primitives: Primitive) -> None:
@@ -24,8 +24,11 @@ def make_interpretable(*primitives: Primitive) -> None:
 
 
 def _series(
-    primitive: Primitive, primals: Sequence[Any], series: Sequence[Sequence[Any]], **params: Any
-) -> tuple[Any, Any]:
+    primitive: Primitive,
+    primals: Sequence[jax.Array],
+    series: Sequence[Sequence[jax.Array]],
+    **params: object,
+) -> tuple[list[jax.Array], list[list[jax.Array]]] | tuple[jax.Array, list[jax.Array]]:
     """Results and their Taylor coefficients along a path with the coefficients `series`.
 
     Each order is the forward-mode derivative of the one before it.
@@ -37,8 +40,9 @@ def _series(
             sum((c * (t**k).astype(c.dtype) for k, c in enumerate(terms, 1)), x) if moves else x
             for x, terms, moves in zip(primals, series, is_moving, strict=True)
         ]
-        results = cast("Any", primitive.bind(*now, **params))
-        return list(results) if primitive.multiple_results else [results]
+        if primitive.multiple_results:
+            return list(bind(primitive, *now, **params))
+        return [bind_one(primitive, *now, **params)]
 
     derivatives: list[list[jax.Array]] = []
     function: Callable[[jax.Array], list[jax.Array]] = along
@@ -52,8 +56,7 @@ def _series(
 
 def _derivative(function: Callable[[jax.Array], list[jax.Array]], t: jax.Array) -> list[jax.Array]:
     """The derivative of each result along t; 0 for a bool or an integer."""
-    along: Any = jax.jvp(function, (t,), (jnp.ones_like(t),))
-    results, tangents = along
+    results, tangents = jvp(function, (t,), (jnp.ones_like(t),))
     return [
         tangent if tangent.dtype == x.dtype else jnp.zeros(x.shape)
         for x, tangent in zip(results, tangents, strict=True)

@@ -10,12 +10,17 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import jax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from attn_dispatch.typed_jax import JaxClient
+
+if TYPE_CHECKING:
+    from jax.sharding import ManualAxisType
 
 
 class UnsupportedJax(ImportError):
@@ -36,7 +41,7 @@ except ImportError as error:
 try:
     from jax._src import dispatch
 
-    apply_primitive = cast("Callable[..., Any]", dispatch.apply_primitive)
+    apply_primitive = cast("Callable[..., object]", dispatch.apply_primitive)
 except (ImportError, AttributeError) as error:
     raise UnsupportedJax("apply_primitive in jax._src.dispatch") from error
 
@@ -53,15 +58,15 @@ except ImportError as error:
 try:
     from jax._src import checkify
 
-    error_checks = cast("dict[Primitive, Callable[..., Any]]", checkify.error_checks)
-    nan_error_check = cast("Callable[..., Any]", checkify.nan_error_check)
+    error_checks = cast("dict[Primitive, Callable[..., object]]", checkify.error_checks)
+    nan_error_check = cast("Callable[..., object]", checkify.nan_error_check)
 except (ImportError, AttributeError) as error:
     raise UnsupportedJax("error_checks and nan_error_check in jax._src.checkify") from error
 
 try:
     from jax.experimental import jet
 
-    jet_rules = cast("dict[Primitive, Callable[..., Any]]", jet.jet_rules)
+    jet_rules = cast("dict[Primitive, Callable[..., object]]", jet.jet_rules)
 except (ImportError, AttributeError) as error:
     raise UnsupportedJax("jax.experimental.jet.jet_rules") from error
 
@@ -69,7 +74,7 @@ try:
     from jax.experimental import xla_metadata
 
     set_xla_metadata = cast(
-        "Callable[..., AbstractContextManager[Any]]", xla_metadata.set_xla_metadata
+        "Callable[..., AbstractContextManager[object]]", xla_metadata.set_xla_metadata
     )
 except (ImportError, AttributeError) as error:
     raise UnsupportedJax("jax.experimental.xla_metadata") from error
@@ -82,8 +87,13 @@ except ImportError as error:
 Context = mlir.LoweringRuleContext
 """The context that a lowering rule gets beside the operands."""
 
+MlirValues: TypeAlias = Sequence[Any]
+"""The operands or results of a primitive that is lowered. jaxlib's types for MLIR are generics
+without arguments, and only JAX looks into these values."""
+
 __all__ = [
     "Context",
+    "MlirValues",
     "UnsupportedJax",
     "ad",
     "batching",
@@ -115,12 +125,14 @@ def run_eagerly(primitive: Primitive) -> None:
     primitive.def_impl(partial(apply_primitive, primitive))
 
 
-def varying_axes(x: Any) -> frozenset[str]:
+def varying_axes(x: jax.Array) -> frozenset[str]:
     """The manual mesh axes of a surrounding shard_map along which an array or aval differs."""
-    return _manual_axis_type(jax.typeof(x)).varying
+    return cast("frozenset[str]", _manual_axis_type(jax.typeof(x)).varying)
 
 
-def sharded_like(x: jax.ShapeDtypeStruct, sharding: NamedSharding, aval: Any) -> ShapedArray:
+def sharded_like(
+    x: jax.ShapeDtypeStruct, sharding: NamedSharding, aval: ShapedArray
+) -> ShapedArray:
     """The type of an array of this shape and sharding that varies over shard_map's axes as aval."""
     manual = _manual_axis_type(aval)
     return ShapedArray(x.shape, x.dtype, sharding=sharding, manual_axis_type=manual)
@@ -131,14 +143,14 @@ def platforms_of(context: Context) -> tuple[str, ...]:
     return tuple(context.platforms or context.module_context.platforms)
 
 
-def lower_as(function: Callable[..., Any], context: Context, operands: Sequence[Any]) -> Any:
+def lower_as(function: Callable[..., object], context: Context, operands: MlirValues) -> MlirValues:
     """Lower a primitive as this JAX function of its operands.
 
     Types lose their shardings here (Explicit mesh axes, shard_map's varying axes); from here on the
     partitioner decides.
     """
     plain = [ShapedArray(x.shape, x.dtype) for x in types_of(context)]
-    lowered = cast("Callable[..., Any]", mlir.lower_fun(function))
+    lowered = cast("Callable[..., MlirValues]", mlir.lower_fun(function))
     return lowered(context.replace(avals_in=plain), *operands)
 
 
@@ -173,8 +185,7 @@ def with_devices(context: Context, mesh: Mesh | AbstractMesh) -> Context | None:
       None if this process has fewer devices than the program is for.
     """
     module, count = context.module_context, number_of_devices(context)
-    backend = cast("Any", module.backend)
-    devices = tuple(backend.devices())[:count]
+    devices = tuple(cast("JaxClient", module.backend).devices())[:count]
     if len(devices) < count:
         return None
     if mesh.empty or mesh.size != count:
@@ -183,7 +194,7 @@ def with_devices(context: Context, mesh: Mesh | AbstractMesh) -> Context | None:
     return context.replace(module_context=module.replace(axis_context=axes))
 
 
-def _mesh_of_program(module: Any, count: int) -> AbstractMesh | None:
+def _mesh_of_program(module: mlir.ModuleContext, count: int) -> AbstractMesh | None:
     """The mesh of `count` devices along which the program's arguments or results are sharded.
 
     The types of arrays inside the program do not contain `in_shardings` and `out_shardings`.
@@ -198,13 +209,15 @@ def _mesh_of_program(module: Any, count: int) -> AbstractMesh | None:
     return None
 
 
-def lower_typed_as(function: Callable[..., Any], context: Context, operands: Sequence[Any]) -> Any:
+def lower_typed_as(
+    function: Callable[..., object], context: Context, operands: MlirValues
+) -> MlirValues:
     """Lower a primitive as this JAX function of its operands, without changing their types."""
-    lowered = cast("Callable[..., Any]", mlir.lower_fun(function))
+    lowered = cast("Callable[..., MlirValues]", mlir.lower_fun(function))
     return lowered(context, *operands)
 
 
-def _manual_axis_type(aval: Any) -> Any:
+def _manual_axis_type(aval: ShapedArray) -> ManualAxisType:
     try:
         return aval.mat
     except AttributeError as error:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 from jax.sharding import PartitionSpec as P
 
 
 def mesh_and_specs(
-    mesh: Mesh, shardings: Mapping[str, tuple[Any, int]]
+    mesh: Mesh, shardings: Mapping[str, tuple[Sharding, int]]
 ) -> tuple[Mesh, dict[str, P]]:
     """The mesh and, by name, the spec of each array on it; the given mesh, if its axes suffice.
 
@@ -79,11 +79,13 @@ def _primes(size: int) -> list[int]:
     return primes
 
 
-def _spec(sharding: Any, ndim: int, mesh: Mesh) -> P | None:
+def _spec(sharding: Sharding, ndim: int, mesh: Mesh) -> P | None:
     """The axes of this mesh that shard each dim; None if no axes describe the sharding."""
     # A dim as long as the number of devices is divided by any number of parts.
     length = mesh.devices.size
-    indices = sharding.devices_indices_map((length,) * ndim)
+    indices = cast(
+        "Mapping[object, tuple[slice, ...]]", sharding.devices_indices_map((length,) * ndim)
+    )
     entries: list[tuple[str, ...] | None] = []
     for dim in range(ndim):
         starts = [indices[device][dim].start or 0 for device in mesh.devices.flat]

@@ -8,9 +8,9 @@ of batch 1, kv heads), its gradient is the sum of what they compute.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import cast
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, use_abstract_mesh
@@ -25,8 +25,15 @@ from attn_dispatch.core.shards import Shards, key_operand, layouts, shard_call
 
 _NO_MESH = AbstractMesh((), ())
 
+_Args = Sequence[jax.ShapeDtypeStruct]
+_Shardings = tuple[NamedSharding, ...]
+_Partition = tuple[Mesh, Callable[..., tuple[jax.Array, ...]], _Shardings, _Shardings]
+"""The mesh, what each device computes, and the shardings of results and operands."""
 
-def partitioned(bind: Bind, call: LeadingCall, operands: tuple[jax.Array, ...]) -> Any:
+
+def partitioned(
+    bind: Bind, call: LeadingCall, operands: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
     """The results of the call; if operands are sharded, each device computes its shard.
 
     A call without scores is not split.
@@ -43,10 +50,10 @@ def partitioned(bind: Bind, call: LeadingCall, operands: tuple[jax.Array, ...]) 
 @lru_cache(maxsize=4096)
 def _partitioner(
     bind: Bind, call: LeadingCall, surroundings: settings.Settings
-) -> Callable[..., Any]:
+) -> Callable[..., tuple[jax.Array, ...]]:
     inputs, outputs = layouts(call)
 
-    def shards_of(mesh: Mesh, args: Any) -> tuple[Mesh, Shards]:
+    def shards_of(mesh: Mesh, args: _Args) -> tuple[Mesh, Shards]:
         by_name = dict(zip(call.options.operands, args, strict=True))
         given = {
             x: (by_name[x].sharding, len(by_name[x].shape)) for x in ("query", key_operand(call))
@@ -57,7 +64,7 @@ def _partitioner(
     def shardings(axes: tuple[str, ...], mesh: Mesh, shards: Shards) -> tuple[NamedSharding, ...]:
         return tuple(NamedSharding(mesh, shards.spec_of(x)) for x in axes)
 
-    def partition(mesh: Mesh, args: Any, results: Any) -> Any:
+    def partition(mesh: Mesh, args: _Args, results: object) -> _Partition:
         mesh, shards = shards_of(mesh, args)
         warn_unsplit(call.spec, shards.unused)
 
@@ -70,13 +77,13 @@ def _partitioner(
         to = shardings(outputs, mesh, shards)
         return mesh, shard, to, shardings(inputs, mesh, shards)
 
-    def infer(mesh: Mesh, args: Any, results: Any) -> tuple[NamedSharding, ...]:
+    def infer(mesh: Mesh, args: _Args, results: object) -> tuple[NamedSharding, ...]:
         return shardings(outputs, *shards_of(mesh, args))
 
     def unsplit(*operands: jax.Array) -> tuple[jax.Array, ...]:
         return call.results_by(bind, operands)
 
-    def rule(mesh: Mesh, *_: Any) -> tuple[str, dict[str, object]]:
+    def rule(mesh: Mesh, *_: object) -> tuple[str, dict[str, object]]:
         return _rule(call.spec, mesh, inputs, outputs)
 
     whole = custom_partitioning(unsplit)
@@ -86,7 +93,7 @@ def _partitioner(
         decode_shardings=False,
         sharding_rule=rule,
     )
-    return whole
+    return cast("Callable[..., tuple[jax.Array, ...]]", whole)
 
 
 def _rule(

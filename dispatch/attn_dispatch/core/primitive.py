@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import cast
 
 import jax
 from jax.core import ShapedArray
@@ -32,7 +32,7 @@ from attn_dispatch.core.derivatives import (
 from attn_dispatch.core.explicit_axes import explicit_lowering
 from attn_dispatch.core.formulas import by_formula_p
 from attn_dispatch.core.interpreters import make_interpretable
-from attn_dispatch.core.jax_compat import Context, batching, mlir
+from attn_dispatch.core.jax_compat import Context, MlirValues, batching, mlir
 from attn_dispatch.core.partitioning import partitioned
 from attn_dispatch.core.sharding_warnings import warn_left_to_xla
 from attn_dispatch.core.tuning import contest
@@ -128,11 +128,11 @@ def _chosen(spec: AttentionSpec, device: Device) -> select.Choice:
 
 def _lower(
     ctx: Context,
-    *operands: Any,
+    *operands: object,
     options: AttentionOptions,
     surroundings: settings.Settings,
     platform: str | None = None,
-) -> Any:
+) -> MlirValues:
     # The default rule serves every platform without a rule; ctx knows which it is.
     platform = platform or jax_compat.platforms_of(ctx)[0]
     surroundings = replace(surroundings, is_exporting=jax_compat.is_export(ctx))
@@ -166,7 +166,9 @@ def _bind_shard(primitive: Primitive, options: AttentionOptions) -> Callable[...
     return bind_shard
 
 
-def _lower_partitioned(ctx: Context, *operands: Any, bind: Bind, options: AttentionOptions) -> Any:
+def _lower_partitioned(
+    ctx: Context, *operands: object, bind: Bind, options: AttentionOptions
+) -> MlirValues:
     mesh = jax_compat.types_of(ctx)[0].sharding.mesh
     kinds = set(mesh.axis_types)
     # Types say how a call is split, unless there are both Auto and Explicit axes. Then the

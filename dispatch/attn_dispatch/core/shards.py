@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -262,7 +262,7 @@ def shard_call(
     return tuple(gradients)
 
 
-def _index(axes: tuple[str, ...]) -> Any:
+def _index(axes: tuple[str, ...]) -> jax.Array | int:
     """The position of this device along the axes."""
     return jax.lax.axis_index(axes) if axes else 0
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -189,8 +188,8 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
             continue
         is_limited = call.backward and call.deterministic
         if is_limited and workspace_bytes > (limit := _workspace_limit(spec)):
-            facts = {"version": library.version_text, "bytes": workspace_bytes, "limit": limit}
-            first_reason = first_reason or _WORKSPACE.reason(facts)
+            needed = _Workspace(library.version_text, workspace_bytes, limit)
+            first_reason = first_reason or _WORKSPACE.reason(needed)
             continue
         extra_bytes = cudnn_arrays.extra_bytes(spec, call)
         return _Planned(call, Plan(engine, workspace_bytes, extra_bytes))
@@ -198,12 +197,21 @@ def _untuned(spec: AttentionSpec, device: Device) -> _Planned | Reason:
     return first_reason
 
 
-_WORKSPACE = Rule[dict[str, Any]](
+@dataclass(frozen=True)
+class _Workspace:
+    """The bytes of a plan's workspace, and the most that are allowed."""
+
+    version: str
+    bytes: int
+    limit: int
+
+
+_WORKSPACE = Rule[_Workspace](
     "cudnn/workspace",
-    lambda facts: facts["bytes"] > facts["limit"],
+    lambda x: x.bytes > x.limit,
     "deterministic_backward: cuDNN {version} would need a workspace of {bytes:,} bytes, and "
     "{limit:,} is what is allowed",
-    facts=lambda facts: facts,
+    facts=asdict,
 )
 
 

@@ -16,7 +16,6 @@ import sys
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
 from types import ModuleType
-from typing import Any
 
 
 def load(path: str) -> ModuleType:
@@ -27,7 +26,7 @@ def load(path: str) -> ModuleType:
     return module
 
 
-def answer(backend: ModuleType, line: str | bytes) -> dict[str, Any]:
+def answer(backend: ModuleType, line: str | bytes) -> dict[str, object]:
     try:
         function, arguments = json.loads(line)
         return {"value": getattr(backend, function)(*arguments)}

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from attn_dispatch.cudnn.helper_process import Helper, HelperEnded, HelperSilent
+from attn_dispatch.files.reading import JsonObject, JsonValue
 
 PLANNER = Path(__file__).with_name("planner.py")
 
@@ -37,7 +38,8 @@ class PlanningProcess:
 
     def __init__(self, native: ModuleType, planner: Path = PLANNER) -> None:
         self.CudnnError: type[Exception] = native.CudnnError
-        self.ffi_handlers: Callable[[], Any] = native.ffi_handlers
+        self.ffi_handlers: Callable[[], object] = native.ffi_handlers
+        # Any: JAX does not export the type that it wants here.
         self.ffi_state_type: Callable[[], Any] = native.ffi_state_type
         self.set_local_devices: Callable[[list[int]], None] = native.set_local_devices
         # Isolated and without site: no user's packages or startup files, and a faster start.
@@ -92,7 +94,7 @@ class PlanningProcess:
     def device_properties(self, ordinal: int) -> str:
         raise self._error("device", f"device {ordinal}: no CUDA driver library could be loaded")
 
-    def _ask_loaded(self, function: str, *arguments: object) -> Any:
+    def _ask_loaded(self, function: str, *arguments: object) -> JsonValue:
         with self._lock:
             if self._helper is not None and self._helper.has_ended:
                 self._helper.end()  # it ended for a reason other than this question
@@ -101,7 +103,7 @@ class PlanningProcess:
                 self._ask("load_cudnn", self._path, True)
             return self._ask(function, *arguments)
 
-    def _ask(self, function: str, *arguments: object) -> Any:
+    def _ask(self, function: str, *arguments: object) -> JsonValue:
         line = json.dumps([function, arguments]).encode() + b"\n"
         try:
             if self._helper is None:
@@ -138,14 +140,14 @@ class PlanningProcess:
             self._helper = None
 
 
-def _read(line: bytes) -> dict[str, Any]:
+def _read(line: bytes) -> JsonObject:
     try:
         answer = json.loads(line)
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
         raise HelperEnded(f"answered a line that is no answer: {line[:80]!r}")
-    return cast("dict[str, Any]", answer)
+    return cast("JsonObject", answer)
 
 
 _ALL: weakref.WeakSet[PlanningProcess] = weakref.WeakSet()

@@ -173,9 +173,11 @@ def _nothing(*_: object) -> None:
     """Stands in for an optional function that a module does not define."""
 
 
-def _kind(x: Any) -> str:
-    is_array = hasattr(x, "dtype") and hasattr(x, "shape")
-    return f"{x.dtype.name}{list(x.shape)}" if is_array else repr(x)
+def _kind(x: object) -> str:
+    if not (hasattr(x, "dtype") and hasattr(x, "shape")):
+        return repr(x)
+    array = cast("jax.Array", x)
+    return f"{array.dtype.name}{list(array.shape)}"
 
 
 def _is_collection_of(value: object, kind: type | UnionType) -> bool:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeGuard, cast
+from typing import TypeGuard, cast
 
 from attn_dispatch import settings
 from attn_dispatch.devices.device import UNKNOWN_ARCH, Device, Platform
 from attn_dispatch.devices.target_names import PRODUCTS, nearest, resolve
 from attn_dispatch.files import reading
 from attn_dispatch.text import error_text
-from attn_dispatch.typed_jax import local_devices
+from attn_dispatch.typed_jax import JaxDevice, local_devices
 
 CPU = Device("cpu", "cpu", "CPU")
 _XLA_ONLY = {"cpu": CPU, "tpu": Device("other", "tpu", "TPU", is_present=False)}
@@ -66,7 +66,7 @@ def default_device() -> Device:
     return device_for(platform_of(local_devices()[0]))
 
 
-def platform_of(device: Any) -> str:
+def platform_of(device: JaxDevice) -> str:
     """A device's platform by lowering's name. JAX calls the platform of both vendors "gpu"."""
     if device.platform != "gpu":
         return device.platform
@@ -198,7 +198,7 @@ def _present_amd() -> Device:
     return Device("rocm", arch, device.device_kind)
 
 
-def _local_devices(backend: str) -> list[Any]:
+def _local_devices(backend: str) -> list[JaxDevice]:
     """JAX's devices in this process; empty if JAX has no such backend."""
     try:
         return local_devices(backend)

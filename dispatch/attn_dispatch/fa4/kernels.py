@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -57,9 +57,13 @@ def workspace_bytes(call: FlashCall, sequences: int) -> int:
     return 4 * (rows + _LARGEST_TILE * (sequences + 1)) * call.num_heads * numbers
 
 
-def _backend(call: FlashCall, scale: float) -> tuple[Any, Any]:
+Fa4: TypeAlias = Any
+"""The backend and its configuration, from a package without types that may not be installed."""
+
+
+def _backend(call: FlashCall, scale: float) -> tuple[Fa4, Fa4]:
     """The backend and its configuration of the call, in which scale and window are constants."""
-    attention: Any = import_module("fa4_jax.attention")
+    attention = import_module("fa4_jax.attention")
 
     left, right = (None if x < 0 else x for x in (call.window_left, call.window_right))
     has_window = not call.is_causal and (left, right) != (None, None)

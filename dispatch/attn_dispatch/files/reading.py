@@ -10,7 +10,12 @@ import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
+
+JsonValue: TypeAlias = Any
+"""What `json` reads. Who reads a file catches the errors of a value of another type."""
+
+JsonObject = dict[str, JsonValue]
 
 MAX_BYTES = 2**24
 """The largest file of calls, device properties or a report that is read."""
@@ -86,7 +91,7 @@ def text(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> str:
         raise ValueError(f"{path}: expected UTF-8, got {found}") from None
 
 
-def json_file(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> Any:
+def json_file(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> JsonValue:
     """The value of a JSON file.
 
     Raises:
@@ -100,7 +105,7 @@ def json_file(path: Path, most: int = MAX_BYTES, *, is_kept: bool = False) -> An
         raise ValueError(f"{path}: expected JSON, got {error}") from None
 
 
-def json_value(content: str) -> Any:
+def json_value(content: str) -> JsonValue:
     """The value of a JSON text.
 
     Raises:
@@ -114,7 +119,7 @@ def json_value(content: str) -> Any:
         value = json.loads(content, object_pairs_hook=_unique_names)
     except RecursionError:
         raise ValueError(too_deep) from None
-    level: list[Any] = [value]
+    level: list[JsonValue] = [value]
     for _ in range(_MAX_LEVELS):
         level = [y for x in level for y in _items(x)]
         if not level:
@@ -122,13 +127,13 @@ def json_value(content: str) -> Any:
     raise ValueError(too_deep)
 
 
-def as_object(value: object) -> dict[str, Any] | None:
+def as_object(value: object) -> JsonObject | None:
     """A JSON value that is an object, by names; None if it is something else."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+    return cast("JsonObject", value) if isinstance(value, dict) else None
 
 
-def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _unique_names(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
+    found: JsonObject = {}
     for name, value in pairs:
         if name in found:
             raise ValueError(f"{name!r} twice in one object")
@@ -136,8 +141,8 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _items(x: object) -> Iterable[Any]:
+def _items(x: object) -> Iterable[JsonValue]:
     """The values inside a JSON value."""
-    if isinstance(x, dict):
-        return cast("dict[str, Any]", x).values()
-    return cast("list[Any]", x) if isinstance(x, list) else ()
+    if (found := as_object(x)) is not None:
+        return found.values()
+    return cast("list[JsonValue]", x) if isinstance(x, list) else ()

@@ -9,20 +9,30 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeGuard, TypeVar, Unpack
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from attn_dispatch.api import dot_product_attention
+from attn_dispatch.call.keywords import LayerOptions
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_options
 from attn_dispatch.warning import skip_frames_of
 
 skip_frames_of(eqx.__file__)
 
+Model = TypeVar("Model")
+
 _OWN_DROPOUT = {"dropout_rate": "the layer's dropout_p", "dropout_key": "key"}
+
+
+class _Options(LayerOptions, total=False):
+    bias: ArrayLike | None
+    scale: ArrayLike | None
+    is_causal: bool
 
 
 class MultiheadAttention(eqx.nn.MultiheadAttention):
@@ -35,7 +45,12 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
     num_kv_heads: int = eqx.field(static=True)
 
     def __init__(
-        self, num_heads: int, *args: Any, num_kv_heads: int | None = None, key: Any, **kwargs: Any
+        self,
+        num_heads: int,
+        *args: Any,
+        num_kv_heads: int | None = None,
+        key: jax.Array,
+        **kwargs: Any,
     ) -> None:
         """Make a layer.
 
@@ -70,8 +85,8 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         key: jax.Array | None = None,
         inference: bool | None = None,
         deterministic: bool | None = None,
-        process_heads: Callable[..., Any] | None = None,
-        **options: Any,
+        process_heads: Callable[..., tuple[jax.Array, jax.Array, jax.Array]] | None = None,
+        **options: Unpack[_Options],
     ) -> jax.Array:
         """Attend.
 
@@ -122,8 +137,11 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         rate = self._dropout_rate(inference)
         if rate and key is None:
             raise RuntimeError("MultiheadAttention: expected a key for dropout, got None")
+        q, k, v = (x.astype(dtype) for x in heads)
         out = dot_product_attention(
-            *(x.astype(dtype) for x in heads),
+            q,
+            k,
+            v,
             mask=None if mask is None else as_bool(mask),
             dropout_rate=rate,
             dropout_key=key if rate else None,
@@ -136,7 +154,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         return 0.0 if is_off else float(self.dropout.p)
 
 
-def replace_attention(model: Any) -> Any:
+def replace_attention(model: Model) -> Model:
     """The model with this module's layer in place of every `equinox.nn.MultiheadAttention`.
 
     Parameters keep their values and places. Subclasses of Equinox's layer are not replaced.
@@ -144,12 +162,12 @@ def replace_attention(model: Any) -> Any:
     Raises:
       ValueError: there is no such layer.
     """
-    found = []
+    found: list[eqx.nn.MultiheadAttention] = []
 
-    def is_theirs(x: Any) -> bool:
+    def is_theirs(x: object) -> TypeGuard[eqx.nn.MultiheadAttention]:
         return type(x) is eqx.nn.MultiheadAttention
 
-    def replaced(x: Any) -> Any:
+    def replaced(x: object) -> object:
         if not is_theirs(x):
             return x
         found.append(x)

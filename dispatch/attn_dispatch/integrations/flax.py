@@ -8,8 +8,8 @@ Pass further options with `functools.partial(attention_fn, local_window_size=(40
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 import flax
 import jax
@@ -20,24 +20,36 @@ from flax.linen import dtypes
 from jax.typing import ArrayLike, DTypeLike
 
 from attn_dispatch.api import dot_product_attention
+from attn_dispatch.call.keywords import LayerOptions
 from attn_dispatch.call.static_arguments import window_sides
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_options
 from attn_dispatch.integrations.warn import warn_of_difference
 from attn_dispatch.mods.combining import WithQueryOffset
+from attn_dispatch.programs.functions import MaskMod, ScoreMod
 from attn_dispatch.programs.program import axes_of
 from attn_dispatch.programs.tracing import trace
 from attn_dispatch.warning import skip_frames_of
+
+if TYPE_CHECKING:
+    from flax.typing import PrecisionLike, PromoteDtypeFn
 
 skip_frames_of(flax.__file__)
 
 _DEFAULT = (None, "default", jax.lax.Precision.DEFAULT)
 
 
+_Einsum = Callable[..., jax.Array]
+
+
+class _Options(LayerOptions, total=False):
+    scale: ArrayLike | None
+
+
 def attention_fn(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
     *,
@@ -46,15 +58,15 @@ def attention_fn(
     dropout_rate: float = 0.0,
     deterministic: bool = False,
     dtype: DTypeLike | None = None,
-    precision: Any = None,
-    module: Any = None,
-    promote_dtype: Callable[..., Any] | None = None,
+    precision: PrecisionLike = None,
+    module: nnx.Module | linen.Module | None = None,
+    promote_dtype: PromoteDtypeFn | None = None,
     is_causal: bool = False,
     force_fp32_for_softmax: bool = False,
-    einsum_dot_general: Callable[..., Any] | None = None,
-    qk_attn_weights_einsum: Callable[..., Any] | None = None,
-    attn_weights_value_einsum: Callable[..., Any] | None = None,
-    **options: Any,
+    einsum_dot_general: _Einsum | None = None,
+    qk_attn_weights_einsum: _Einsum | None = None,
+    attn_weights_value_einsum: _Einsum | None = None,
+    **options: Unpack[_Options],
 ) -> jax.Array:
     """`flax.nnx.dot_product_attention` and `flax.linen.dot_product_attention`, by attn_dispatch.
 
@@ -124,7 +136,7 @@ def attention_fn(
         return linen.dot_product_attention(query, key, value, **theirs)
 
     if promote_dtype is None:
-        query, key, value = cast(Any, dtypes).promote_dtype(query, key, value, dtype=dtype)
+        query, key, value = dtypes.promote_dtype(query, key, value, dtype=dtype)
     else:
         query, key, value = promote_dtype((query, key, value), dtype=dtype)
     if query.shape[-3] == 1 and key.shape[-3] != 1:
@@ -155,7 +167,7 @@ def attention_fn(
     return out.astype(jnp.float32) if widens else out
 
 
-def _check_one_query(options: Mapping[str, Any], dtype: Any, *, has_mask: bool) -> None:
+def _check_one_query(options: _Options, dtype: np.dtype, *, has_mask: bool) -> None:
     """Check that options do not depend on the unknown position of one query among many keys.
 
     Flax passes its cache at full length, with a mask of the keys that are in it.
@@ -173,36 +185,41 @@ def _check_one_query(options: Mapping[str, Any], dtype: Any, *, has_mask: bool) 
             f"this step, including the new one{or_a_mask}. Without a cache, "
             'causal_alignment="top_left" means that the query is the first'
         )
-    for name in ("score_mod", "mask_mod"):
-        if options.get(name) is not None and _reads_place(name, options, dtype):
+    mods = (
+        ("score_mod", options.get("score_mod"), options.get("score_mod_args", ())),
+        ("mask_mod", options.get("mask_mod"), options.get("mask_mod_args", ())),
+    )
+    for name, mod, read in mods:
+        if mod is not None and _reads_place(name, mod, read, dtype):
             warn_of_difference(
                 f"{name}: the one query of a decoding step has t = 0, because Flax does not pass "
                 "its position in the cache; attn_dispatch.mods.with_query_offset sets it"
             )
 
 
-def _is_placed(options: Mapping[str, Any], has_mask: bool) -> bool:
+def _is_placed(options: _Options, has_mask: bool) -> bool:
     alignment = options.get("causal_alignment")
     ends = ("key_value_seq_lengths", "query_segment_ids", "key_value_segment_ids")
     has_end = not has_mask or any(options.get(name) is not None for name in ends)
     return alignment == "top_left" or (alignment == "bottom_right" and has_end)
 
 
-def _reads_place(name: str, options: Mapping[str, Any], dtype: Any) -> bool:
+def _reads_place(
+    name: str, mod: ScoreMod | MaskMod, read: Sequence[object], dtype: np.dtype
+) -> bool:
     """Whether a mod's result depends on t, and no `with_query_offset` sets t."""
-    if isinstance(options[name], WithQueryOffset):
+    if isinstance(mod, WithQueryOffset):
         return False
     score_dtype = np.promote_types(dtype, np.float32).name
-    mod = trace(name, options[name], options.get(f"{name}_args", ()), score_dtype)
-    return "t" in axes_of(mod.program)
+    return "t" in axes_of(trace(name, mod, read, score_dtype).program)
 
 
-def _with_causal(mask: Any, query: Any, key: Any) -> jax.Array:
+def _with_causal(mask: ArrayLike | None, query: jax.Array, key: jax.Array) -> jax.Array:
     """The mask, with the keys after each query masked too."""
     pairs = jnp.tril(jnp.ones((jnp.shape(query)[-3], jnp.shape(key)[-3]), bool))
     return pairs if mask is None else as_bool(mask) & pairs
 
 
-def _is_not_default(precision: Any) -> bool:
-    each = cast(tuple[Any, ...], precision if isinstance(precision, tuple) else (precision,))
+def _is_not_default(precision: PrecisionLike) -> bool:
+    each = precision if isinstance(precision, tuple) else (precision,)
     return any(x not in _DEFAULT for x in each)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Unpack, cast
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from attn_dispatch.api import dot_product_attention
+from attn_dispatch.call.keywords import LayerOptions
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_options
 from attn_dispatch.warning import skip_frames_of
 
 skip_frames_of(hk.__file__)
+
+
+class _Options(LayerOptions, total=False):
+    bias: ArrayLike | None
+    scale: ArrayLike | None
+    is_causal: bool
+    dropout_rate: float
+    dropout_key: ArrayLike | None
 
 
 class MultiHeadAttention(hk.MultiHeadAttention):
@@ -25,7 +36,7 @@ class MultiHeadAttention(hk.MultiHeadAttention):
         key: jax.Array,
         value: jax.Array,
         mask: jax.Array | None = None,
-        **options: Any,
+        **options: Unpack[_Options],
     ) -> jax.Array:
         """Attend.
 
@@ -49,15 +60,18 @@ class MultiHeadAttention(hk.MultiHeadAttention):
                 f"mask: expected {jnp.ndim(query) + 1} dims [..., heads, queries, keys], got "
                 f"{list(jnp.shape(mask))}"
             )
-        project: Any = self._linear_projection
+        project = cast("Callable[..., jax.Array]", self._linear_projection)
         heads = (
             project(query, self.key_size, "query"),
             project(key, self.key_size, "key"),
             project(value, self.value_size, "value"),
         )
         dtype = jnp.result_type(*heads)
+        q, k, v = (x.astype(dtype) for x in heads)
         out = dot_product_attention(
-            *(x.astype(dtype) for x in heads),
+            q,
+            k,
+            v,
             mask=None if mask is None else as_bool(mask),
             **options,
         )

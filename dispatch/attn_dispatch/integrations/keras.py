@@ -11,13 +11,13 @@ GroupQueryAttention, also with dropout, which Keras itself computes in separate 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeAlias, Unpack, cast
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.typing import ArrayLike
 from keras.src import backend
 from keras.src.layers.attention.grouped_query_attention import GroupedQueryAttention
 from keras.src.layers.attention.multi_head_attention import MultiHeadAttention
@@ -25,15 +25,27 @@ from keras.src.random.seed_generator import draw_seed  # pyright: ignore[reportU
 
 from attn_dispatch.api import dot_product_attention as attend
 from attn_dispatch.call.dense_masks import without_dense_mask_warnings
+from attn_dispatch.call.keywords import SharedArguments
+from attn_dispatch.call.static_arguments import Window
 from attn_dispatch.core import select
 from attn_dispatch.integrations.masks import as_bool
 from attn_dispatch.integrations.options import check_layout
 from attn_dispatch.integrations.patching import Patch, original
+from attn_dispatch.programs.functions import ScoreMod
 from attn_dispatch.warning import skip_frames_of
 
 skip_frames_of(keras.__file__)
 
 _COMPUTE = "_compute_attention"
+
+_Layer: TypeAlias = Any
+"""MultiHeadAttention or GroupedQueryAttention: all that is read of them is private."""
+
+
+class _Options(SharedArguments[ArrayLike], total=False):
+    local_window_size: Window
+    dropout_rate: float
+    dropout_key: ArrayLike | None
 
 
 def patch_keras() -> Patch:
@@ -67,16 +79,16 @@ def patch_keras() -> Patch:
 
 
 def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     scale: float | None = None,
     is_causal: bool = False,
     flash_attention: bool | None = None,
     attn_logits_soft_cap: float | None = None,
-    **options: Any,
+    **options: Unpack[_Options],
 ) -> jax.Array:
     """`keras.ops.dot_product_attention`, computed by attn_dispatch.
 
@@ -100,22 +112,22 @@ def dot_product_attention(
       NotImplementedError: flash_attention=True, and no kernel runs the call.
     """
     check_layout(options)
-    arrays: list[Any] = [backend.convert_to_tensor(x) for x in (query, key, value)]
+    arrays = [_tensor(x) for x in (query, key, value)]
     if any(x.ndim != 4 for x in arrays):
         raise ValueError(
             "dot_product_attention: expected query, key and value with 4 dims, got "
             f"{[list(x.shape) for x in arrays]}"
         )
     dtype = backend.result_type(*(x.dtype for x in arrays))
-    query, key, value = (backend.cast(x, dtype) for x in arrays)
+    query, key, value = (cast("jax.Array", backend.cast(x, dtype)) for x in arrays)
     if bias is not None:
-        bias = cast(jax.Array, backend.convert_to_tensor(bias, dtype=dtype))
+        bias = _tensor(bias, dtype)
     if mask is not None:
         full = (*query.shape[:1], query.shape[2], query.shape[1], key.shape[1])
-        mask = _with_heads(as_bool(backend.convert_to_tensor(mask)), full)
+        mask = _with_heads(as_bool(_tensor(mask)), full)
     if attn_logits_soft_cap is not None:
         options["score_mod"] = _soft_cap(float(attn_logits_soft_cap))
-    return attend(
+    out: jax.Array = attend(
         query,
         key,
         value,
@@ -126,18 +138,23 @@ def dot_product_attention(
         implementation=_implementation(flash_attention),
         **options,
     )
+    return out
+
+
+def _tensor(x: ArrayLike, dtype: str | None = None) -> jax.Array:
+    return cast("jax.Array", backend.convert_to_tensor(x, dtype=dtype))
 
 
 def _multi_head(
-    layer: Any,
+    layer: _Layer,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    attention_mask: Any = None,
+    attention_mask: jax.Array | None = None,
     training: bool | None = None,
     return_attention_scores: bool = False,
     **causal: bool,
-) -> Any:
+) -> tuple[jax.Array, jax.Array | None]:
     if not layer._dropout or return_attention_scores or query.ndim != 4:
         theirs = original(MultiHeadAttention, _COMPUTE)
         with without_dense_mask_warnings():
@@ -150,14 +167,14 @@ def _multi_head(
 
 
 def _grouped_query(
-    layer: Any,
+    layer: _Layer,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    attention_mask: Any = None,
+    attention_mask: jax.Array | None = None,
     training: bool | None = None,
     **causal: bool,
-) -> Any:
+) -> tuple[jax.Array, jax.Array | None]:
     if layer._return_attention_scores or query.ndim != 4:
         theirs = original(GroupedQueryAttention, _COMPUTE)
         return theirs(
@@ -177,9 +194,9 @@ def _unrepeated(x: jax.Array, times: int) -> jax.Array:
 
 
 def _attended(
-    layer: Any,
-    arrays: tuple[jax.Array, ...],
-    mask: Any,
+    layer: _Layer,
+    arrays: tuple[jax.Array, jax.Array, jax.Array],
+    mask: jax.Array | None,
     training: bool | None,
     scale: float,
     use_causal_mask: bool = False,
@@ -201,7 +218,7 @@ def _attended(
     return out, None
 
 
-def _key(seed_generator: Any) -> jax.Array:
+def _key(seed_generator: object) -> jax.Array:
     """The generator's next seed, which is a raw key, as an array."""
     return jnp.asarray(draw_seed(seed_generator))
 
@@ -213,8 +230,8 @@ def _implementation(flash_attention: bool | None) -> str | tuple[str, ...] | Non
 
 
 @functools.cache
-def _soft_cap(cap: float) -> Callable[..., Any]:
-    def capped(score: Any, *_: Any) -> Any:
+def _soft_cap(cap: float) -> ScoreMod:
+    def capped(score: jax.Array, *_: jax.Array) -> jax.Array:
         return score / (1 + jnp.abs(score) / cap)
 
     return capped

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 _RESULTS = ("return_residual", "return_lse", "return_max_logits")
 
 
 def check_options(
-    options: Mapping[str, Any], counterparts: Mapping[str, str] | None = None
+    options: Mapping[str, object], counterparts: Mapping[str, str] | None = None
 ) -> None:
     """Check the options of `attn_dispatch.dot_product_attention` that a layer passes on.
 
@@ -33,7 +32,7 @@ def check_options(
             )
 
 
-def check_layout(options: Mapping[str, Any]) -> None:
+def check_layout(options: Mapping[str, object]) -> None:
     """Check that options do not change the order of axes.
 
     Raises:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import RLock
 from typing import Any
 
-Place = tuple[Any, str]
+Place = tuple[object, str]
 """A module or class, and the name of an attribute of it."""
 
 _lock = RLock()
-_originals: dict[tuple[int, str], Any] = {}
+_originals: dict[tuple[int, str], Callable[..., Any]] = {}
 _started: list[Patch] = []
 
 
@@ -22,7 +22,7 @@ class Patch:
     restored.
     """
 
-    def __init__(self, replacements: Mapping[Place, Any]) -> None:
+    def __init__(self, replacements: Mapping[Place, Callable[..., object]]) -> None:
         self.replacements = replacements
         self._started = 0
 
@@ -66,11 +66,11 @@ class Patch:
                 setattr(owner, name, _originals.pop((id(owner), name)))
 
 
-def original(owner: Any, name: str) -> Any:
+def original(owner: object, name: str) -> Callable[..., Any]:
     """The attribute's value without patches."""
     with _lock:
         return _originals.get((id(owner), name)) or getattr(owner, name)
 
 
-def _replaces(patch: Patch, owner: Any, name: str) -> bool:
+def _replaces(patch: Patch, owner: object, name: str) -> bool:
     return (owner, name) in patch.replacements

@@ -6,7 +6,8 @@ model = replace_attention(model)  # every pz.nn.Attention and pz.nn.KVCachingAtt
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from collections.abc import Hashable, Mapping
+from typing import TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +26,21 @@ _MASKS = (
 )
 _LAYERS = (pz.nn.Attention, pz.nn.KVCachingAttention)
 
+_Mask = (
+    pz.nn.ApplyExplicitAttentionMask
+    | pz.nn.ApplyCausalAttentionMask
+    | pz.nn.ApplyCausalSlidingWindowAttentionMask
+)
+Model = TypeVar("Model")
+_Axis = Hashable
+_QueryAndKey = tuple[pz.nx.NamedArray, pz.nx.NamedArray]
+
 
 @pz.pytree_dataclass
 class QueryAndKey(pz.nn.Layer):
     """Replaces the layer that made attention weights: passes query and key on to `Attend`."""
 
-    def __call__(self, query_and_key: Any, **_: Any) -> Any:
+    def __call__(self, query_and_key: _QueryAndKey, **_: object) -> _QueryAndKey:
         return query_and_key
 
 
@@ -41,7 +51,7 @@ class Attend(pz.nn.Layer):
     Axes that only the query has are query heads that share a kv head.
     """
 
-    masks: tuple[Any, ...]
+    masks: tuple[_Mask, ...]
     scale: jax.Array | None
     """The scale; None means 1."""
     soft_cap: float | None = dataclasses.field(metadata={"pytree_node": False})
@@ -54,7 +64,9 @@ class Attend(pz.nn.Layer):
     head_dim: str = dataclasses.field(metadata={"pytree_node": False})
     value_dim: str = dataclasses.field(metadata={"pytree_node": False})
 
-    def __call__(self, arrays: Any, **side_inputs: Any) -> Any:
+    def __call__(
+        self, arrays: tuple[_QueryAndKey, pz.nx.NamedArray], **side_inputs: object
+    ) -> pz.nx.NamedArray:
         """Attend; `arrays` is ((query, key), value), named arrays with further axes as batch."""
         (query, key), value = arrays
         own = {self.seq, self.head_dim, *self.heads, *self.groups}
@@ -62,12 +74,12 @@ class Attend(pz.nn.Layer):
         sizes = query.named_shape
         dtype = jnp.result_type(query.dtype, key.dtype, value.dtype)
 
-        def plain(x: Any, heads: tuple[str, ...], dim: str) -> jax.Array:
+        def plain(x: pz.nx.NamedArray, heads: tuple[str, ...], dim: str) -> jax.Array:
             """[*batch, length, heads, dim]."""
-            x = x.broadcast_to(named_shape={y: sizes[y] for y in batch} | dict(x.named_shape))
-            x = x.unwrap(*batch, self.seq, *heads, dim).astype(dtype)
-            lead = x.shape[: len(batch) + 1]
-            return x.reshape(*lead, -1, x.shape[-1])
+            full = x.broadcast_to(named_shape={y: sizes[y] for y in batch} | dict(x.named_shape))
+            array = full.unwrap(*batch, self.seq, *heads, dim).astype(dtype)
+            lead = array.shape[: len(batch) + 1]
+            return array.reshape(*lead, -1, array.shape[-1])
 
         q = plain(query, (*self.heads, *self.groups), self.head_dim)
         k, v = plain(key, self.heads, self.head_dim), plain(value, self.heads, self.value_dim)
@@ -83,7 +95,13 @@ class Attend(pz.nn.Layer):
         shape = [sizes[x] for x in names[:-1]]
         return pz.nx.wrap(out.reshape(*shape, out.shape[-1])).tag(*names)
 
-    def _mask(self, batch: Any, sizes: Any, key: Any, side_inputs: Any) -> jax.Array | None:
+    def _mask(
+        self,
+        batch: tuple[_Axis, ...],
+        sizes: Mapping[_Axis, int],
+        key: pz.nx.NamedArray,
+        side_inputs: Mapping[str, object],
+    ) -> jax.Array | None:
         """The mask [*batch, heads, queries, keys]: the pairs whose score no mask layer replaces.
 
         It is computed by the mask layers, applied to scores of 1.
@@ -96,7 +114,7 @@ class Attend(pz.nn.Layer):
         for layer in self.masks:
             layer = dataclasses.replace(layer, masked_out_value=jnp.float32(0))
             scores = layer(scores, **side_inputs)
-        shape: dict[Any, int] = {x: scores.named_shape.get(x, 1) for x in names}
+        shape: dict[_Axis, int] = {x: scores.named_shape.get(x, 1) for x in names}
         full = scores.broadcast_to(named_shape=shape).unwrap(*names)
         lead, (t, s) = full.shape[: len(batch)], full.shape[-2:]
         heads = full.shape[len(batch) : -2]
@@ -105,7 +123,7 @@ class Attend(pz.nn.Layer):
         return full.reshape(*lead, -1, t, s) != 0
 
 
-def replace_attention(model: Any) -> Any:
+def replace_attention(model: Model) -> Model:
     """The model with attn_dispatch in every `pz.nn.Attention` and `pz.nn.KVCachingAttention`.
 
     Projections, parameters, caches and their names stay. Only the layers that compute weights, and
@@ -120,13 +138,13 @@ def replace_attention(model: Any) -> Any:
     return found.apply(_replaced)
 
 
-def _replaced(layer: Any) -> Any:
+def _replaced(layer: pz.nn.Attention | pz.nn.KVCachingAttention) -> pz.nn.Layer:
     if isinstance(layer.query_key_to_attn, QueryAndKey):
         return layer
     scores, *steps = _steps(layer.query_key_to_attn)
     combine, *after = _steps(layer.attn_value_to_output)
-    axes = _axes(scores, combine)
-    masks: list[Any] = []
+    axes = _axes(_product(scores), _product(combine))
+    masks: list[_Mask] = []
     soft_cap, scale = None, None
     *steps, last = steps
     if not isinstance(last, pz.nn.Softmax) or last.axes not in (axes["kv_seq"], (axes["kv_seq"],)):
@@ -149,15 +167,29 @@ def _replaced(layer: Any) -> Any:
     )
 
 
-def _steps(layer: Any) -> list[Any]:
+def _steps(layer: pz.nn.Layer) -> list[pz.nn.Layer]:
     return list(layer.sublayers) if isinstance(layer, pz.nn.Sequential) else [layer]
 
 
-def _axes(scores: Any, combine: Any) -> dict[str, Any]:
-    """The axes of the two products, as fields of `Attend`."""
-    for step in (scores, combine):
-        if not isinstance(step, pz.nn.NamedEinsum) or len(step.input_axes) != 2:
-            raise _unknown(step, "a NamedEinsum of two arrays")
+class _Axes(TypedDict):
+    """The fields of `Attend` that name axes."""
+
+    seq: str
+    kv_seq: str
+    heads: tuple[str, ...]
+    groups: tuple[str, ...]
+    head_dim: str
+    value_dim: str
+
+
+def _product(step: pz.nn.Layer) -> pz.nn.NamedEinsum:
+    if not isinstance(step, pz.nn.NamedEinsum) or len(step.input_axes) != 2:
+        raise _unknown(step, "a NamedEinsum of two arrays")
+    return step
+
+
+def _axes(scores: pz.nn.NamedEinsum, combine: pz.nn.NamedEinsum) -> _Axes:
+    """The axes of the two products."""
     query, key = map(_spec, scores.input_axes)
     weights, value = map(_spec, combine.input_axes)
     made, out = _spec(scores.output_axes), _spec(combine.output_axes)
@@ -183,12 +215,9 @@ def _axes(scores: Any, combine: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _spec(axes: Any) -> dict[str, str]:
-    if not isinstance(axes, tuple):
-        return dict(axes)
-    names = cast(tuple[str, ...], axes)
-    return {x: x for x in names}
+def _spec(axes: tuple[str, ...] | dict[str, str]) -> dict[str, str]:
+    return {x: x for x in axes} if isinstance(axes, tuple) else dict(axes)
 
 
-def _unknown(step: Any, expected: str) -> ValueError:
+def _unknown(step: pz.nn.Layer, expected: str) -> ValueError:
     return ValueError(f"replace_attention: expected {expected}, got {type(step).__name__}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def check_array(name: str, value: ArrayLike, kind: str, *shapes: tuple[str, ...]
     return array
 
 
-def check_int(name: str, value: Any, least: int) -> int:
+def check_int(name: str, value: SupportsIndex, least: int) -> int:
     """The value as a static int of at least `least`."""
     try:
         number = operator.index(value)

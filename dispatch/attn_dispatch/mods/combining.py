@@ -9,7 +9,6 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,8 @@ from jax.typing import ArrayLike
 
 from attn_dispatch.mods.checks import RowNumber
 from attn_dispatch.programs.functions import MaskMod, ScoreMod
+
+_Operation = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def all_of(*masks: MaskMod) -> MaskMod:
@@ -45,11 +46,11 @@ class Negated:
 
     mask: MaskMod
 
-    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+    def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return jnp.logical_not(self.mask(b, n, t, s))
 
 
-def with_query_offset(mod: Callable[..., Any], offset: ArrayLike) -> ScoreMod | MaskMod:
+def with_query_offset(mod: ScoreMod | MaskMod, offset: ArrayLike) -> ScoreMod | MaskMod:
     """The mod with t + offset in place of t, for queries that begin at position `offset`.
 
     Use it for queries behind a cache; without it, the first query is at position 0.
@@ -66,23 +67,23 @@ def with_query_offset(mod: Callable[..., Any], offset: ArrayLike) -> ScoreMod | 
 class WithQueryOffset:
     """A mod for queries that begin at a position other than 0."""
 
-    mod: Callable[..., Any]
+    mod: ScoreMod | MaskMod
     start: RowNumber
 
-    def __call__(self, *inputs: Any) -> jax.Array:
+    def __call__(self, *inputs: jax.Array) -> ArrayLike:
         *score, b, n, t, s = inputs
         return self.mod(*score, b, n, t + self.start.of(b), s)
 
 
-def _and(x: Any, y: Any) -> Any:
+def _and(x: jax.Array, y: jax.Array) -> jax.Array:
     return x & y
 
 
-def _or(x: Any, y: Any) -> Any:
+def _or(x: jax.Array, y: jax.Array) -> jax.Array:
     return x | y
 
 
-def _joined(name: str, operation: Callable[[Any, Any], Any], masks: Sequence[MaskMod]) -> MaskMod:
+def _joined(name: str, operation: _Operation, masks: Sequence[MaskMod]) -> MaskMod:
     _check_masks(name, masks)
     return Joined(operation, tuple(masks))
 
@@ -91,15 +92,15 @@ def _joined(name: str, operation: Callable[[Any, Any], Any], masks: Sequence[Mas
 class Joined:
     """Masks joined by a binary operation."""
 
-    operation: Callable[[Any, Any], Any]
+    operation: _Operation
     masks: tuple[MaskMod, ...]
 
-    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+    def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         found = (jnp.asarray(mask(b, n, t, s)) for mask in self.masks)
         return functools.reduce(self.operation, found)
 
 
-def _check_mods(name: str, mods: Sequence[Any]) -> None:
+def _check_mods(name: str, mods: Sequence[ScoreMod | MaskMod]) -> None:
     if not mods:
         raise ValueError(f"{name}: expected one mask or more, got none")
     for mod in mods:
@@ -107,7 +108,7 @@ def _check_mods(name: str, mods: Sequence[Any]) -> None:
             raise ValueError(f"{name}: expected functions, got {mod!r}")
 
 
-def _check_masks(name: str, masks: Sequence[Any]) -> None:
+def _check_masks(name: str, masks: Sequence[MaskMod]) -> None:
     _check_mods(name, masks)
     for mask in masks:
         try:

@@ -7,7 +7,6 @@ beforehand, and leaves only sums and comparisons for each pair, which kernels ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +30,7 @@ def prefix_lm(prefix_lengths: ArrayLike) -> MaskMod:
 class PrefixLM:
     prefix_lengths: jax.Array
 
-    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+    def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return (s <= t) | (s < self.prefix_lengths[b])
 
 
@@ -63,7 +62,7 @@ class DocumentMask:
     queries: jax.Array
     keys: jax.Array
 
-    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+    def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         return self.queries[b, t] == self.keys[b, s]
 
 
@@ -84,7 +83,7 @@ class DilatedWindow:
     left: int
     dilation: int
 
-    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+    def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         is_in_step = _divided(t, self.dilation)[1] == _divided(s, self.dilation)[1]
         return (s <= t) & (s >= t - self.left) & is_in_step
 
@@ -104,7 +103,7 @@ def chunked_window(chunk: int) -> MaskMod:
 class ChunkedWindow:
     chunk: int
 
-    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+    def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         _, since_begin = _divided(t, self.chunk)
         return (s <= t) & (s >= t - since_begin)
 
@@ -140,7 +139,7 @@ class Neighborhood2D:
     width: int
     radius: int
 
-    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+    def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
         query_row, query_column = _divided(t, self.width)
         key_row, key_column = _divided(s, self.width)
         is_in_rows = self._is_near(query_row, key_row, self.height)
@@ -151,7 +150,7 @@ class Neighborhood2D:
         return jnp.abs(key - centre) <= self.radius
 
 
-def _divided(position: Any, by: int) -> tuple[jax.Array, jax.Array]:
+def _divided(position: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:
     """Quotient and remainder of a position. It is not negative, so each is a single operation."""
     position = jnp.asarray(position)
     number = position.dtype.type(by)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +36,9 @@ def soft_cap(cap: float) -> ScoreMod:
 class SoftCap:
     cap: float
 
-    def __call__(self, score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+    def __call__(
+        self, score: jax.Array, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array
+    ) -> jax.Array:
         return self.cap * jnp.tanh(score / self.cap)
 
 
@@ -56,7 +57,9 @@ def alibi(slopes: ArrayLike) -> ScoreMod:
 class Alibi:
     slopes: jax.Array
 
-    def __call__(self, score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+    def __call__(
+        self, score: jax.Array, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array
+    ) -> jax.Array:
         # In the score's dtype: 16 bits would round long distances.
         return score - self.slopes[n].astype(score.dtype) * jnp.abs(t - s)
 
@@ -110,7 +113,9 @@ class RelativePosition:
     first_after: int
     """The first bucket for keys after the query; 0 if there are none."""
 
-    def __call__(self, score: Any, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
+    def __call__(
+        self, score: jax.Array, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array
+    ) -> jax.Array:
         distance = jnp.abs(t - s) if self.first_after else jnp.maximum(t - s, 0)
         bucket = jnp.minimum(distance, self.exact)
         for border in self.borders:

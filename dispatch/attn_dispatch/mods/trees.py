@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +43,8 @@ class TreeMask:
     last: jax.Array
     length: RowNumber
 
-    def __call__(self, b: Any, n: Any, t: Any, s: Any) -> jax.Array:
-        def of(numbers: jax.Array, token: Any) -> jax.Array:
+    def __call__(self, b: jax.Array, n: jax.Array, t: jax.Array, s: jax.Array) -> jax.Array:
+        def of(numbers: jax.Array, token: jax.Array) -> jax.Array:
             return numbers[b, token] if numbers.ndim == 2 else numbers[token]
 
         token = s - self.length.of(b)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-ScoreMod = Callable[..., Any]
+from jax.typing import ArrayLike
+
+ScoreMod = Callable[..., ArrayLike]
 """(score, b, n, t, s, *arguments) -> score, of scalars."""
-MaskMod = Callable[..., Any]
+MaskMod = Callable[..., ArrayLike]
 """(b, n, t, s, *arguments) -> bool, of scalars."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import jax
+from jax.core import ShapedArray
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.sharding import AbstractMesh, use_abstract_mesh
+
+from attn_dispatch.typed_jax import bind, bind_one, type_of
 
 # One program serves every mesh: operations on scalars have no shardings.
 NO_MESH = AbstractMesh((), ())
@@ -30,9 +33,13 @@ def inlined(closed: ClosedJaxpr, *, keeps_rules: bool = False) -> ClosedJaxpr:
     """
     jaxpr, number = closed.jaxpr, len(closed.in_avals)
     kept = _RULES if keeps_rules else set[str]()
-    types = [plain_type(x.aval) for x in (*jaxpr.invars, *jaxpr.constvars)]
+    types = [plain_type(type_of(x)) for x in (*jaxpr.invars, *jaxpr.constvars)]
+
+    def evaluate(*xs: jax.Array) -> list[jax.Array]:
+        return _evaluate(jaxpr, xs[number:], xs[:number], kept)
+
     with use_abstract_mesh(NO_MESH):
-        return jax.make_jaxpr(lambda *xs: _evaluate(jaxpr, xs[number:], xs[:number], kept))(*types)
+        return jax.make_jaxpr(evaluate)(*types)
 
 
 def has_rules(jaxpr: Jaxpr) -> bool:
@@ -60,37 +67,37 @@ def _operations(jaxpr: Jaxpr) -> Iterator[str]:
                 yield from _operations(inner.jaxpr)
 
 
-def plain_type(aval: Any) -> jax.ShapeDtypeStruct:
+def plain_type(aval: ShapedArray) -> jax.ShapeDtypeStruct:
     """A type's shape and dtype, without what a mesh adds."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _evaluate(
     jaxpr: Jaxpr,
-    constants: Sequence[Any],
-    inputs: Sequence[Any],
+    constants: Sequence[jax.Array],
+    inputs: Sequence[jax.Array],
     kept: set[str],
     *,
     is_called: bool = False,
-) -> list[Any]:
-    values: dict[Var, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+) -> list[jax.Array]:
+    values: dict[Var, jax.Array] = dict(zip(jaxpr.constvars, constants, strict=True))
     values |= zip(jaxpr.invars, inputs, strict=True)
 
-    def value(x: Var | Literal) -> Any:
+    def value(x: Var | Literal) -> jax.Array:
         return x.val if isinstance(x, Literal) else values[x]
 
     for equation in _needed(jaxpr):
         given = [value(x) for x in equation.invars]
         # An operation keeps the user's line that wrote it, or called the function that holds it:
         # JAX caches the traces of its own functions, with the line of their first caller.
-        line = None if is_called else equation.source_info.traceback
+        line = None if is_called else cast("object", equation.source_info.traceback)
         with source_info_util.user_context(line):
             results = _result(equation, given, kept)
         values |= zip(equation.outvars, results, strict=True)
     return [value(x) for x in jaxpr.outvars]
 
 
-def _result(equation: JaxprEqn, given: list[Any], kept: set[str]) -> Sequence[Any]:
+def _result(equation: JaxprEqn, given: list[jax.Array], kept: set[str]) -> list[jax.Array]:
     primitive, params = equation.primitive, equation.params
     if primitive.name in _SHARD_MAP_CASTS:
         return given
@@ -100,34 +107,43 @@ def _result(equation: JaxprEqn, given: list[Any], kept: set[str]) -> Sequence[An
         return _evaluate(inner.jaxpr, inner.consts, given, kept, is_called=True)
     if primitive.name not in kept:
         params = {name: _inlined_inside(x, bool(kept)) for name, x in params.items()}
-    results = primitive.bind(*given, **primitive.get_bind_params(params))
-    return results if primitive.multiple_results else [results]
+    return results_of(primitive, given, params)
 
 
-def _inlined_inside(value: Any, keeps_rules: bool) -> Any:
+def results_of(
+    primitive: Primitive, given: Sequence[jax.Array], params: Mapping[str, object]
+) -> list[jax.Array]:
+    """The results of an operation of a jaxpr on other operands."""
+    to_bind = cast("dict[str, object]", primitive.get_bind_params(params))
+    if primitive.multiple_results:
+        return bind(primitive, *given, **to_bind)
+    return [bind_one(primitive, *given, **to_bind)]
+
+
+def _inlined_inside(value: object, keeps_rules: bool) -> object:
     """A parameter of a loop or a branch; if it is a function, inlined."""
     if isinstance(value, ClosedJaxpr) and not value.consts:
         return inlined(value, keeps_rules=keeps_rules)
     if type(value) is tuple:
-        return tuple(_inlined_inside(x, keeps_rules) for x in value)
+        return tuple(_inlined_inside(x, keeps_rules) for x in cast("tuple[object, ...]", value))
     return value
 
 
-def _jaxprs(value: Any) -> Iterator[ClosedJaxpr]:
+def _jaxprs(value: object) -> Iterator[ClosedJaxpr]:
     """The functions in a parameter."""
     if isinstance(value, ClosedJaxpr):
         yield value
     elif isinstance(value, Jaxpr):
         yield ClosedJaxpr(value, ())
     elif isinstance(value, tuple | list):
-        for x in value:
+        for x in cast("Sequence[object]", value):
             yield from _jaxprs(x)
 
 
 def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
     """The operations that the results depend on."""
     wanted = {x for x in jaxpr.outvars if isinstance(x, Var)}
-    needed = []
+    needed: list[JaxprEqn] = []
     for equation in reversed(jaxpr.eqns):
         if wanted.isdisjoint(equation.outvars):
             continue

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
 from attn_dispatch.programs import caps_and_slopes
 from attn_dispatch.programs.caps_and_slopes import Alibi
@@ -31,6 +30,7 @@ from attn_dispatch.programs.nodes import (
     may_be_nan,
 )
 from attn_dispatch.programs.program import INDICES, ModProgram
+from attn_dispatch.typed_jax import evaluated, vjp
 
 _TILE = 128
 """A multiple or a divisor of every kernel's tile."""
@@ -242,7 +242,7 @@ def _where_finite(writer: Writer, may_attend: Value, pairs: Pairs) -> Value:
     sequence (H200, 9.19, 9.28).
     """
     queries, _ = pairs.lengths
-    conditions = []
+    conditions: list[Predicate] = []
     if (queries - pairs.first_row) % _TILE:
         conditions.append(Predicate("lt", (writer.t, queries)))
     is_nan_in_band = may_be_nan(writer.lines)
@@ -307,13 +307,12 @@ def _lower(
 
 def _gradient(program: ModProgram) -> ClosedJaxpr:
     """The score's gradient as a function of the result's gradient and the program's inputs."""
-    function = jaxpr_as_fun(program.jaxpr)
 
-    def gradient(cotangent: Any, score: Any, *others: Any) -> Any:
-        def of_score(x: Any) -> Any:
-            return jnp.asarray(function(x, *others)[0], score.dtype)
+    def gradient(cotangent: jax.Array, score: jax.Array, *others: jax.Array) -> jax.Array:
+        def of_score(x: jax.Array) -> jax.Array:
+            return jnp.asarray(evaluated(program.jaxpr, x, *others)[0], score.dtype)
 
-        return jax.vjp(of_score, score)[1](cotangent)[0]
+        return vjp(of_score, score)[1](cotangent)[0]
 
     scores = jax.ShapeDtypeStruct((), jnp.float32)
     others = program.jaxpr.in_avals[1:]

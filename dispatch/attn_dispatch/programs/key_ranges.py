@@ -11,22 +11,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, reduce
 from math import inf
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.typing import ArrayLike
 
 from attn_dispatch.programs.inlining import inlined
 from attn_dispatch.programs.nodes import XlaArray
 from attn_dispatch.programs.program import INDICES, ModProgram
+from attn_dispatch.typed_jax import evaluated, type_of
 
 _FAR = 2**30
 """Larger than every position; the sum of two such numbers fits int32."""
 _ALL = (-inf, inf)
 
-Compute = Callable[..., Any]
+Compute = Callable[..., jax.Array]
 """A function of a program's inputs: b, n, t, s and the arrays."""
 
 
@@ -121,6 +122,10 @@ def key_range(program: ModProgram) -> KeyRange:
     return _Reading(program).result()
 
 
+def _position(b: jax.Array, n: jax.Array, t: jax.Array, *_: jax.Array) -> jax.Array:
+    return t
+
+
 class _Reading:
     """Classifies every value of a program by its dependence on s, in one pass."""
 
@@ -131,7 +136,7 @@ class _Reading:
         for var, name in zip(inputs, INDICES, strict=False):
             self._values[var] = self._known(var, frozenset(name))
         t, s = inputs[2:4]
-        self._values[t] = Number(lambda b, n, t, *_: t, frozenset("t"), 1, (0, 0))
+        self._values[t] = Number(_position, frozenset("t"), 1, (0, 0))
         self._values[s] = _Position(1, _number(0))
 
     def result(self) -> KeyRange:
@@ -154,7 +159,7 @@ class _Reading:
 
     def _known(self, var: Var, depends: frozenset[str]) -> Number:
         one = self._alone(var)
-        return Number(lambda *inputs: jaxpr_as_fun(one)(*inputs)[0], depends)
+        return Number(lambda *inputs: evaluated(one, *inputs)[0], depends)
 
     def _alone(self, var: Var) -> ClosedJaxpr:
         return ClosedJaxpr(self._body.jaxpr.replace(outvars=[var]), self._body.consts)
@@ -162,7 +167,7 @@ class _Reading:
     def _as_range(self, x: Var | Literal) -> KeyRange:
         value = self._value(x)
         if isinstance(value, Number):
-            return KeyRange(end=_combined(lambda y: jnp.where(y, _FAR, 0), value))
+            return KeyRange(end=_none_or_all(value))
         if isinstance(value, KeyRange):
             return value
         assert isinstance(x, Var)
@@ -175,7 +180,7 @@ class _Reading:
             return given[0] if keeps else None
         if any(isinstance(x, Number) and _may_overflow(x) for x in given):
             return None
-        is_bool = _type(equation.outvars[0]).dtype == np.bool_
+        is_bool = type_of(equation.outvars[0]).dtype == np.bool_
         if name == "and" and is_bool:
             return _both(*(self._as_range(x) for x in equation.invars))
         if name == "or" and is_bool:
@@ -187,6 +192,11 @@ class _Reading:
         if name in _MIRRORED and len(given) == 2:
             return _compared(name, *given)
         return None
+
+
+def _none_or_all(holds: Number) -> Number:
+    """The number of keys that attend, for a bool that does not depend on s."""
+    return Number(lambda *inputs: jnp.where(holds.compute(*inputs), _FAR, 0), holds.depends)
 
 
 def _moved(name: str, given: list[_Value]) -> _Value:
@@ -268,20 +278,23 @@ def _opposite(x: KeyRange | _Hole) -> KeyRange | _Hole | None:
     return _Hole(x)
 
 
-def _number(x: Any) -> Number:
-    x = np.asarray(x)
-    is_whole = x.shape == () and x.dtype.kind in "iu"
-    span = (int(x), int(x)) if is_whole else _ALL
-    return Number(lambda *_: jnp.asarray(x), frozenset(), span=span)
+def _number(x: ArrayLike) -> Number:
+    number = np.asarray(x)
+    is_whole = number.shape == () and number.dtype.kind in "iu"
+    span = (int(number), int(number)) if is_whole else _ALL
+    return Number(lambda *_: jnp.asarray(number), frozenset(), span=span)
 
 
-def _combined(function: Callable[..., Any], x: Number | None, y: Number | None = None) -> Any:
-    """The function of two numbers, or of the one that is not None."""
-    if x is None or y is None:
-        one = x or y
-        if one is None or function in (jnp.maximum, jnp.minimum):
-            return one
-        return Number(lambda *inputs: function(one.compute(*inputs)), one.depends)
+_Extreme = Callable[[jax.Array, jax.Array], jax.Array]
+"""jnp.maximum or jnp.minimum."""
+
+
+def _combined(function: _Extreme, x: Number | None, y: Number | None) -> Number | None:
+    """The maximum or minimum of the numbers that are not None."""
+    return x or y if x is None or y is None else _extreme(function, x, y)
+
+
+def _extreme(function: _Extreme, x: Number, y: Number) -> Number:
     of_t = max(x.of_t, y.of_t)
     spans = [z.span if z.of_t == of_t else _ALL for z in (x, y)]
     choose = max if function is jnp.maximum else min
@@ -299,12 +312,16 @@ def xla_array_of(number: Number, mask_mod: ModProgram) -> XlaArray:
     """A number as an array that XLA computes, clipped to int32 beyond every position."""
     types = [jax.ShapeDtypeStruct((), jnp.int32) for _ in INDICES]
     types += [jax.ShapeDtypeStruct(*array) for array in mask_mod.arrays]
-    body = inlined(jax.make_jaxpr(lambda *x: near(number.compute(*x)))(*types))
+
+    def clipped(*inputs: jax.Array) -> jax.Array:
+        return near(number.compute(*inputs))
+
+    body = inlined(jax.make_jaxpr(clipped)(*types))
     axes = "".join(x for x in "bnt" if x in number.depends)
     return XlaArray(body, str(body.jaxpr), "mask_mod", axes, "int32")
 
 
-def near(x: Any) -> jax.Array:
+def near(x: jax.Array) -> jax.Array:
     """x as int32, clipped beyond every position."""
     return jnp.clip(x, -_FAR, _FAR).astype(jnp.int32)
 
@@ -332,7 +349,7 @@ def _minus(x: Number) -> Number:
 def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number:
     """A number that does not depend on s, with the bounds that its operation implies."""
     numbers = [x for x in given if isinstance(x, Number)]
-    out = _type(equation.outvars[0])
+    out = type_of(equation.outvars[0])
     if len(equation.outvars) > 1 or out.shape or not _holds_positions(equation):
         return known
     if any(map(_may_overflow, numbers)):
@@ -345,7 +362,7 @@ def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number
         case "sub":
             made = _plus(numbers[0], _minus(numbers[1]))
         case "max" | "min":
-            made = _combined(
+            made = _extreme(
                 jnp.maximum if equation.primitive.name == "max" else jnp.minimum, *numbers
             )
         case "rem" if numbers[1].span[0] == numbers[1].span[1] > 0 and _is_nonnegative(numbers[0]):
@@ -357,7 +374,7 @@ def _with_span(known: Number, equation: JaxprEqn, given: list[_Value]) -> Number
 
 def _holds_positions(equation: JaxprEqn) -> bool:
     """Whether the operation's result type holds every position and its negative."""
-    dtype = _type(equation.outvars[0]).dtype
+    dtype = type_of(equation.outvars[0]).dtype
     return dtype.kind == "i" and dtype.itemsize >= 4
 
 
@@ -369,8 +386,3 @@ def _may_overflow(x: Number) -> bool:
 def _is_nonnegative(x: Number) -> bool:
     """Whether the number is known not to be negative; t is not."""
     return x.of_t >= 0 and x.span[0] >= 0
-
-
-def _type(x: Var) -> Any:
-    """A value's shape and dtype."""
-    return x.aval

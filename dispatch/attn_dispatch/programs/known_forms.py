@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 from typing import Literal as OneOf
 
 import numpy as np
@@ -13,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 from attn_dispatch.programs.inlining import inlined
 from attn_dispatch.programs.nodes import COMPARISONS, XlaArray
 from attn_dispatch.programs.program import INDICES, ModProgram, dependence
+from attn_dispatch.typed_jax import type_of
 
 Distance = OneOf["|t - s|", "t - s", "s - t"]
 _LEAST_CAP = 2.0**-100
@@ -103,6 +103,8 @@ class _Reading:
                     return "t - s"
                 case ["s", "t"]:
                     return "s - t"
+                case _:
+                    pass
         return None
 
     def _outside(self, x: Var | Literal) -> XlaArray:
@@ -136,16 +138,15 @@ def _is_float32(equation: JaxprEqn) -> bool:
     return {_dtype(equation.invars[0]), _dtype(equation.outvars[0])} == {np.dtype(np.float32)}
 
 
-def _dtype(x: Any) -> np.dtype:
-    return np.dtype(x.aval.dtype)
+def _dtype(x: Var | Literal) -> np.dtype:
+    return np.dtype(type_of(x).dtype)
 
 
 def _keeps_positions(equation: JaxprEqn) -> bool:
     """Whether the operation converts to a dtype in which positions are exact."""
     dtype = _dtype(equation.outvars[0])
-    return equation.primitive.name == "convert_element_type" and dtype in (
-        np.int32, np.int64, np.float32, np.float64,
-    )  # fmt: skip
+    is_exact = dtype.name in ("int32", "int64", "float32", "float64")
+    return equation.primitive.name == "convert_element_type" and is_exact
 
 
 @lru_cache(maxsize=1024)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.typing import ArrayLike
 
 from attn_dispatch.programs.inlining import inlined
 from attn_dispatch.programs.nodes import (
@@ -23,6 +23,7 @@ from attn_dispatch.programs.nodes import (
     Writer,
     XlaArray,
 )
+from attn_dispatch.typed_jax import type_of
 
 _UNARY = {
     "tanh", "exp", "log", "logistic", "sin", "cos", "tan", "erf", "sqrt", "rsqrt", "abs", "ceil",
@@ -99,26 +100,27 @@ class _Lowering:
     def _from_outside(self, var: Var) -> Value:
         depends = self._depends[var]
         axes = "".join(x for x in "bnts" if x in depends)
-        if _type(var).shape:
+        found = type_of(var)
+        if found.shape:
             raise Unsupported(
-                f"an array {_type(var).dtype.name}{list(_type(var).shape)} is read at a place that "
-                "depends on the score, or on both t and s"
+                f"an array {found.dtype.name}{list(found.shape)} is read at a place that depends "
+                "on the score, or on both t and s"
             )
         jaxpr, scores = self._body.jaxpr, self._scores
         alone = jaxpr.replace(invars=jaxpr.invars[scores:], outvars=[var])
         body = inlined(ClosedJaxpr(alone, self._body.consts))
-        is_float = np.issubdtype(_type(var).dtype, np.floating)
+        is_float = np.issubdtype(found.dtype, np.floating)
         dtype = "float32" if is_float else "int32"
         made = XlaArray(body, str(body.jaxpr), self._mod, axes, dtype)
         register = self._writer.array(made)
-        if _type(var).dtype != np.bool_:
+        if found.dtype != np.bool_:
             return register
         return Predicate("ne", (register, 0))
 
     def _operation(self, equation: JaxprEqn) -> Value:
         name, kind = equation.primitive.name, _kind_of_result(equation)
         given = [self._value(x) for x in equation.invars]
-        of = [_type(x).dtype for x in equation.invars]
+        of = [type_of(x).dtype for x in equation.invars]
         if name == "convert_element_type":
             return self._converted(given[0], of[0], kind)
         if name in ("copy", "copy_p"):
@@ -128,13 +130,11 @@ class _Lowering:
         return self._arithmetic(name, given, kind, equation.params)
 
     def _arithmetic(
-        self, name: str, given: list[Any], kind: str, params: Mapping[str, Any]
+        self, name: str, given: list[Value], kind: str, params: Mapping[str, int]
     ) -> Value:
         writer = self._writer
         if name == "select_n" and len(given) == 3:
             condition, no, yes = given
-            if not isinstance(condition, Predicate | bool):
-                raise Unsupported("select_n by a number")
             return writer.select(condition, yes, no, kind)
         if kind == "i" and name not in _OF_INTEGERS:
             raise Unsupported(f"{name} of integers")
@@ -148,7 +148,7 @@ class _Lowering:
             return _IN_STEPS[name](writer, writer.computed(given[0], kind), kind)
         raise Unsupported(f"{name} is not among cuDNN's operations")
 
-    def _converted(self, x: Value, dtype: Any, kind: str) -> Value:
+    def _converted(self, x: Value, dtype: np.dtype, kind: str) -> Value:
         before = _kind(dtype)
         if before == kind:
             return x
@@ -161,7 +161,7 @@ class _Lowering:
             return self._writer.converted(self._writer.computed(x, "i"))
         raise Unsupported(f"convert_element_type from {np.dtype(dtype).name}")
 
-    def _predicate(self, name: str, given: list[Any], of: list[Any]) -> Value:
+    def _predicate(self, name: str, given: list[Value], of: list[np.dtype]) -> Value:
         if name in COMPARISONS:
             if _kind(of[0]) == "p":
                 raise Unsupported(f"{name} of booleans")
@@ -205,8 +205,8 @@ def _kind_of_result(equation: JaxprEqn) -> str:
     name = equation.primitive.name
     if len(equation.outvars) > 1:
         raise Unsupported(f"{name} is not among cuDNN's operations")
-    out = _type(equation.outvars[0])
-    if out.shape or any(_type(x).shape for x in equation.invars):
+    out = type_of(equation.outvars[0])
+    if out.shape or any(type_of(x).shape for x in equation.invars):
         raise Unsupported(f"{name} of arrays, at a place that depends on both t and s")
     if out.dtype.name not in ("float32", "int32", "bool"):
         raise Unsupported(f"{name} in {out.dtype.name}, where a kernel has float32 and int32")
@@ -249,17 +249,14 @@ def _with_line(error: Unsupported, equation: JaxprEqn) -> Unsupported:
     return Unsupported(f"{error} (at {found[1]})")
 
 
-def _type(x: Var | Literal) -> Any:
-    """A value's shape and dtype."""
-    return x.aval
-
-
-def _kind(dtype: Any) -> str:
+def _kind(dtype: np.dtype) -> str:
     if dtype == np.bool_:
         return "p"
     return "f" if np.issubdtype(dtype, np.floating) or str(dtype) == "bfloat16" else "i"
 
 
-def _number(x: Any) -> Value:
-    x = np.asarray(x)
-    return x.item() if x.dtype == np.bool_ else (int(x) if _kind(x.dtype) == "i" else float(x))
+def _number(x: ArrayLike) -> Value:
+    number = np.asarray(x)
+    if number.dtype == np.bool_:
+        return bool(number)
+    return int(number) if _kind(number.dtype) == "i" else float(number)

@@ -16,7 +16,6 @@ selected by; there is no lookup.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from jax.extend.core import ClosedJaxpr
@@ -51,7 +50,7 @@ class Predicate:
 
     operation: str
     """A comparison, "and", "or" or "not"."""
-    operands: tuple[Any, ...]
+    operands: tuple[Value, ...]
 
 
 Value = Register | Predicate | int | float | bool
@@ -165,7 +164,8 @@ class Writer:
             case ("i", "sub", *both) if all(map(self._is_position, both)):
                 floats = (self.node("f", "convert", Register(y, "i")) for y in both)
                 return self.node("f", "sub", *floats)
-        return None
+            case _:
+                return None
 
     def _is_position(self, name: str) -> bool:
         """Whether the value is t or s, or one of them plus a constant of at most 2^22."""
@@ -174,7 +174,8 @@ class Writer:
         match self._text_of.get(Register(name, "i")):
             case ("i", "add", inner, number) if number.startswith("#"):
                 return abs(int(number[1:])) <= 2**22 and self._is_position(inner)
-        return False
+            case _:
+                return False
 
     def _distance(self, operation: str, *operands: Value) -> Register | None:
         """t - s in place of |t - s|, |s - t| or max(t - s, 0): the same where no key is after t."""
@@ -247,10 +248,12 @@ class Writer:
             return self.node(kind, "mul", self.node(kind, "reciprocal", y), x)
         return self.node(kind, operation, self.computed(x, kind), y)
 
-    def select(self, condition: Any, yes: Value, no: Value, kind: str) -> Value:
+    def select(self, condition: Value, yes: Value, no: Value, kind: str) -> Value:
         """`yes` where the condition holds, else `no`."""
         if isinstance(condition, bool):
             return yes if condition else no
+        if not isinstance(condition, Predicate):
+            raise Unsupported("select_n by a number")
         if yes == no:
             return yes
         operation, operands = condition.operation, condition.operands
@@ -284,7 +287,7 @@ class Writer:
 
     def needed(self, result: Register) -> list[str]:
         """The nodes that a result depends on: cuDNN would return one that no node reads."""
-        wanted, needed = {result.name}, []
+        wanted, needed = {result.name}, list[str]()
         for line in reversed(self.lines):
             name, _, _, *words = line.split()
             if name in wanted:

@@ -7,14 +7,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, get_abstract_mesh, use_abstract_mesh
+from jax.typing import ArrayLike
 
+from attn_dispatch.programs.functions import MaskMod, ScoreMod
 from attn_dispatch.programs.inlining import (
     NO_MESH,
     has_constants,
@@ -24,6 +26,7 @@ from attn_dispatch.programs.inlining import (
     varies_by_device,
 )
 from attn_dispatch.programs.program import INDICES, ModProgram
+from attn_dispatch.typed_jax import evaluated, flattened, vjp
 
 _EXAMPLE = {
     "score_mod": "def score_mod(score, b, n, t, s): return score - 0.5 * jnp.abs(t - s)",
@@ -51,7 +54,7 @@ class Mod:
 
 
 def trace(
-    name: str, function: Callable[..., Any], arguments: Sequence[Any], score_dtype: str
+    name: str, function: ScoreMod | MaskMod, arguments: Sequence[object], score_dtype: str
 ) -> Mod:
     """The program of a score_mod or mask_mod.
 
@@ -70,12 +73,12 @@ def trace(
         raise ValueError(f"{name}_args: expected a tuple of arrays, got {arguments!r}")
     takes_score = name == "score_mod"
     _check_arity(name, function, takes_score, len(arguments))
-    given, tree = jax.tree.flatten(tuple(arguments))
-    given = [_array(f"{name}_args", x) for x in given]
+    leaves, unflattened = flattened(tuple(arguments))
+    given = [_array(f"{name}_args", x) for x in leaves]
 
-    def of_leaves(*inputs: Any) -> Any:
+    def of_leaves(*inputs: jax.Array) -> ArrayLike:
         scalars, leaves = inputs[: -len(given) or None], inputs[len(inputs) - len(given) :]
-        result = function(*scalars, *jax.tree.unflatten(tree, leaves))
+        result = function(*scalars, *unflattened(leaves))
         _check_returned(name, result)
         return result
 
@@ -106,12 +109,12 @@ def trace(
 
 def _without_constants(
     name: str, closed: ClosedJaxpr, *, keeps_rules: bool = False
-) -> tuple[ClosedJaxpr, list[Any]]:
+) -> tuple[ClosedJaxpr, list[object]]:
     """The program with its constants as inputs, and the constants.
 
     Inlining a jitted function reveals the constants that it captured.
     """
-    captured: list[Any] = []
+    captured: list[object] = []
     while True:
         captured += closed.consts
         closed = inlined(closed, keeps_rules=keeps_rules)
@@ -131,9 +134,9 @@ def _mesh_to_trace_under() -> AbstractMesh:
     return mesh if mesh.manual_axes else NO_MESH
 
 
-def _array(what: str, x: Any) -> jax.Array:
+def _array(what: str, x: object) -> jax.Array:
     try:
-        array = jnp.asarray(x)
+        array = jnp.asarray(cast("ArrayLike", x))
     except TypeError as error:
         raise ValueError(f"{what}: expected arrays or pytrees of them, got {x!r}") from error
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
@@ -144,10 +147,10 @@ def _array(what: str, x: Any) -> jax.Array:
     return array
 
 
-def _check_returned(name: str, result: Any) -> None:
+def _check_returned(name: str, result: object) -> None:
     """Refuse a result that is not one array or number; `_check_result` checks its type."""
-    leaves, tree = jax.tree.flatten(result)
-    is_contained = len(leaves) == 1 and tree != jax.tree.structure(0)
+    leaves = cast("list[object]", jax.tree.leaves(result))
+    is_contained = len(leaves) == 1 and leaves[0] is not result
     numbers = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
     if is_contained or not all(isinstance(x, numbers) for x in leaves):
         raise ValueError(
@@ -156,7 +159,7 @@ def _check_returned(name: str, result: Any) -> None:
         )
 
 
-def _check_arity(name: str, function: Callable[..., Any], takes_score: bool, more: int) -> None:
+def _check_arity(name: str, function: ScoreMod | MaskMod, takes_score: bool, more: int) -> None:
     names = (*(("score",) if takes_score else ()), *INDICES)
     names += tuple(f"{name}_args[{i}]" for i in range(more))
     try:
@@ -172,7 +175,9 @@ def _check_arity(name: str, function: Callable[..., Any], takes_score: bool, mor
         ) from error
 
 
-def _traced(name: str, function: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
+def _traced(
+    name: str, function: Callable[..., ArrayLike], avals: Sequence[jax.ShapeDtypeStruct]
+) -> ClosedJaxpr:
     try:
         closed = jax.make_jaxpr(function)(*avals)
     except _NEEDS_VALUES as error:
@@ -214,12 +219,13 @@ def _where(error: Exception) -> str:
     return f" (at {Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
-def _described(name: str, value: Any) -> str:
+def _described(name: str, value: object) -> str:
     """A description of a value that is not a function; of an array, its dtype and shape."""
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+    if not isinstance(value, np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct):
         return repr(value)
-    array = f"an array {np.dtype(value.dtype).name}{list(value.shape)}"
-    return array + ("; the argument mask takes those" if name == "mask_mod" else "")
+    array = cast("jax.Array", value)
+    described = f"an array {array.dtype.name}{list(array.shape)}"
+    return described + ("; the argument mask takes those" if name == "mask_mod" else "")
 
 
 def _check_rules(name: str, closed: ClosedJaxpr) -> None:
@@ -247,16 +253,15 @@ def _check_result(name: str, closed: ClosedJaxpr) -> None:
 
 def _derivative_text(closed: ClosedJaxpr, scalars: int) -> str:
     """The operations of the gradient: functions with different custom derivatives must differ."""
-    function = jaxpr_as_fun(closed)
     moving = [0, *range(scalars, len(closed.in_avals))]
     moving = [i for i in moving if jnp.issubdtype(closed.in_avals[i].dtype, jnp.floating)]
 
-    def gradient(cotangent: Any, *inputs: Any) -> Any:
-        def of_moving(*moved: Any) -> Any:
+    def gradient(cotangent: jax.Array, *inputs: jax.Array) -> tuple[jax.Array, ...]:
+        def of_moving(*moved: jax.Array) -> jax.Array:
             now = dict(zip(moving, moved, strict=True))
-            return function(*(now.get(i, x) for i, x in enumerate(inputs)))[0]
+            return evaluated(closed, *(now.get(i, x) for i, x in enumerate(inputs)))[0]
 
-        return jax.vjp(of_moving, *(inputs[i] for i in moving))[1](cotangent)
+        return vjp(of_moving, *(inputs[i] for i in moving))[1](cotangent)
 
     try:
         derivative = jax.make_jaxpr(gradient)(closed.out_avals[0], *closed.in_avals)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.reason import Rule
 
-DTYPE = Rule[Any](
+DTYPE = Rule[AttentionSpec](
     "dtype",
     lambda c: c.dtype not in ("float16", "bfloat16"),
     "needs float16 or bfloat16, got {dtype}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from attn_dispatch.serving.tables import (
@@ -16,6 +15,7 @@ from attn_dispatch.serving.tables import (
     unchanged_if_failed,
     with_count_changed,
 )
+from attn_dispatch.typed_jax import is_tracer
 
 
 def free_behind(
@@ -50,7 +50,7 @@ def free_behind(
         got = f"{window.dtype.name}{list(window.shape)}"
         raise ValueError(f"window: expected {expected}, got {got}")
     is_impossible = (window < 0).any()
-    if not isinstance(is_impossible, Tracer) and is_impossible:
+    if not is_tracer(is_impossible) and is_impossible:
         raise ValueError(f"window: expected 0 or more, got {int(window.min())}")
     ends = tables.page_size * (1 + jnp.arange(tables.table.shape[1], dtype=jnp.int32))[None]
     first = tables.lengths - window.astype(jnp.int32)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.sharding import PartitionSpec, Sharding
+from jax.typing import ArrayLike, DTypeLike
 
 from attn_dispatch.call.layouts import KvLayout
 from attn_dispatch.call.static_arguments import check_choice, check_positive_int
@@ -20,7 +21,12 @@ _KEYS_AXIS = {"NHD": -3, "HND": -2}
 
 
 def new_pages(
-    num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: Any, sharding: Any = None
+    num_pages: int,
+    page_size: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: DTypeLike,
+    sharding: Sharding | PartitionSpec | None = None,
 ) -> jax.Array:
     """Pages of zeros [P, page, K, H], for the keys or the values of a layer.
 
@@ -140,14 +146,16 @@ def _check_room(name: str, tables: PageTables, number: jax.Array) -> None:
         )
 
 
-def _new_rows(new: Any, is_pool: bool) -> tuple[jax.Array, jax.Array]:
+def _new_rows(
+    new: ArrayLike | tuple[ArrayLike, ArrayLike], is_pool: bool
+) -> tuple[jax.Array, jax.Array]:
     """The new keys [..., K, H], and the rows to write: the same or, for a pool, [..., 2, K, H]."""
-    if isinstance(new, tuple) != is_pool or (is_pool and len(new) != 2):
-        expected = "a pair (keys, values) for a pool of both" if is_pool else "an array for pages"
-        raise ValueError(f"new: expected {expected}, got {type(new).__name__}")
-    if not is_pool:
+    if not is_pool and not isinstance(new, tuple):
         rows = jnp.asarray(new)
         return rows, rows
+    if not is_pool or not isinstance(new, tuple) or len(new) != 2:
+        expected = "a pair (keys, values) for a pool of both" if is_pool else "an array for pages"
+        raise ValueError(f"new: expected {expected}, got {type(new).__name__}")
     keys, values = (jnp.asarray(x) for x in new)
     if keys.shape != values.shape:
         raise ValueError(

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from attn_dispatch.serving.tables import (
@@ -19,6 +18,7 @@ from attn_dispatch.serving.tables import (
     with_count_changed,
     with_lengths,
 )
+from attn_dispatch.typed_jax import is_tracer
 
 
 def share_prefix(
@@ -46,7 +46,7 @@ def share_prefix(
     is_impossible = _check_pair(tables, source, target, tokens)
     pages = _whole_pages(tables, source, tokens)
     is_gone = (pages > 0) & (tables.table[source, jnp.maximum(pages - 1, 0)] < 0)
-    if not isinstance(is_gone, Tracer) and is_gone:
+    if not is_tracer(is_gone) and is_gone:
         raise ValueError(
             f"tokens: expected a prefix whose last page slot {int(jnp.asarray(source))} has, got "
             f"{int(jnp.asarray(tokens))}: that page was given back behind a window"
@@ -123,11 +123,11 @@ def _check_pair(
     pair, slots = jnp.stack([jnp.asarray(source), jnp.asarray(target)]), tables.lengths.shape[0]
     is_wrong = ((pair < 0) | (pair >= slots)).any() | (pair[0] == pair[1])
     is_negative = jnp.asarray(tokens) < 0
-    if not isinstance(is_wrong, Tracer) and is_wrong:
+    if not is_tracer(is_wrong) and is_wrong:
         raise ValueError(
             f"source, target: expected two slots from 0 to {slots - 1}, got {int(pair[0])} and "
             f"{int(pair[1])}"
         )
-    if not isinstance(is_negative, Tracer) and is_negative:
+    if not is_tracer(is_negative) and is_negative:
         raise ValueError(f"tokens: expected 0 or more, got {int(jnp.asarray(tokens))}")
     return is_wrong | is_negative

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from attn_dispatch.call.static_arguments import check_positive_int
+from attn_dispatch.typed_jax import is_tracer
 
 NO_PAGE = -1
 """The entry of a table where a sequence has no page."""
@@ -110,7 +109,7 @@ def grow(tables: PageTables, tokens: ArrayLike) -> PageTables:
     references = with_count_changed(tables.references, taken, is_new, 1)
     too_long = (want > tables.table.shape[1]).any()
     is_impossible = too_long | (needed.sum() > tables.free_pages) | (tokens < 0).any()
-    if not isinstance(is_impossible, Tracer) and is_impossible:
+    if not is_tracer(is_impossible) and is_impossible:
         if too_long:
             slot = int(jnp.argmax(want))
             raise OutOfPages(
@@ -148,7 +147,7 @@ def shrink(tables: PageTables, tokens: ArrayLike) -> PageTables:
     cannot_write = (page < 0) | (tables.references[jnp.maximum(page, 0)] > 1)
     is_wrong = cannot_write & (lengths % tables.page_size > 0) & (lengths < tables.lengths)
     is_impossible = is_wrong.any() | (tokens < 0).any()
-    if not isinstance(is_impossible, Tracer) and is_impossible:
+    if not is_tracer(is_impossible) and is_impossible:
         if (tokens < 0).any():
             raise ValueError(f"tokens: expected 0 or more, got {int(tokens.min())}")
         slot = int(jnp.argmax(is_wrong))
@@ -199,7 +198,7 @@ def recovered(tables: PageTables) -> PageTables:
 
 def raise_if_known_failed(tables: PageTables) -> None:
     """Raise the error of a failure in traced code, if `failed` is known."""
-    if not isinstance(tables.failed, Tracer):
+    if not is_tracer(tables.failed):
         raise_if_failed(tables)
 
 
@@ -231,7 +230,7 @@ def _free_pages(tables: PageTables) -> jax.Array:
     return jnp.zeros(number, jnp.int32).at[at].set(jnp.arange(number, dtype=jnp.int32), mode="drop")
 
 
-def unchanged_if_failed(failed: Any, before: PageTables, after: PageTables) -> PageTables:
+def unchanged_if_failed(failed: ArrayLike, before: PageTables, after: PageTables) -> PageTables:
     """The state `after`; if this or an earlier operation failed, `before`, marked as failed."""
     failed = before.failed | failed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +172,9 @@ def for_each_block(
         if count == 1:
             return step(block(first_row, rows, 0), state)
 
-        def next_block(carry: tuple[jax.Array, State], _: None) -> tuple[Any, None]:
+        def next_block(
+            carry: tuple[jax.Array, State], _: None
+        ) -> tuple[tuple[jax.Array, State], None]:
             index, state = carry
             return (index + jnp.int32(1), step(block(first_row, rows, index), state)), None
 

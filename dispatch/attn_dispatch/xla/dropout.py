@@ -8,8 +8,8 @@ block, or one of several devices, draws its part of the whole call's mask.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,9 @@ def _threefry_keys(key_data: jax.Array, impl: str | None) -> jax.Array:
         return jax.random.bits(wrapped_key(key_data, impl), (2,), jnp.uint32)
 
     # One after the other, under vmap too: each key draws as it would alone.
-    one_by_one: Any = jax.custom_batching.sequential_vmap(words)
+    one_by_one = cast(
+        "Callable[[jax.Array], jax.Array]", jax.custom_batching.sequential_vmap(words)
+    )
     return mapped(one_by_one, key_data)
 
 

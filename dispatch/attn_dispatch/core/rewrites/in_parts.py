@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from attn_dispatch.call.divisors import largest_divisor
 from attn_dispatch.call.spec import AttentionSpec
@@ -81,7 +82,7 @@ class _InParts(Parts):
         """Bytes that the loop needs in addition to a part's scratch memory: for the part's operands
         and results, and for the sums of gradients."""
         inner = self._part(spec, self.size)
-        held: list[tuple[tuple[int, ...], Any]]
+        held: list[tuple[tuple[int, ...], DTypeLike]]
         held = [(x.shape, x.dtype) for x in inner.operands if self._division(spec, x.name)]
         held += [(x.shape, x.dtype) for x in inner.results]
         for name, x in zip(spec.result_names, spec.results, strict=True):
@@ -231,5 +232,5 @@ def _keeps_copies_whole(spec: AttentionSpec, size: int) -> bool:
     return is_whole and not (numbers and spec.batch % size)
 
 
-def _wide(dtype: Any) -> np.dtype:
+def _wide(dtype: DTypeLike) -> np.dtype:
     return np.promote_types(jnp.dtype(dtype), np.float32)

@@ -13,11 +13,10 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 
@@ -204,7 +203,7 @@ def _try_engines(
     device: Device,
     start: Contestant,
     standings: Standings,
-    try_contestant: Any,
+    try_contestant: Callable[[Contestant], None],
     deadline: float,
 ) -> None:
     """Try engines similar to a contestant's, then to the best one's, until none is better."""
@@ -232,7 +231,7 @@ def _try(
     device: Device,
     arrays: Mapping[str, jax.Array],
     standings: Standings,
-) -> Any:
+) -> Sequence[jax.Array]:
     """Compile the contestant, run it once, and time it; returns its results."""
     program = compiled(partial(contestant.choice.compute, device))
     results = program(arrays)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
 from attn_dispatch.call.spec import AttentionSpec
+from attn_dispatch.typed_jax import relative_step
 
 _ROUNDINGS = 4
 """The difference allowed between rows, in units in the last place of the call's dtype. Kernels
@@ -24,7 +25,7 @@ def differing(
     spec: AttentionSpec, got: Sequence[jax.Array], expected: Sequence[jax.Array]
 ) -> tuple[str, ...]:
     """The names of the results that differ."""
-    tolerance = max(_ROUNDINGS * float(cast("Any", jnp.finfo(spec.dtype)).eps), _LEAST)
+    tolerance = max(_ROUNDINGS * relative_step(spec.dtype), _LEAST)
     found: list[str] = []
     for name, a, b in zip(spec.result_names, got, expected, strict=True):
         if name in ("lse", "row_max"):

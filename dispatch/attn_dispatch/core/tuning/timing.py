@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 
-Program = tuple[Callable[..., Any], Sequence[Any]]
+Program = tuple[Callable[..., object], Sequence[object]]
 """A jitted function and its arguments."""
 
 Timed = Callable[[int], float]
 """A function that runs a program a number of times and returns seconds per call."""
 
 
-def seconds_per_call(function: Callable[..., Any], arrays: Sequence[Any], calls: int) -> float:
+def seconds_per_call(
+    function: Callable[..., object], arrays: Sequence[object], calls: int
+) -> float:
     """Mean wall time of `calls` calls queued back to back."""
     jax.block_until_ready(function(*arrays))
     start = time.perf_counter()
-    result = None
+    result: object = None
     for _ in range(calls):
         result = function(*arrays)
     jax.block_until_ready(result)

@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from attn_dispatch.call.spec import AttentionSpec
 from attn_dispatch.devices.device import Device
 from attn_dispatch.files import reading, writing
 from attn_dispatch.files.locking import locked
+from attn_dispatch.files.reading import JsonObject
 from attn_dispatch.programs.program import ModProgram
 from attn_dispatch.settings import cache_path
 from attn_dispatch.text import error_text
@@ -197,7 +197,7 @@ def _read(file: Path, *_: int) -> dict[str, Winner] | None:
         return None
 
 
-def _winner(entry: dict[str, Any]) -> Winner:
+def _winner(entry: JsonObject) -> Winner:
     winner = Winner(**entry)
     for field in fields(Winner):
         value = getattr(winner, field.name)

@@ -1,0 +1,75 @@
+"""The arguments of the public calls by name, as types for functions that pass them on.
+
+Each argument has the name and type that it has in the signatures of `dot_product_attention`,
+`ragged_dot_product_attention` and `paged_attention`. A is what stands for an array: an `ArrayLike`,
+or, where nothing is computed, also a `jax.ShapeDtypeStruct`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypedDict, TypeVar
+
+from jax.typing import ArrayLike
+
+from attn_dispatch.call.options import CausalAlignment
+from attn_dispatch.call.static_arguments import KvLayout, QkvLayout, Side, Window
+from attn_dispatch.programs.functions import MaskMod, ScoreMod
+
+A = TypeVar("A")
+
+
+class SharedArguments(TypedDict, Generic[A], total=False):
+    """The arguments that layers of frameworks do not pass themselves, without the window."""
+
+    causal_alignment: CausalAlignment
+    query_seq_lengths: A | None
+    key_value_seq_lengths: A | None
+
+    logits_soft_cap: float | None
+    alibi_slopes: A | None
+    sinks: A | None
+    deterministic_backward: bool
+    query_segment_ids: A | None
+    key_value_segment_ids: A | None
+    max_segments: int | None
+    max_segment_len: int | None
+    score_mod: ScoreMod | None
+    score_mod_args: Sequence[object]
+    mask_mod: MaskMod | None
+    mask_mod_args: Sequence[object]
+    qkv_layout: QkvLayout
+
+
+class LayerOptions(SharedArguments[ArrayLike], total=False):
+    """What each layer of a framework passes on from its caller."""
+
+    local_window_size: Window
+    implementation: str | Sequence[str] | None
+
+
+class CallArguments(SharedArguments[A], Generic[A], total=False):
+    """All arguments of the three public calls."""
+
+    local_window_size: Window | A | Sequence[Side | A]
+    query: A
+    key: A
+    value: A
+    bias: A | None
+    mask: A | None
+    scale: A | None
+    is_causal: bool
+    dropout_rate: float
+    dropout_key: A | None
+    cu_seqlens_q: A | None
+    cu_seqlens_kv: A
+    max_seqlen_q: int | None
+    max_seqlen_kv: int | None
+    key_pages: A
+    value_pages: A | None
+    page_table: A
+    kv_layout: KvLayout
+    implementation: str | Sequence[str] | None
+    return_residual: bool
+    return_lse: bool
+    return_max_logits: bool

@@ -1,0 +1,48 @@
+"""The types of arguments that are passed on by name are those of the public calls."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from attn_dispatch import dot_product_attention, paged_attention, ragged_dot_product_attention
+from attn_dispatch.call.keywords import CallArguments, LayerOptions
+from attn_dispatch.inspection import dropout_mask, explain, spec_of, specs_of
+
+CALLS = (dot_product_attention, paged_attention, ragged_dot_product_attention)
+
+
+def signature_types() -> dict[str, str]:
+    """The widest type of each argument in the signatures of the public calls."""
+    found: dict[str, set[str]] = {}
+    for call in CALLS:
+        for name, parameter in inspect.signature(call).parameters.items():
+            found.setdefault(name, set()).add(parameter.annotation)
+    for name, texts in found.items():
+        assert len({x.removesuffix(" | None") for x in texts}) == 1, (name, texts)
+    return {name: max(texts, key=len) for name, texts in found.items()}
+
+
+def keyword_types(of: type) -> dict[str, str]:
+    """The types of a TypedDict with an array in place of A."""
+    texts = {name: x.__forward_arg__ for name, x in of.__annotations__.items()}
+    return {x: "ArrayLike" + y[1:] if y in ("A", "A | None") else y for x, y in texts.items()}
+
+
+def test_the_types_are_those_of_the_signatures():
+    # In `explain`, a struct may stand for a side of the window that is traced in the call.
+    window = {"local_window_size": "Window | A | Sequence[Side | A]"}
+    assert keyword_types(CallArguments) == signature_types() | window
+
+
+def test_layers_pass_on_arguments_of_the_signatures():
+    types = signature_types()
+    layer = keyword_types(LayerOptions)
+    assert layer and layer == {name: types[name] for name in layer}
+
+
+@pytest.mark.parametrize("function", [explain, dropout_mask, spec_of, specs_of])
+def test_inspection_takes_typed_arguments(function):
+    kwargs = inspect.signature(function).parameters["kwargs"].annotation
+    assert kwargs.startswith("Unpack[CallArguments[")
