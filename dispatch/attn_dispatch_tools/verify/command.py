@@ -135,7 +135,7 @@ def main(args: argparse.Namespace) -> None:
             print("\n".join(case.name for case in cases))
             return
         if args.html:
-            page("")  # before everything has run
+            page("")  # raises if rich or matplotlib is missing, before the cases run and not after
             _plots_module()
         if unusable := select.named(implementation).unusable_reason(default_device()):
             sys.exit(f"error: {implementation} cannot run here: {unusable}")
