@@ -30,7 +30,7 @@ from command import arguments, save
 from timing import by_turns, median_ratio
 
 import attn_dispatch
-from attn_dispatch.core.tuning.timing import Program
+from attn_dispatch.core.tuning.timing import JittedCall
 from attn_dispatch_tools.reports.environment import environment
 
 MIXES = {
@@ -93,13 +93,13 @@ def flash_attn3(q, k, v, cu_seqlens):
     )
 
 
-def programs(mix: tuple[int, ...], direction: str) -> dict[str, Program]:
+def programs(mix: tuple[int, ...], direction: str) -> dict[str, JittedCall]:
     """Every contestant with its arrays; the lengths are arrays as well, as they are in training."""
     cu_seqlens = jnp.asarray(np.cumsum((0, *mix)), jnp.int32)
     ids = jnp.asarray(np.repeat(np.arange(BATCH) + 1, mix), jnp.int32)[None]
     lengths = jnp.asarray(mix, jnp.int32)
     rows, row, batch = _arrays(ROWS), _arrays(1, ROWS), _arrays(BATCH, LONGEST)
-    found: dict[str, Program] = {
+    found: dict[str, JittedCall] = {
         "ragged": (_program(ragged, direction), [*rows, cu_seqlens]),
         "segment_ids": (_program(segments, direction), [*row, ids]),
         "segment_ids_any_length": (_program(segments_any_length, direction), [*row, ids]),

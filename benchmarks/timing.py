@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Mapping
 from functools import partial
 
-from attn_dispatch.core.tuning.timing import Program, seconds_per_call, turns
+from attn_dispatch.core.tuning.timing import JittedCall, seconds_per_call, turns
 
 
 def by_turns(
-    programs: Mapping[str, Program], rounds: int, seconds: float
+    programs: Mapping[str, JittedCall], rounds: int, seconds: float
 ) -> dict[str, list[float]]:
     """Seconds per call of each program, one entry for each round.
 

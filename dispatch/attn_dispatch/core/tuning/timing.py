@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-Program = tuple[Callable[..., Any], Sequence[Any]]
+JittedCall = tuple[Callable[..., Any], Sequence[Any]]
 """A jitted function and its arguments."""
 
-Timed = Callable[[int], float]
+Timer = Callable[[int], float]
 """A function that runs a program a number of times and returns seconds per call."""
 
 
@@ -44,7 +44,7 @@ def orders(count: int) -> list[tuple[int, ...]]:
 
 
 def turns(
-    timed: Mapping[str, Timed],
+    timed: Mapping[str, Timer],
     rounds: int,
     seconds: float,
     *,
