@@ -15,8 +15,8 @@ Inputs = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 """query, key, value and the gradient of the output."""
 
 BATCH, ROWS, ROW, PADDED = "batch", "rows", "row", "padded"
-"""The layouts. BATCH: [B, T, N, H]. ROWS: packed sequences, [rows, N, H]. ROW: the same with a batch
-axis, [1, rows, N, H]. PADDED: a sequence in each batch row, padded with zeros to `Cell.longest`."""
+"""The layouts. BATCH: [B, T, N, H]. ROWS: packed sequences, [rows, N, H]. ROW: the same with one
+more axis, [1, rows, N, H]. PADDED: a sequence in each batch row, and zeros up to `Cell.longest`."""
 
 
 class CellArrays:
