@@ -1,4 +1,4 @@
-"""Jitted programs timed by turns, and how one compares with another."""
+"""Timing jitted calls in turns, and comparing their times."""
 
 from __future__ import annotations
 
