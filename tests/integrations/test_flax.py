@@ -160,7 +160,7 @@ def test_weights_that_are_kept_by_nnx(record_property: Any):
     np.testing.assert_allclose(out, layer(x, **causal), atol=2e-6)
     with pytest.raises(ValueError, match="sow_weights: expected no options of attn_dispatch"):
         attention_fn(Q, K, V, module=layer, logits_soft_cap=3.0)
-    record_property("cell", ("Flax NNX", "sow", "Flax's own computes it, which is said"))
+    record_property("cell", ("Flax NNX", "sow", "Flax's own computes it, with a warning"))
 
 
 def test_weights_that_are_kept_by_linen(record_property: Any):
@@ -176,7 +176,7 @@ def test_weights_that_are_kept_by_linen(record_property: Any):
     assert [m.split(":")[0] for m in found[1][1]] == ["sow_weights"]
     for got, expected in zip(*(jax.tree.leaves(x) for x, _ in found), strict=True):
         np.testing.assert_allclose(got, expected, atol=2e-6)
-    record_property("cell", ("Flax Linen", "sow", "Flax's own computes it, which is said"))
+    record_property("cell", ("Flax Linen", "sow", "Flax's own computes it, with a warning"))
 
 
 def test_einsums_that_are_another():

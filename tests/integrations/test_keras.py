@@ -108,7 +108,7 @@ def test_scores_and_axes_are_left_to_keras(record_property: Any):
     expected = layer(image, image)
     with patch_keras():
         np.testing.assert_allclose(layer(image, image), expected, atol=2e-6)
-    record_property("cell", ("Keras 3", "sow", "Keras's own computes returned scores"))
+    record_property("cell", ("Keras 3", "sow", "Keras's own computes scores that are returned"))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])

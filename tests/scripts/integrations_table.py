@@ -31,7 +31,7 @@ NONE_THERE = {
     ("Equinox", "decode"), ("Haiku", "decode"), ("Keras 3", "decode"), ("Equinox", "sow"),
     ("Haiku", "sow"), ("Penzai", "sow"),
 }  # fmt: skip
-"""What a framework's own layer has not."""
+"""The columns whose feature a framework's own layer lacks."""
 
 
 class Cells:
@@ -64,13 +64,13 @@ def table(cells: Cells) -> str:
 
     jax_version = importlib.metadata.version("jax")
     lines = [
-        f"Each framework's own layer and ours, of the same parameters, on XLA, JAX {jax_version},"
-        " on a CPU, in",
-        "float32: values and all gradients within 1e-5; ten steps of Adam; a cache step by step; "
-        "how often a remat",
-        'policy by the name "context" runs the attention; a batch shared out to four of eight '
-        "devices. In bfloat16 each lowers",
-        "to cuDNN's kernels, forward and backward (sm90).",
+        "Each framework's own layer is compared with ours, with the same parameters, on XLA with "
+        f"JAX {jax_version} on a CPU,",
+        "in float32. Compared are values and all gradients (within 1e-5), ten steps of Adam, a "
+        "cache step by step, how often",
+        'the attention runs under a remat policy by the name "context", and a batch sharded over '
+        "four of eight devices. In",
+        "bfloat16 each of our layers lowers to cuDNN's kernels, forward and backward (sm90).",
         "",
         "| | " + " | ".join(COLUMNS) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",
