@@ -75,7 +75,7 @@ def _with_equal_scores(operands: Arrays) -> Arrays:
 
 
 MASK_FROM_OUT = Rewrite(
-    "the dropout mask: read from what the kernel makes of known values",
+    "the dropout mask: read from the kernel's output for known values",
     lambda spec: changed(spec, wanted=replace(spec.wanted, needs_keep=False, needs_lse=True)),
     _compute,
     asked_of=AskedOf(("dropout_key",), "forward"),
